@@ -1,0 +1,26 @@
+PY := .venv/bin/python
+
+demo: .venv/ready  ## kill a workflow twice with SIGKILL and watch it finish (SQLite, under 30 seconds)
+	$(PY) examples/demo.py
+
+test: .venv/ready  ## all tests, on every database that can be had
+	$(PY) -m pytest -q $(ARGS)
+
+check: .venv/ready  ## style, types and the direction of imports
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
+
+bench: .venv/ready  ## ours, the peers and the raw driver, side by side
+	$(PY) -m benchmarks $(ARGS)
+
+torture: .venv/ready  ## long fault runs: kills, stops, cut connections, database crashes
+	$(PY) -m tests.torture $(ARGS)
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+.venv/ready: pyproject.toml constraints.txt
+	python3 -m venv .venv
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch .venv/ready
+
+.PHONY: demo test check bench torture help

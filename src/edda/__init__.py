@@ -1,0 +1,43 @@
+"""Durable execution for Python: workflows that survive anything, on your own database."""
+
+from edda.app import EddaApp
+from edda.core.retry import RetryPolicy
+from edda.core.states import RunStatus
+from edda.engine.hooks import HooksBase, WorkflowHooks
+from edda.errors import (
+    EddaError,
+    LeaseLostError,
+    NonDeterminismError,
+    RetryExhaustedError,
+    TerminalError,
+    WorkflowCancelledError,
+)
+from edda.version import __version__
+from edda.workflow.activity import activity
+from edda.workflow.context import WorkflowContext
+from edda.workflow.handle import WorkflowHandle
+from edda.workflow.timers import sleep, sleep_until, wait_timer, wait_until
+from edda.workflow.workflow import workflow
+
+__all__ = [
+    "EddaApp",
+    "EddaError",
+    "HooksBase",
+    "LeaseLostError",
+    "NonDeterminismError",
+    "RetryExhaustedError",
+    "RetryPolicy",
+    "RunStatus",
+    "TerminalError",
+    "WorkflowCancelledError",
+    "WorkflowContext",
+    "WorkflowHandle",
+    "WorkflowHooks",
+    "__version__",
+    "activity",
+    "sleep",
+    "sleep_until",
+    "wait_timer",
+    "wait_until",
+    "workflow",
+]

@@ -1,0 +1,3 @@
+from edda.cli import main
+
+main()

@@ -1,0 +1,64 @@
+"""When to try an activity again. Pure: the jitter comes from the step, so a replay computes the same delays."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from edda.errors import TerminalError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """Exponential backoff. `max_attempts` and `max_duration` (seconds since the first try) may be None: no limit."""
+
+    initial_interval: float = 1.0
+    backoff_coefficient: float = 2.0
+    max_interval: float = 60.0
+    max_attempts: int | None = 5
+    max_duration: float | None = 300.0
+    retryable_error_types: tuple[type[BaseException], ...] = (Exception,)
+    non_retryable_error_types: tuple[type[BaseException], ...] = ()
+    jitter: float = 0.1
+    """The part of each delay that is spread, so that many failures at once do not come back at once."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("initial_interval", 0), ("backoff_coefficient", 1), ("max_interval", 0), ("jitter", 0)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"RetryPolicy({name}={getattr(self, name)!r}): must be at least {least}")
+        if self.max_attempts is not None and self.max_attempts < 1:
+            raise ValueError(f"RetryPolicy(max_attempts={self.max_attempts!r}): must be at least 1, or None")
+        if self.jitter > 1:
+            raise ValueError(f"RetryPolicy(jitter={self.jitter!r}): must be at most 1")
+
+    def covers(self, error: BaseException) -> bool:
+        """Whether this kind of error is worth another try at all."""
+        if isinstance(error, (TerminalError, *self.non_retryable_error_types)):
+            return False
+        return isinstance(error, self.retryable_error_types)
+
+    def delay(self, attempt: int, seed: str) -> float:
+        """Seconds to wait after the failed attempt number `attempt`."""
+        exponent = min(attempt - 1, 1000)
+        try:
+            delay = min(self.initial_interval * self.backoff_coefficient**exponent, self.max_interval)
+        except OverflowError:
+            delay = self.max_interval
+        spread = zlib.crc32(f"{seed}#{attempt}".encode()) / 0xFFFFFFFF  # 0 to 1, the same on every replay
+        return delay * (1 - self.jitter / 2 + self.jitter * spread)
+
+    def allows(self, attempt: int, elapsed: float) -> bool:
+        """Whether there may be a try after number `attempt`, `elapsed` seconds after the first one was due."""
+        if self.max_attempts is not None and attempt >= self.max_attempts:
+            return False
+        return self.max_duration is None or elapsed < self.max_duration
+
+
+DEFAULT_RETRY_POLICY = RetryPolicy()
+AGGRESSIVE_RETRY = RetryPolicy(
+    initial_interval=0.1, backoff_coefficient=1.5, max_interval=10.0, max_attempts=10, max_duration=60.0
+)
+CONSERVATIVE_RETRY = RetryPolicy(
+    initial_interval=5.0, backoff_coefficient=2.0, max_interval=300.0, max_attempts=3, max_duration=900.0
+)
+INFINITE_RETRY = RetryPolicy(max_attempts=None, max_duration=None)

@@ -1,0 +1,23 @@
+"""Waiting a little longer each time, never all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+
+class Backoff:
+    def __init__(self, first: float = 0.01, most: float = 1.0) -> None:
+        self._next = first
+        self._most = most
+        self._warned = False
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._next * random.uniform(0.5, 1.0))
+        self._next = min(self._next * 2, self._most)
+
+    def warn(self, logger: logging.Logger, message: str, *args: object) -> None:
+        """The first time as a warning; a database that is away for an hour need not fill the log."""
+        logger.log(logging.DEBUG if self._warned else logging.WARNING, message, *args)
+        self._warned = True

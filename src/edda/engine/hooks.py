@@ -1,0 +1,116 @@
+"""Hooks: told what happened, after it is committed. One that raises is logged and harms nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+
+class WorkflowHooks(Protocol):
+    async def on_workflow_start(self, instance_id: str, workflow_name: str, input_data: dict[str, Any]) -> None: ...
+
+    async def on_workflow_complete(self, instance_id: str, workflow_name: str, result: Any) -> None: ...
+
+    async def on_workflow_failed(self, instance_id: str, workflow_name: str, error: Exception) -> None: ...
+
+    async def on_workflow_cancelled(self, instance_id: str, workflow_name: str) -> None: ...
+
+    async def on_activity_start(
+        self, instance_id: str, activity_id: str, activity_name: str, is_replaying: bool
+    ) -> None: ...
+
+    async def on_activity_complete(
+        self, instance_id: str, activity_id: str, activity_name: str, result: Any, cache_hit: bool
+    ) -> None: ...
+
+    async def on_activity_failed(
+        self, instance_id: str, activity_id: str, activity_name: str, error: Exception
+    ) -> None: ...
+
+    async def on_activity_retry(
+        self, instance_id: str, activity_id: str, activity_name: str, error: Exception, attempt: int, delay: float
+    ) -> None: ...
+
+    async def on_event_sent(self, event_type: str, event_source: str, event_data: dict[str, Any]) -> None: ...
+
+    async def on_event_received(self, instance_id: str, event_type: str, event_data: dict[str, Any]) -> None: ...
+
+
+class HooksBase:
+    """All hooks, doing nothing: override what you need."""
+
+    async def on_workflow_start(self, instance_id: str, workflow_name: str, input_data: dict[str, Any]) -> None:
+        pass
+
+    async def on_workflow_complete(self, instance_id: str, workflow_name: str, result: Any) -> None:
+        pass
+
+    async def on_workflow_failed(self, instance_id: str, workflow_name: str, error: Exception) -> None:
+        pass
+
+    async def on_workflow_cancelled(self, instance_id: str, workflow_name: str) -> None:
+        pass
+
+    async def on_activity_start(
+        self, instance_id: str, activity_id: str, activity_name: str, is_replaying: bool
+    ) -> None:
+        pass
+
+    async def on_activity_complete(
+        self, instance_id: str, activity_id: str, activity_name: str, result: Any, cache_hit: bool
+    ) -> None:
+        pass
+
+    async def on_activity_failed(
+        self, instance_id: str, activity_id: str, activity_name: str, error: Exception
+    ) -> None:
+        pass
+
+    async def on_activity_retry(
+        self, instance_id: str, activity_id: str, activity_name: str, error: Exception, attempt: int, delay: float
+    ) -> None:
+        pass
+
+    async def on_event_sent(self, event_type: str, event_source: str, event_data: dict[str, Any]) -> None:
+        pass
+
+    async def on_event_received(self, instance_id: str, event_type: str, event_data: dict[str, Any]) -> None:
+        pass
+
+
+Call = Callable[[Any], Awaitable[None]]
+
+
+class HookCaller:
+    """Calls the hooks one after the other, in the order things were committed, beside the runs."""
+
+    def __init__(self, hooks: WorkflowHooks) -> None:
+        self._hooks = hooks
+        self._calls: asyncio.Queue[Call] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run(), name="edda-hooks")
+
+    def call(self, call: Call) -> None:
+        self._calls.put_nowait(call)
+
+    async def _run(self) -> None:
+        while True:
+            call = await self._calls.get()
+            try:
+                await call(self._hooks)
+            except Exception:  # somebody else's code, and nothing depends on it
+                logger.exception("a hook raised; what it was told about is committed all the same")
+            finally:
+                self._calls.task_done()
+
+    async def close(self, grace: float = 5.0) -> None:
+        try:
+            async with asyncio.timeout(grace):
+                await self._calls.join()
+        except TimeoutError:
+            logger.warning("hooks were still running after %s seconds; given up", grace)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

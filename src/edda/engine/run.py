@@ -1,0 +1,559 @@
+"""One run in memory: its execution, the bodies of its steps, its timers, and what it has to write.
+
+The barrier that makes it safe: workflow code may run ahead of the journal, because it has no effects. Each
+effect (a step's body, an answer to a caller, leaving memory) waits until every entry it was decided after
+is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edda.core.failure import encode_failure
+from edda.core.model import (
+    MICROSECONDS,
+    Absorb,
+    Bundle,
+    ClaimedRun,
+    Delivery,
+    End,
+    Entry,
+    EntryKind,
+    Move,
+    Release,
+    Start,
+)
+from edda.core.states import RunStatus
+from edda.errors import (
+    DeadlockError,
+    LeaseLostError,
+    ParkedError,
+    PayloadError,
+    StorageRejectedError,
+    WorkflowTimeoutError,
+)
+from edda.workflow.context import ActivityContext, RunContext
+from edda.workflow.current import Client, running
+from edda.workflow.execution import Command, Execution, Idle
+
+from .steps import Outcome, Retry, Success, Threads, outside_task, run_body
+
+if TYPE_CHECKING:
+    from edda.core.codec import Codec
+    from edda.core.retry import RetryPolicy
+    from edda.workflow.activity import StepCall
+    from edda.workflow.workflow import Workflow
+
+    from .clock import Alarm, Clock
+    from .hooks import Call, HookCaller
+    from .journal import JournalWriter
+    from .settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_NO_STATUS_YET = RunStatus.RUNNING
+_WAITING = {EntryKind.TIMER: RunStatus.WAITING_FOR_TIMER, EntryKind.STEP: RunStatus.WAITING_FOR_TIMER}
+"""What a pending command makes a run that leaves memory; a step then waits for its next attempt."""
+
+
+class Host(Protocol):
+    """The worker, as its runs see it."""
+
+    client: Client
+    clock: Clock
+    codec: Codec
+    journal: JournalWriter
+    threads: Threads
+    hooks: HookCaller | None
+    settings: Settings
+    retry_policy: RetryPolicy
+
+    @property
+    def may_act(self) -> bool:
+        """False when the lease may have lapsed: start nothing in the world."""
+        ...
+
+    def run_ended(self, run: LiveRun, end: End) -> None: ...
+
+    def run_released(self, run: LiveRun, release: Release, early: bool) -> None: ...
+
+
+class LiveRun:
+    def __init__(self, host: Host, workflow: Workflow[Any, Any], claimed: ClaimedRun, start: Start | None = None):
+        self.run_id = claimed.run_id
+        self.epoch = claimed.epoch
+        self.gen = claimed.gen
+        self.workflow = workflow
+        self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = False
+        self._host = host
+        self._claimed = claimed
+        self._start = start
+        self._context = RunContext(self.run_id, workflow.name, self.gen, host.codec)
+        self._execution: Execution | None = None
+        self._flushed = -1 if start is not None else len(claimed.entries)
+        self._unsent: list[Entry] = []
+        self._move: Move | None = None
+        self._absorbed = claimed.absorbed
+        self._absorbed_sent = claimed.absorbed
+        self._bodies: set[asyncio.Task[None]] = set()
+        self._blocked: deque[Command] = deque()
+        """Steps that wait for the journal, in the order they were issued."""
+        self._resting: set[Command] = set()
+        """Steps between two attempts."""
+        self._timers: list[tuple[int, int, Command]] = []
+        self._order = count()
+        self._alarm: Alarm | None = None
+        self.alarm_at: int | None = None
+        self._draining = False
+        self._timed_out = any(entry.kind is EntryKind.TIMEOUT for entry in claimed.entries)
+        self._after_flush: deque[tuple[int, Call]] = deque()
+
+    # Life
+
+    def begin(self) -> None:
+        """Replay to where the run stood. Call it from a plain callback of the real loop."""
+        if self.closed:
+            return
+        claimed = self._claimed
+        try:
+            args, kwargs = self.workflow.signature.decode(self._host.codec, claimed.input)
+        except Exception as error:  # the stored input does not fit the code: the code must change, the run is kept
+            self._park(error)
+            return
+
+        async def main() -> Any:
+            running.set(self._host.client)
+            return await self.workflow.fn(self._context, *args, **kwargs)
+
+        self._execution = Execution(
+            self.run_id, main, claimed.entries, started_at=claimed.created_at, on_abandon=self._abandoned
+        )
+        self._context.attach(self._execution)
+        self._watch_replay()
+        if self._attempt(self._execution.start):
+            for letter in claimed.mail:
+                self._read(letter)
+            self.pump()
+
+    @property
+    def is_stored(self) -> bool:
+        return self._flushed >= 0
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._move is not None
+
+    @property
+    def is_resting(self) -> bool:
+        """In memory, with nothing to do but wait for its alarm."""
+        return self.alarm_at is not None and not (self._bodies or self._blocked or self.is_leaving)
+
+    def pump(self) -> None:
+        """Do all that can be done now; called after every change."""
+        execution = self._execution
+        if self.closed or self._move is not None or execution is None:
+            return
+        if execution.loop.refused is not None:
+            self._park(execution.loop.refused)
+            return
+        for command in execution.take_issued():
+            if execution.pending.get(command.id) is command:
+                self._accept(command)
+        if not self._draining:
+            self._start_bodies()
+        self._look(execution)
+
+    def _look(self, execution: Execution) -> None:
+        """Where does the run stand?"""
+        if self._bodies or self._blocked:
+            if self._draining and not self._bodies:
+                self._hand_back()
+            else:
+                self._set_alarm()
+            return
+        idle = execution.idle
+        if idle is Idle.DONE:
+            self._finish(execution)
+        elif self._draining:
+            self._hand_back()
+        elif idle is Idle.STUCK:
+            self._park(DeadlockError(f"every branch waits for another one: {execution.loop.stacks()}"))
+        elif execution.in_memory > len(self._resting):
+            self._hand_back()  # a body was cancelled by somebody else: it has to run again
+        else:
+            self._wait_or_leave()
+
+    def drain(self) -> None:
+        """Start nothing more; what runs may finish; then hand the run back."""
+        self._draining = True
+        self.pump()
+
+    def stop_bodies(self) -> None:
+        """The grace is over: the run is handed back without waiting for its bodies."""
+        if not self.closed and self._move is None:
+            self._hand_back()
+
+    def abandon(self) -> None:
+        """The run is no longer ours: forget it without writing anything."""
+        self._close()
+        if not self.stored.done():
+            self.stored.set_exception(LeaseLostError(f"run {self.run_id} is no longer this worker's"))
+            self.stored.exception()  # looked at: nobody may be waiting for it
+
+    def _close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._silence()
+        if self._execution is not None:
+            with outside_task():
+                self._execution.drop()
+            self._context.attach(None)
+
+    def _silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = self.alarm_at = None
+        for body in self._bodies:
+            body.cancel()
+
+    # Entries: the one way into the execution
+
+    def deliver(
+        self, kind: EntryKind, step: str = "", name: str = "", *, at: int | None = None, ok: bool = True, **facts: Any
+    ) -> Entry | None:
+        execution = self._execution
+        assert execution is not None
+        moment = max(at if at is not None else self._host.clock.now(), execution.now)
+        entry = Entry(execution.length + 1, kind, step, name, ok, moment, **facts)
+        self._unsent.append(entry)
+        self._host.journal.put(self)
+        return entry if self._attempt(execution.deliver, entry) else None
+
+    def _attempt(self, move: Callable[..., None], *args: Any) -> bool:
+        try:
+            move(*args)
+        except Exception as error:  # code that does not fit, spins, or a history that cannot be read: keep the run
+            self._park(error)
+            return False
+        return True
+
+    def read_mail(self, letter: Delivery) -> None:
+        if not self.closed and self._move is None and self._execution is not None:
+            with outside_task():
+                self._read(letter)
+                self.pump()
+
+    def _read(self, letter: Delivery) -> None:
+        assert self._execution is not None
+        if letter.n != self._absorbed + 1 or self._execution.idle is Idle.DONE:
+            return  # read already, or too late to matter
+        self._absorbed = letter.n
+        name = self._host.codec.decode(letter.value, str) if letter.value else ""
+        self.deliver(letter.kind, letter.step, name, n=letter.n)
+
+    # Steps
+
+    def _accept(self, command: Command) -> None:
+        if command.kind is EntryKind.TIMER:
+            assert command.due is not None
+            heapq.heappush(self._timers, (command.due, next(self._order), command))
+        elif command.retry_at is not None:
+            self._rest(command, self._retry_due(command))
+        else:
+            self._blocked.append(command)
+
+    def _start_bodies(self) -> None:
+        execution = self._execution
+        assert execution is not None
+        while self._blocked and self._blocked[0].needs <= self._flushed and self._host.may_act:
+            command = self._blocked.popleft()
+            if execution.pending.get(command.id) is command:
+                body = asyncio.get_running_loop().create_task(self._body(command), context=command.context)
+                command.body = body
+                self._bodies.add(body)
+
+    async def _body(self, command: Command) -> None:
+        host = self._host
+        ctx = ActivityContext(
+            self.run_id, self.workflow.name, command.id, command.attempt, self.gen, host.clock.now
+        )
+        self._tell(lambda hooks: hooks.on_activity_start(self.run_id, command.id, command.name, False))
+        outcome: Outcome | None = None
+        try:
+            outcome = await run_body(command, ctx, host.codec, self._policy(command), host.threads)
+        except asyncio.CancelledError:
+            pass  # abandoned, handed back or taken over: there is nothing to record
+        finally:
+            self._bodies.discard(command.body)
+            command.body = None
+        if not self.closed and self._move is None:
+            with outside_task():
+                self._settle(command, outcome)
+                self.pump()
+
+    def _policy(self, command: Command) -> RetryPolicy:
+        call: StepCall = command.call
+        return call.retry_policy or self._host.retry_policy
+
+    def _settle(self, command: Command, outcome: Outcome | None) -> None:
+        execution = self._execution
+        if execution is None or outcome is None:
+            return
+        if execution.pending.get(command.id) is not command:
+            if not isinstance(outcome, Retry):  # nobody waits for it any more, but it happened
+                self._record(EntryKind.LATE, command, outcome)
+        elif isinstance(outcome, Retry):
+            self._record(EntryKind.RETRY, command, outcome)
+            if not self.is_leaving:
+                command.needs = execution.length
+                self._rest(command, self._retry_due(command))
+        else:
+            self._record(EntryKind.STEP, command, outcome)
+
+    def _record(self, kind: EntryKind, command: Command, outcome: Outcome) -> None:
+        input = b"" if kind is EntryKind.RETRY else command.input
+        told = _told(self.run_id, command, outcome)
+        self.deliver(
+            kind,
+            command.id,
+            command.name,
+            ok=isinstance(outcome, Success),
+            input=input,
+            value=outcome.value,
+            attempt=command.attempt,
+        )
+        if self._host.hooks is not None:
+            self._tell_when_stored(told)
+
+    def _retry_due(self, command: Command) -> int:
+        assert command.retry_at is not None
+        delay = self._policy(command).delay(command.attempt - 1, f"{self.run_id}/{command.id}")
+        return command.retry_at + int(delay * MICROSECONDS)
+
+    def _rest(self, command: Command, due: int) -> None:
+        self._resting.add(command)
+        heapq.heappush(self._timers, (due, next(self._order), command))
+
+    def _abandoned(self, command: Command) -> None:
+        self._resting.discard(command)
+        if command.body is not None:
+            command.body.cancel()
+
+    # Time
+
+    def _next_due(self) -> int | None:
+        execution = self._execution
+        assert execution is not None
+        while self._timers and execution.pending.get(self._timers[0][2].id) is not self._timers[0][2]:
+            heapq.heappop(self._timers)
+        due = self._timers[0][0] if self._timers else None
+        deadline = None if self._timed_out else self._claimed.deadline
+        if due is None or deadline is None:
+            return deadline if due is None else due
+        return min(due, deadline)
+
+    def _set_alarm(self) -> None:
+        due = self._next_due()
+        if due == self.alarm_at:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self.alarm_at = due
+        if due is not None:
+            self._alarm = self._host.clock.call_at(due, self._fire)
+
+    def _fire(self) -> None:
+        """Deliver what is due: earliest first, one entry each, run to idle in between."""
+        self._alarm = self.alarm_at = None
+        while not self.closed and self._move is None and self._execution is not None:
+            due = self._next_due()
+            if due is None or due > self._host.clock.now():
+                break
+            self._fire_one(due)
+            for command in self._execution.take_issued():
+                if self._execution.pending.get(command.id) is command:
+                    self._accept(command)
+        self.pump()
+
+    def _fire_one(self, due: int) -> None:
+        if not self._timed_out and self._claimed.deadline is not None and self._claimed.deadline <= due:
+            self._timed_out = True
+            self.deliver(EntryKind.TIMEOUT, name="the run passed its deadline", at=due)
+            return
+        command = heapq.heappop(self._timers)[2]
+        if command.kind is EntryKind.TIMER:
+            self.deliver(EntryKind.TIMER, command.id, command.name, at=max(due, self._host.clock.now()))
+        else:
+            self._resting.discard(command)
+            self._blocked.append(command)
+
+    def _wait_or_leave(self) -> None:
+        due = self._next_due()
+        if due is not None and due - self._host.clock.now() <= self._host.settings.linger * MICROSECONDS:
+            self._set_alarm()
+            return
+        assert self._execution is not None
+        first = next(iter(self._execution.pending.values()))
+        self._leave(Release(self._absorbed, due, _WAITING[first.kind], repr(first)))
+
+    # Leaving memory
+
+    def _finish(self, execution: Execution) -> None:
+        codec, clock = self._host.codec, self._host.clock
+        try:
+            result = execution.outcome()
+            end = End(RunStatus.COMPLETED, codec.encode(result), clock.now())
+            self._tell_at_end(lambda hooks: hooks.on_workflow_complete(self.run_id, self.workflow.name, result))
+        except asyncio.CancelledError as error:
+            end = self._cancelled(error)
+        except ParkedError as error:
+            self._park(error)
+            return
+        except PayloadError as error:
+            end = self._failed(PayloadError(f"the result of {self.workflow.name} cannot be stored: {error}"))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever a workflow ends with is its outcome, SystemExit included
+            end = self._failed(error)
+        self._leave(end)
+
+    def _cancelled(self, error: asyncio.CancelledError) -> End:
+        if self._timed_out:
+            return self._failed(WorkflowTimeoutError(f"run {self.run_id} passed its deadline"))
+        self._tell_at_end(lambda hooks: hooks.on_workflow_cancelled(self.run_id, self.workflow.name))
+        reason = str(error.args[0]) if error.args and error.args[0] else "cancelled"
+        return End(RunStatus.CANCELLED, self._host.codec.encode(reason), self._host.clock.now())
+
+    def _failed(self, error: BaseException) -> End:
+        self._tell_at_end(lambda hooks: hooks.on_workflow_failed(self.run_id, self.workflow.name, error))
+        return End(RunStatus.FAILED, encode_failure(self._host.codec, error), self._host.clock.now())
+
+    def _park(self, error: Exception) -> None:
+        logger.error("run %s of %s is parked: %s", self.run_id, self.workflow.name, error)
+        rest = self._host.settings.parked_rest(self._claimed.attempts)
+        due = self._host.clock.now() + int(rest * MICROSECONDS)
+        self._leave(Release(self._absorbed, due, RunStatus.PARKED, f"{type(error).__name__}: {error}"[:2000]))
+
+    def _hand_back(self) -> None:
+        self._leave(Release(self._absorbed, 0, _NO_STATUS_YET))
+
+    def _leave(self, move: Move) -> None:
+        """From here on nothing is delivered; the run is gone when this is committed."""
+        if self._move is None:
+            self._move = move
+            self._silence()
+            self._host.journal.put(self)
+
+    # The journal's side
+
+    def take(self, most: int) -> Bundle | None:
+        if self.closed:
+            return None
+        entries = tuple(self._unsent[:most])
+        del self._unsent[: len(entries)]
+        start, self._start = self._start, None
+        move = self._move if not self._unsent else None
+        if move is None:
+            move = self._absorbed_by(entries)
+        if not entries and start is None and move is None:
+            return None
+        return Bundle(self.run_id, self.epoch, self.gen, entries, start, move)
+
+    def _absorbed_by(self, entries: tuple[Entry, ...]) -> Absorb | None:
+        read = [entry.n for entry in entries if entry.n is not None]
+        if not read:
+            return None
+        self._absorbed_sent = read[-1]
+        return Absorb(read[-1])
+
+    def flushed(self, bundle: Bundle, early: bool) -> None:
+        self._flushed = max(self._flushed, 0) + len(bundle.entries)
+        if bundle.start is not None:
+            self._was_stored()
+        while self._after_flush and self._after_flush[0][0] <= self._flushed:
+            self._tell(self._after_flush.popleft()[1])
+        if isinstance(bundle.move, End):
+            self._tell_rest()
+            self._close()
+            self._host.run_ended(self, bundle.move)
+        elif isinstance(bundle.move, Release):
+            self._close()
+            self._host.run_released(self, bundle.move, early)
+        else:
+            self.pump()
+
+    def _was_stored(self) -> None:
+        if not self.stored.done():
+            self.stored.set_result(None)
+        if self._host.hooks is not None:
+            data = self._host.codec.decode(self._claimed.input)
+            self._tell(lambda hooks: hooks.on_workflow_start(self.run_id, self.workflow.name, data))
+
+    def rejected(self, bundle: Bundle, error: StorageRejectedError) -> None:
+        """The database refuses what this run has to say: a run that was never stored fails its starter,
+        a stored one fails, without the record that cannot be written."""
+        if bundle.start is not None:
+            if not self.stored.done():
+                self.stored.set_exception(error)
+        elif not isinstance(bundle.move, End):
+            self._unsent.clear()
+            self._move = self._failed(error)
+            self._silence()
+            self._host.journal.put(self)
+            return
+        self._close()
+        self._host.run_ended(self, End(RunStatus.FAILED, encode_failure(self._host.codec, error), 0))
+
+    # Hooks
+
+    def _tell(self, call: Call) -> None:
+        if self._host.hooks is not None:
+            self._host.hooks.call(call)
+
+    def _tell_when_stored(self, call: Call) -> None:
+        assert self._execution is not None
+        self._after_flush.append((self._execution.length, call))
+
+    def _tell_at_end(self, call: Call) -> None:
+        if self._host.hooks is not None:
+            self._after_flush.append((1 << 62, call))
+
+    def _tell_rest(self) -> None:
+        while self._after_flush:
+            self._tell(self._after_flush.popleft()[1])
+
+    def _watch_replay(self) -> None:
+        """Hooks hear of replayed steps too, marked as such."""
+        if self._host.hooks is None or self._execution is None:
+            return
+
+        def replayed(command: Command, entry: Entry) -> None:
+            if entry.kind is EntryKind.STEP and entry.ok:
+                result = command.decode(entry)
+                self._tell(lambda hooks: hooks.on_activity_start(self.run_id, command.id, command.name, True))
+                self._tell(
+                    lambda hooks: hooks.on_activity_complete(self.run_id, command.id, command.name, result, True)
+                )
+
+        self._execution.on_replayed = replayed
+
+
+def _told(run_id: str, command: Command, outcome: Outcome) -> Call:
+    id, name, attempt = command.id, command.name, command.attempt
+    if isinstance(outcome, Success):
+        result = outcome.result
+        return lambda hooks: hooks.on_activity_complete(run_id, id, name, result, False)
+    error = outcome.error
+    if isinstance(outcome, Retry):
+        delay = outcome.delay
+        return lambda hooks: hooks.on_activity_retry(run_id, id, name, error, attempt, delay)
+    return lambda hooks: hooks.on_activity_failed(run_id, id, name, error)

@@ -1,0 +1,329 @@
+"""One incarnation of a worker: it claims runs, drives them, and takes over from those that died.
+
+A worker that was taken over is never mended: it forgets everything, and the engine makes a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edda.core.codec import Codec
+from edda.core.model import MICROSECONDS, ClaimedRun, End, Fence, Release, RunId, Start, WorkerInfo
+from edda.core.retry import RetryPolicy
+from edda.errors import LeaseLostError, StorageConflictError, StorageUnavailableError
+from edda.storage.ports import Storage
+from edda.workflow.current import Client
+from edda.workflow.workflow import Workflow
+
+from .backoff import Backoff
+from .clock import Clock
+from .heartbeat import Heartbeat
+from .hooks import HookCaller
+from .journal import JournalWriter, Source
+from .run import LiveRun
+from .settings import Settings
+from .steps import Threads
+
+logger = logging.getLogger(__name__)
+
+Transient = (StorageUnavailableError, StorageConflictError)
+
+
+class Worker:
+    def __init__(
+        self,
+        info: WorkerInfo,
+        storage: Storage,
+        *,
+        client: Client,
+        clock: Clock,
+        codec: Codec,
+        threads: Threads,
+        hooks: HookCaller | None,
+        settings: Settings,
+        retry_policy: RetryPolicy,
+        find: Callable[[str], Workflow[Any, Any]],
+        names: Callable[[], Sequence[str]],
+        on_end: Callable[[RunId, End], None],
+        on_lost: Callable[[Worker], None],
+    ) -> None:
+        self.info = info
+        self.client = client
+        self.clock = clock
+        self.codec = codec
+        self.threads = threads
+        self.hooks = hooks
+        self.settings = settings
+        self.retry_policy = retry_policy
+        self.live: dict[RunId, LiveRun] = {}
+        self.draining = False
+        self.journal = JournalWriter(
+            storage, Fence(info.id, 0, 0), owns=self._owns, owned_sources=self._sources, lost=self._lose
+        )
+        self._storage = storage
+        self._find = find
+        self._names = names
+        self._on_end = on_end
+        self._on_lost = on_lost
+        self._nudged = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._planned_wake = 0
+        self._claiming = False
+        self._was_fresh = True
+        self._tasks: list[asyncio.Task[None]] = []
+        self.heartbeat = Heartbeat(storage, info.id, settings, self)
+
+    # Life
+
+    async def start(self) -> None:
+        self.clock.observe(
+            await self._storage.register(self.info, int(self.settings.lease * MICROSECONDS)), time.monotonic()
+        )
+        await self._storage.unpark(self._names())
+        self.heartbeat.start()
+        for duty in (self._flush, self._claim, self._sweep, self._listen):
+            self._tasks.append(asyncio.create_task(duty(), name=f"edda-{duty.__name__.strip('_')}"))
+
+    async def drain(self, grace: float) -> None:
+        """Claim nothing more, let bodies finish within the grace, hand everything back."""
+        self.draining = True
+        for run in list(self.live.values()):
+            run.drain()
+        try:
+            async with asyncio.timeout(grace):
+                await self._until_empty()
+        except TimeoutError:
+            for run in list(self.live.values()):
+                run.stop_bodies()
+            await self._until_empty()
+
+    async def retire(self) -> None:
+        await self._stop_tasks()
+        await self.heartbeat.stop()
+        try:
+            await self._storage.retire(self.info.id)
+            await self._storage.announce()
+        except Transient as error:
+            logger.warning("worker %s could not sign off (%s); its lease will lapse", self.info.id, error)
+
+    async def abandon(self) -> None:
+        """Taken over: nothing of this incarnation may have an effect any more."""
+        self.kill()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def kill(self) -> None:
+        """Stop at once and write nothing, as a dying process would."""
+        self.draining = True
+        self.heartbeat.kill()
+        for task in self._tasks:
+            task.cancel()
+        for run in list(self.live.values()):
+            run.abandon()
+        self.live.clear()
+        self._emptied.set()
+
+    async def _stop_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _until_empty(self) -> None:
+        while self.live:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is under way in this process that could change anything by itself."""
+        at_rest = all(run.is_resting for run in self.live.values())
+        return at_rest and self.journal.is_idle and not self._claiming and not self._nudged.is_set()
+
+    def alarms(self) -> list[int]:
+        """When the runs that stay in memory go on."""
+        return [run.alarm_at for run in self.live.values() if run.alarm_at is not None]
+
+    @property
+    def has_room(self) -> bool:
+        return not self.draining and len(self.live) < self.settings.capacity
+
+    # Runs
+
+    def begin(self, start: Start) -> LiveRun:
+        """Start a run that is ours from its first record on."""
+        claimed = ClaimedRun(start.run_id, start.workflow, 0, 1, start.input, start.created_at, start.deadline, 0, 0, (), ())
+        run = LiveRun(self, self._find(start.workflow), claimed, start)
+        self.live[run.run_id] = run
+        self.journal.put(run)
+        asyncio.get_running_loop().call_soon(run.begin)
+        return run
+
+    def nudge(self) -> None:
+        """There may be something to claim."""
+        self._nudged.set()
+
+    def _adopt(self, claimed: ClaimedRun) -> None:
+        old = self.live.pop(claimed.run_id, None)
+        if old is not None:  # stolen from us and claimed again before we noticed
+            old.abandon()
+        run = LiveRun(self, self._find(claimed.workflow), claimed)
+        self.live[run.run_id] = run
+        asyncio.get_running_loop().call_soon(run.begin)
+
+    @property
+    def may_act(self) -> bool:
+        self._was_fresh = self.heartbeat.is_fresh
+        return self._was_fresh
+
+    def run_ended(self, run: LiveRun, end: End) -> None:
+        self._remove(run)
+        self._on_end(run.run_id, end)
+
+    def run_released(self, run: LiveRun, release: Release, early: bool) -> None:
+        self._remove(run)
+        due = release.ready_at
+        if early or (due is not None and due < self._planned_wake):
+            self.nudge()
+
+    def _remove(self, run: LiveRun) -> None:
+        if self.live.get(run.run_id) is run:
+            del self.live[run.run_id]
+        self.journal.forget(run.run_id)
+        if len(self.live) == self.settings.capacity - 1:
+            self.nudge()
+        if not self.live:
+            self._emptied.set()
+
+    def _owns(self, run_id: RunId, epoch: int) -> bool:
+        run = self.live.get(run_id)
+        return run is not None and run.epoch == epoch
+
+    def _sources(self) -> Sequence[Source]:
+        return list(self.live.values())
+
+    def _lose(self, source: Source) -> None:
+        run = self.live.get(source.run_id)
+        if run is source:
+            logger.warning("run %s was taken from this worker", run.run_id)
+            run.abandon()
+            self._remove(run)
+
+    # What the heartbeat tells
+
+    def beat(self, database_now: int, received: float) -> None:
+        self.clock.observe(database_now, received)
+        if not self._was_fresh and self.heartbeat.is_fresh:
+            for run in list(self.live.values()):
+                run.pump()
+
+    def taken_over(self) -> None:
+        if not self.draining:
+            self._on_lost(self)
+
+    # Duties
+
+    async def _flush(self) -> None:
+        try:
+            await self.journal.run()
+        except LeaseLostError as error:
+            logger.warning("%s", error)
+            self._on_lost(self)
+
+    async def _claim(self) -> None:
+        backoff = Backoff()
+        while not self.draining:
+            self._nudged.clear()
+            try:
+                pause = await self._claim_ready()
+                backoff = Backoff()
+            except Transient as error:
+                backoff.warn(logger, "claiming failed: %s", error)
+                await backoff.pause()
+                continue
+            await self._wait_for_work(pause)
+
+    async def _claim_ready(self) -> float:
+        """Claim all there is room for; returns the seconds until the next run is due."""
+        names = self._names()
+        while names and self.has_room and not self.journal.is_crowded:
+            due = await self._storage.next_due(names)
+            if due != 0:
+                return self.settings.poll if due is None else min(due / MICROSECONDS, self.settings.poll)
+            await self._claim_some(names)
+        return self.settings.poll
+
+    async def _claim_some(self, names: Sequence[str]) -> None:
+        room = min(self.settings.capacity - len(self.live), self.settings.claim_batch)
+        self._claiming = True
+        try:
+            before = self.journal.ownership_reads
+            claim = await self._storage.claim(self.info.id, names, room)
+            self.clock.observe(claim.now, time.monotonic())
+            ours = await self._still_ours(claim.runs, before) if claim.runs else ()
+            for run in ours:
+                if not self.draining:
+                    self._adopt(run)
+        finally:
+            self._claiming = False
+
+    async def _still_ours(self, runs: Sequence[ClaimedRun], before: int) -> Sequence[ClaimedRun]:
+        """A run stolen between its claim and now would be driven by two: if ownership was looked at
+        meanwhile, the look may have missed it, so look again until it stands still."""
+        while before != self.journal.ownership_reads:
+            before = self.journal.ownership_reads
+            owned = await self._storage.owned(self.info.id)
+            runs = [run for run in runs if owned.get(run.run_id) == run.epoch]
+        return runs
+
+    async def _wait_for_work(self, pause: float) -> None:
+        self._planned_wake = self.clock.now() + int(pause * MICROSECONDS)
+        alarm = self.clock.call_at(self._planned_wake, self.nudge)
+        try:
+            await self._nudged.wait()
+        finally:
+            alarm.cancel()
+
+    async def _listen(self) -> None:
+        """Wake up when other processes say so, and read the mail of the runs we hold."""
+        while not self.draining:
+            try:
+                await self._storage.news(self.settings.poll)
+                if self.live:
+                    await self._read_mail()
+            except Transient as error:
+                logger.debug("listening failed: %s", error)
+                await self.clock.sleep(self.settings.poll)
+            self.nudge()
+
+    async def _read_mail(self) -> None:
+        for letter in await self._storage.mail(self.info.id):
+            run = self.live.get(letter.run_id)
+            if run is not None:
+                run.read_mail(letter)
+
+    async def _sweep(self) -> None:
+        orphans_due = 0.0
+        while not self.draining:
+            try:
+                if self.heartbeat.may_take_over:
+                    moved = await self._take_over_all()
+                    if time.monotonic() >= orphans_due:
+                        orphans_due = time.monotonic() + self.settings.orphan_sweep
+                        moved += await self._storage.free_orphans()
+                    if moved:
+                        await self._storage.announce()
+                        self.nudge()
+            except Transient as error:
+                logger.debug("sweep failed: %s", error)
+            await asyncio.sleep(self.settings.sweep * random.uniform(0.75, 1.25))
+
+    async def _take_over_all(self) -> int:
+        moved = 0
+        while (taken := await self._storage.take_over(self.info.id)) is not None:
+            logger.warning("took over %d runs of worker %s", taken.moved, taken.worker)
+            moved += taken.moved
+        return moved

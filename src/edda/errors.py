@@ -1,0 +1,130 @@
+"""Every error Edda raises, in one tree.
+
+    EddaError
+    ├── WorkflowError                   what a workflow's author or caller meets
+    │   ├── TerminalError                   raised by users: never retry this
+    │   ├── RetryExhaustedError             an activity failed on its last attempt
+    │   ├── WorkflowCancelledError          the run was cancelled
+    │   ├── WorkflowTimeoutError            the run passed its deadline        (a TimeoutError)
+    │   ├── RemoteError                     a recorded error whose class is not to be found here
+    │   └── ArgumentError                   arguments that do not fit the signature (a TypeError)
+    ├── InstanceNotFoundError           no run has this id                     (a LookupError)
+    ├── InstanceConflictError           the id belongs to another workflow or input
+    ├── UnknownWorkflowError            this process has no such workflow      (a LookupError)
+    ├── NotInWorkflowError              a verb outside its workflow, or real I/O inside one
+    ├── ParkedError                     the run cannot go on until its code changes
+    │   ├── NonDeterminismError             the code no longer fits the history
+    │   ├── DeadlockError                   every branch waits for another one
+    │   └── SpinError                       the code runs on without waiting for anything
+    ├── PayloadError                    a value that cannot be stored          (a ValueError)
+    │   └── PayloadTooLargeError
+    ├── AppError                        no app, or no single app, to talk to
+    ├── LeaseLostError                  another worker took this one's runs
+    ├── MigrationError                  the schema is not what this release needs
+    └── StorageError
+        ├── StorageUnavailableError         no answer: what was sent may or may not be in
+        ├── StorageConflictError            rolled back by a deadlock or a lock time-out: send it again
+        └── StorageRejectedError            the database refuses the data itself
+"""
+
+from __future__ import annotations
+
+
+class EddaError(Exception):
+    """Base of everything Edda raises."""
+
+
+class WorkflowError(EddaError):
+    """Base of what a workflow's author or caller meets."""
+
+
+class TerminalError(WorkflowError):
+    """Raise it in an activity to fail at once: it is never retried."""
+
+
+class RetryExhaustedError(WorkflowError):
+    """An activity failed on its last attempt; the last failure is its `__cause__`."""
+
+
+class WorkflowCancelledError(WorkflowError):
+    """The run was cancelled."""
+
+
+class WorkflowTimeoutError(WorkflowError, TimeoutError):
+    """The run passed the deadline given with `options(timeout=...)`."""
+
+
+class RemoteError(WorkflowError):
+    """Stands for a recorded error whose class cannot be found in this process."""
+
+
+class ArgumentError(WorkflowError, TypeError):
+    """The arguments do not fit the signature; nothing was stored."""
+
+
+class InstanceNotFoundError(EddaError, LookupError):
+    """No run has this id."""
+
+
+class InstanceConflictError(EddaError):
+    """The chosen id belongs to a run of another workflow or with other input."""
+
+
+class UnknownWorkflowError(EddaError, LookupError):
+    """The workflow is not registered in this process."""
+
+
+class NotInWorkflowError(EddaError, RuntimeError):
+    """A verb used outside its workflow, or real I/O inside a workflow's body."""
+
+
+class ParkedError(EddaError):
+    """The run cannot go on with this code; it is kept and tried again."""
+
+
+class NonDeterminismError(ParkedError):
+    """The code no longer fits the history that was recorded."""
+
+
+class DeadlockError(ParkedError):
+    """Every branch of the workflow waits for another branch."""
+
+
+class SpinError(ParkedError):
+    """The workflow's code runs on without waiting for anything durable."""
+
+
+class PayloadError(EddaError, ValueError):
+    """A value that cannot be stored; the message has the path to it."""
+
+
+class PayloadTooLargeError(PayloadError):
+    """A value over the size limit."""
+
+
+class AppError(EddaError, RuntimeError):
+    """There is no app, or no single app, that the call could mean."""
+
+
+class LeaseLostError(EddaError):
+    """Another worker took over this worker's runs."""
+
+
+class MigrationError(EddaError):
+    """The database's schema is not what this release needs."""
+
+
+class StorageError(EddaError):
+    """Base of what a database did not do."""
+
+
+class StorageUnavailableError(StorageError):
+    """The database did not answer; what was sent may or may not be committed."""
+
+
+class StorageConflictError(StorageError):
+    """A deadlock or a lock time-out rolled the transaction back; sending it again is safe."""
+
+
+class StorageRejectedError(StorageError):
+    """The database refuses the data itself; sending it again cannot help."""

@@ -1,0 +1,85 @@
+-- Runs, their history, and who may write it. Times are microseconds since 1970 (UTC) on the database's clock.
+
+CREATE TABLE edda_worker (
+    id          text COLLATE "C" PRIMARY KEY,
+    service     text   NOT NULL,
+    host        text   NOT NULL,
+    pid         bigint NOT NULL,
+    started_at  bigint NOT NULL,
+    expires_at  bigint NOT NULL
+);
+
+-- One row per worker incarnation; every batch bumps it. Room on the page keeps those updates in place.
+CREATE TABLE edda_fence (
+    worker      text COLLATE "C" PRIMARY KEY,
+    batch_no    bigint NOT NULL,
+    moves       bigint NOT NULL
+) WITH (fillfactor = 10);
+
+CREATE TABLE edda_run (
+    id          text COLLATE "C" NOT NULL,
+    gen         integer NOT NULL,
+    workflow    text COLLATE "C" NOT NULL,
+    input       bytea   NOT NULL,
+    created_at  bigint  NOT NULL,
+    deadline    bigint,
+    PRIMARY KEY (id, gen)
+);
+CREATE INDEX edda_run_created ON edda_run (created_at DESC, id DESC);
+
+CREATE TABLE edda_hist (
+    run_id      text COLLATE "C" NOT NULL,
+    gen         integer NOT NULL,
+    seq         integer NOT NULL,
+    epoch       integer NOT NULL,
+    kind        text    NOT NULL,
+    step        text    NOT NULL,
+    name        text    NOT NULL,
+    ok          boolean NOT NULL,
+    at          bigint  NOT NULL,
+    attempt     integer NOT NULL,
+    n           integer,
+    input       bytea   NOT NULL,
+    value       bytea   NOT NULL,
+    PRIMARY KEY (run_id, gen, seq)
+);
+
+CREATE TABLE edda_result (
+    run_id      text COLLATE "C" PRIMARY KEY,
+    gen         integer NOT NULL,
+    status      text    NOT NULL CHECK (status IN ('completed', 'failed', 'cancelled', 'recurred')),
+    value       bytea   NOT NULL,
+    ended_at    bigint  NOT NULL
+);
+
+-- The only row of a run that is ever updated, so it is narrow; it is deleted when the run ends.
+CREATE TABLE edda_sched (
+    run_id      text COLLATE "C" PRIMARY KEY,
+    workflow    text COLLATE "C" NOT NULL,
+    status      text    NOT NULL CHECK (status IN ('running', 'waiting_for_event', 'waiting_for_timer',
+                                'waiting_for_message', 'waiting_for_child', 'compensating', 'parked')),
+    owner       text COLLATE "C",
+    epoch       integer NOT NULL,
+    gen         integer NOT NULL,
+    ready_at    bigint,
+    delivered   integer NOT NULL DEFAULT 0,
+    absorbed    integer NOT NULL DEFAULT 0,
+    cancelled   boolean NOT NULL DEFAULT false,
+    attempts    integer NOT NULL DEFAULT 0,
+    reason      text
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX edda_sched_ready  ON edda_sched (workflow, ready_at) WHERE owner IS NULL;
+CREATE INDEX edda_sched_owner  ON edda_sched (owner) WHERE owner IS NOT NULL;
+CREATE INDEX edda_sched_mail   ON edda_sched (owner) WHERE delivered > absorbed AND owner IS NOT NULL;
+CREATE INDEX edda_sched_parked ON edda_sched (workflow) WHERE status = 'parked';
+
+-- The inbox of a run: outsiders write here, only the owner writes history.
+CREATE TABLE edda_delivery (
+    run_id      text COLLATE "C" NOT NULL,
+    n           integer NOT NULL,
+    kind        text    NOT NULL,
+    step        text    NOT NULL,
+    at          bigint  NOT NULL,
+    value       bytea   NOT NULL,
+    PRIMARY KEY (run_id, n)
+);

@@ -1,0 +1,210 @@
+"""What workflow and activity code is given as its first argument."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+from uuid import UUID
+
+from edda.core.model import MICROSECONDS
+from edda.errors import NotInWorkflowError
+
+from .activity import inline_step
+
+if TYPE_CHECKING:
+    from edda.core.codec import Codec
+    from edda.core.retry import RetryPolicy
+
+    from .execution import Execution
+
+R = TypeVar("R")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def as_datetime(microseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def as_microseconds(moment: datetime) -> int:
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment!r} has no time zone: pass an aware datetime, such as ctx.now() + timedelta(...)")
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+class WorkflowContext:
+    """The run that the code belongs to, and the deterministic stand-ins for clock, ids and chance."""
+
+    def __init__(self, instance_id: str, workflow_name: str) -> None:
+        self.instance_id = instance_id
+        self.workflow_name = workflow_name
+
+    @property
+    def execution(self) -> Execution:
+        """The run's own loop and commands; for verbs, not for users."""
+        raise NotInWorkflowError("this is not the context of a running workflow")
+
+    @property
+    def codec(self) -> Codec:
+        raise NotInWorkflowError("this is not the context of a running workflow")
+
+    @property
+    def activity_id(self) -> str:
+        raise NotInWorkflowError("ctx.activity_id is there inside an activity only")
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first try of an activity; a crash does not reset it."""
+        raise NotInWorkflowError("ctx.attempt is there inside an activity only")
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt and after every crash: give it to the service you call."""
+        raise NotInWorkflowError("ctx.idempotency_key is there inside an activity only")
+
+    @property
+    def is_replaying(self) -> bool:
+        """True only while recorded steps are gone through again."""
+        return False
+
+    @property
+    def is_unwinding(self) -> bool:
+        """True while the run leaves memory: `finally` blocks run then, though the workflow is not over."""
+        return False
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """Silent on replay, so that each line appears once."""
+        return RunLogger(self)
+
+    def now(self) -> datetime:
+        raise NotImplementedError
+
+    def uuid4(self) -> UUID:
+        return UUID(int=self.rng.getrandbits(128), version=4)
+
+    def random(self) -> float:
+        """From 0 up to 1, the same on every replay; `ctx.rng` has the rest of `random.Random`."""
+        return self.rng.random()
+
+    @property
+    def rng(self) -> random.Random:
+        raise NotImplementedError
+
+    @overload
+    def step(
+        self, name: str, fn: Callable[..., Coroutine[Any, Any, R]], *args: Any, retry_policy: RetryPolicy | None = None
+    ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def step(
+        self, name: str, fn: Callable[..., R], *args: Any, retry_policy: RetryPolicy | None = None
+    ) -> Coroutine[Any, Any, R]: ...
+
+    def step(
+        self, name: str, fn: Callable[..., Any], *args: Any, retry_policy: RetryPolicy | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        """An activity without a definition of its own: `await ctx.step("fetch", fetch, url)` runs and records it."""
+        raise NotInWorkflowError(f"ctx.step({name!r}) was called in an activity: just call the function there.")
+
+
+class RunLogger(logging.LoggerAdapter[logging.Logger]):
+    def __init__(self, ctx: WorkflowContext) -> None:
+        super().__init__(logging.getLogger(f"edda.workflow.{ctx.workflow_name}"), {"instance_id": ctx.instance_id})
+        self._ctx = ctx
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's own name
+        return not self._ctx.is_replaying and not self._ctx.is_unwinding and super().isEnabledFor(level)
+
+
+class RunContext(WorkflowContext):
+    """The context inside a workflow's own code."""
+
+    def __init__(self, instance_id: str, workflow_name: str, gen: int, codec: Codec) -> None:
+        super().__init__(instance_id, workflow_name)
+        self._codec = codec
+        self._seed = f"{instance_id}/{gen}"
+        self._rng: random.Random | None = None
+        self._execution: Execution | None = None
+
+    def attach(self, execution: Execution | None) -> None:
+        self._execution = execution
+
+    @property
+    def execution(self) -> Execution:
+        if self._execution is None:
+            raise NotInWorkflowError(f"the workflow of run {self.instance_id} is not running any more")
+        return self._execution
+
+    @property
+    def codec(self) -> Codec:
+        return self._codec
+
+    @property
+    def is_replaying(self) -> bool:
+        return self._execution is not None and self._execution.replaying
+
+    @property
+    def is_unwinding(self) -> bool:
+        return self._execution is None or self._execution.loop.unwinding
+
+    def now(self) -> datetime:
+        """The time of the last recorded entry: the same on every replay."""
+        return as_datetime(self.execution.now)
+
+    @property
+    def rng(self) -> random.Random:
+        if self._rng is None:
+            self._rng = random.Random(self._seed)
+        return self._rng
+
+    def step(
+        self, name: str, fn: Callable[..., Any], *args: Any, retry_policy: RetryPolicy | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        return inline_step(self, name, fn, args, retry_policy)
+
+
+class ActivityContext(WorkflowContext):
+    """The context inside an activity's body, which runs in the real world."""
+
+    def __init__(
+        self, instance_id: str, workflow_name: str, activity_id: str, attempt: int, gen: int, clock: Callable[[], int]
+    ) -> None:
+        super().__init__(instance_id, workflow_name)
+        self._activity_id = activity_id
+        self._attempt = attempt
+        self._gen = gen
+        self._clock = clock
+
+    @property
+    def activity_id(self) -> str:
+        return self._activity_id
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    @property
+    def idempotency_key(self) -> str:
+        return f"{self.instance_id}/{self._gen}/{self._activity_id}"
+
+    @property
+    def microseconds(self) -> int:
+        return self._clock()
+
+    def now(self) -> datetime:
+        return as_datetime(self._clock())
+
+    @property
+    def rng(self) -> random.Random:
+        return random.Random()
+
+
+def seconds_to_microseconds(seconds: float | timedelta, what: str) -> int:
+    value = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e11:
+        raise ValueError(f"{what}: expected a number of seconds or a timedelta, not negative, got {seconds!r}")
+    return -int(-value * MICROSECONDS // 1)

@@ -1,0 +1,62 @@
+"""Which app a plain `order.start()` means: the one whose code is running, else the only one that is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edda.errors import AppError
+
+if TYPE_CHECKING:
+    from edda.core.model import CancelOutcome, Entry, RunRecord
+
+    from .workflow import StartOptions, Workflow
+
+
+class Client(Protocol):
+    """What workflows and handles ask of an app."""
+
+    async def launch(
+        self, workflow: Workflow[Any, Any], options: StartOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> str: ...
+
+    async def await_result(self, instance_id: str, returns: Any, timeout: float | None) -> Any: ...
+
+    async def read_run(self, instance_id: str) -> RunRecord: ...
+
+    async def read_history(self, instance_id: str) -> tuple[Entry, ...]: ...
+
+    async def request_cancel(self, instance_id: str, reason: str) -> CancelOutcome: ...
+
+
+running: ContextVar[Client | None] = ContextVar("edda_running_app", default=None)
+"""Set around activity bodies and workflow code."""
+
+_started: list[Client] = []
+
+
+def add_started(client: Client) -> None:
+    _started.append(client)
+
+
+def remove_started(client: Client) -> None:
+    if client in _started:
+        _started.remove(client)
+
+
+def current() -> Client:
+    client = running.get()
+    if client is not None:
+        return client
+    if len(_started) == 1:
+        return _started[0]
+    if not _started:
+        raise AppError(
+            "no EddaApp is started in this process: use `async with app:` or `await app.initialize()` before starting "
+            "or reading workflows"
+        )
+    raise AppError(
+        f"{len(_started)} EddaApps are started in this process, so the call must say which one it means: "
+        "app.start(workflow, ...) or app.handle(id)"
+    )

@@ -1,0 +1,353 @@
+"""One incarnation of a run: its code, replayed from the history, then driven on entry by entry.
+
+There is one way in, `deliver`: append one entry, run to idle. What the code asks for comes out as commands.
+No I/O and no clock here, so the same history always gives the same commands, values and order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import CancelledError
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context, copy_context
+from enum import Enum
+from threading import get_ident
+from typing import Any
+
+from edda.core.model import MICROSECONDS, Entry, EntryKind
+from edda.errors import NonDeterminismError, NotInWorkflowError
+
+from . import ordering as ordering  # the workflow loop is deterministic only with it
+from .loop import Branch, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
+from .suspension import bare_yield
+
+MovesNoCode = frozenset({EntryKind.RETRY, EntryKind.LATE})
+
+
+class Idle(Enum):
+    """Where a run stands when nothing in it can go on by itself."""
+
+    DONE = "done"
+    BUSY = "busy"
+    """Something in memory is on its way: a step's body."""
+    WAITING = "waiting"
+    """Only durable things are awaited: it can leave memory."""
+    STUCK = "stuck"
+    """Nothing is on its way, and it is not done."""
+
+
+class Command:
+    """One durable thing the code asked for."""
+
+    __slots__ = (
+        "attempt",
+        "body",
+        "call",
+        "context",
+        "decode",
+        "due",
+        "future",
+        "handle",
+        "id",
+        "input",
+        "issued_at",
+        "kind",
+        "name",
+        "needs",
+        "retry_at",
+    )
+
+    def __init__(self, kind: EntryKind, id: str, name: str, input: bytes, decode: Callable[[Entry], Any]) -> None:
+        self.kind = kind
+        self.id = id
+        self.name = name
+        self.input = input
+        self.decode = decode
+        self.call: Any = None
+        """What the driver needs to carry it out; the execution does not look at it."""
+        self.due: int | None = None
+        self.attempt = 1
+        self.retry_at: int | None = None
+        self.needs = 0
+        """How many entries must be durable before it may have an effect."""
+        self.issued_at = 0
+        self.context: Context | None = None
+        self.future: WorkflowFuture | None = None
+        self.handle: TimerHandle | None = None
+        self.body: Any = None
+        """The running body, owned by the driver."""
+
+    def __repr__(self) -> str:
+        return f"{self.kind} {self.id!r}"
+
+    def settle(self, entry: Entry) -> Any:
+        """The recorded value, or the recorded error raised."""
+        value = self.decode(entry)
+        if not entry.ok:
+            raise value
+        return value
+
+
+def _nothing(_entry: Entry) -> None:
+    return None
+
+
+class Execution:
+    """`main` is called with the execution's loop current; its result or error is the run's outcome."""
+
+    def __init__(
+        self,
+        name: str,
+        main: Callable[[], Coroutine[Any, Any, Any]],
+        history: Sequence[Entry] = (),
+        *,
+        started_at: int = 0,
+        on_abandon: Callable[[Command], None] = lambda command: None,
+    ) -> None:
+        self.name = name
+        self.length = 0
+        """Entries delivered so far."""
+        self.pending: dict[str, Command] = {}
+        self.issued: list[Command] = []
+        """New commands the driver has not seen yet."""
+        self.in_memory = 0
+        """Pending commands that die with the process."""
+        self.replaying = bool(history)
+        self.now = started_at
+        self.loop = WorkflowLoop(self, started_at / MICROSECONDS, name)
+        self.on_abandon = on_abandon
+        self.on_replayed: Callable[[Command, Entry], None] | None = None
+        self._main = main
+        self._history = history
+        self._root: WorkflowTask | None = None
+
+    # Driving
+
+    def start(self) -> None:
+        """Replay the whole history; the run then stands where it stood."""
+        self._root = self.loop.add_task(self._run(), self.loop.root, "workflow")
+        with self.loop.entered():
+            self.loop.run_to_idle()
+            while self.length < len(self._history):
+                self._apply(self._history[self.length])
+                self.loop.run_to_idle()  # after EVERY entry, as it was live
+        self._history = ()
+
+    def deliver(self, entry: Entry) -> None:
+        self._apply(entry)
+        with self.loop.entered():
+            self.loop.run_to_idle()
+
+    def take_issued(self) -> list[Command]:
+        issued, self.issued = self.issued, []
+        return issued
+
+    @property
+    def idle(self) -> Idle:
+        if self._root is None or self._root.done():
+            return Idle.DONE
+        if self.in_memory:
+            return Idle.BUSY
+        return Idle.WAITING if self.pending else Idle.STUCK
+
+    def outcome(self) -> Any:
+        """The result of a run that is done, or its error raised."""
+        assert self._root is not None
+        return self._root.result()
+
+    def drop(self) -> None:
+        """Leave memory. Always called at the end, whatever the end was."""
+        self.loop.drop()
+        for command in self.pending.values():
+            command.handle = command.future = command.call = command.context = None
+        self.pending.clear()
+        self.issued.clear()
+        self._root = None
+
+    # What the code calls
+
+    def call(
+        self,
+        kind: EntryKind,
+        name: str,
+        input: bytes = b"",
+        *,
+        decode: Callable[[Entry], Any] = _nothing,
+        call: Any = None,
+        due: int | None = None,
+        id: str | None = None,
+    ) -> Coroutine[Any, Any, Any]:
+        """A plain function: the id is taken when the verb is CALLED, in the caller's branch; awaiting may come later."""
+        loop = self.loop
+        if loop.unwinding or loop.closing:
+            return self._refuse_unwinding()
+        task = asyncio.current_task(loop) if loop.thread == get_ident() else None
+        if type(task) is not WorkflowTask:
+            raise NotInWorkflowError(
+                f"{name} was called outside the branches of its workflow ({self.name}): call it in the workflow's own "
+                "code, not in a callback, a thread or a Task made by hand."
+            )
+        command = Command(kind, id or task.branch.next_id(name), name, input, decode)
+        command.call, command.due = call, due
+        return self._await_command(command)
+
+    def set_timer(self, branch: Branch, handle: TimerHandle) -> None:
+        command = Command(EntryKind.TIMER, branch.next_id("timer"), "timer", b"", _nothing)
+        command.due = -int(-handle.when() * MICROSECONDS // 1)  # rounded late: never early
+        command.handle = handle
+        handle.abandon = lambda: self._abandon(command)
+        self._issue(command)
+
+    def cancel(self, message: str | None = None) -> None:
+        assert self._root is not None
+        self._root.cancel(message)
+
+    async def _run(self) -> Any:
+        try:
+            return await self._main()
+        finally:
+            if not self.loop.unwinding:
+                await self._cancel_leftovers()
+
+    async def _cancel_leftovers(self) -> None:
+        """As `asyncio.run` does: branches left over are cancelled in order of creation, and awaited."""
+        me = asyncio.current_task()
+        left = [t for t in self.loop.tasks.values() if t is not me and not t.done()]
+        for task in left:
+            task.cancel()
+        while left := [t for t in left if not t.done()]:
+            try:
+                await asyncio.wait(left)
+            except CancelledError:
+                pass
+
+    async def _refuse_unwinding(self) -> None:
+        while self.loop.defied:
+            await bare_yield()
+        self.loop.raise_suspended()
+
+    async def _await_command(self, command: Command) -> Any:
+        loop = self.loop
+        if loop.unwinding or loop.closing:
+            await self._refuse_unwinding()
+        if self.replaying:
+            entry = self._next_if_mine(command)
+            if entry is not None:
+                return command.settle(entry)
+        command.future = loop.create_future()
+        self._issue(command)
+        try:
+            return await command.future
+        except CancelledError:
+            self._abandon(command)
+            raise
+
+    def _next_if_mine(self, command: Command) -> Entry | None:
+        """The replay's short cut: nothing else can run and the next entry would wake just this branch."""
+        if self.loop.ready or self.length >= len(self._history):
+            return None
+        entry = self._history[self.length]
+        if entry.step != command.id or entry.kind != command.kind or not entry.ok:
+            return None
+        task = asyncio.current_task(self.loop)
+        if task is None or task.cancelling() or command.id in self.pending:
+            return None
+        command.issued_at = self.now
+        self._check(command, entry)
+        self.loop.next_number()  # the future that was not made: numbers stay the same
+        self._advance(entry)
+        if self.on_replayed is not None:
+            self.on_replayed(command, entry)
+        return entry
+
+    def _issue(self, command: Command) -> None:
+        if command.id in self.pending:
+            raise NonDeterminismError(
+                f"run {self.name}: two steps with the id {command.id!r} are pending at once. Give each call its own "
+                "activity_id, or leave the ids to Edda."
+            )
+        command.needs = self.length
+        command.issued_at = self.now
+        if command.kind is EntryKind.STEP:
+            command.context = copy_context()
+            self.in_memory += 1
+        self.pending[command.id] = command
+        self.issued.append(command)
+
+    def _abandon(self, command: Command) -> None:
+        if self.loop.unwinding or self.pending.get(command.id) is not command:
+            return
+        self._remove(command)
+        self.on_abandon(command)
+
+    def _remove(self, command: Command) -> None:
+        del self.pending[command.id]
+        if command.kind is EntryKind.STEP:
+            self.in_memory -= 1
+
+    # The one way in
+
+    def _advance(self, entry: Entry) -> None:
+        self.length += 1
+        self.replaying = self.length < len(self._history)
+        if entry.at > self.now:
+            self.now = entry.at
+            self.loop.now = entry.at / MICROSECONDS
+
+    def _apply(self, entry: Entry) -> None:
+        replayed = self.replaying
+        self._advance(entry)
+        if entry.kind is EntryKind.LATE:
+            return
+        if entry.kind is EntryKind.CANCEL or entry.kind is EntryKind.TIMEOUT:
+            self.cancel(entry.name or None)
+            return
+        command = self._expected(entry)
+        if entry.kind is EntryKind.RETRY:
+            command.attempt = entry.attempt + 1
+            command.retry_at = entry.at
+            return
+        self._remove(command)
+        if replayed and self.on_replayed is not None:
+            self.on_replayed(command, entry)
+        self._wake(command, entry)
+
+    def _expected(self, entry: Entry) -> Command:
+        command = self.pending.get(entry.step)
+        if command is None or (command.kind is not entry.kind and entry.kind is not EntryKind.RETRY):
+            waits = ", ".join(map(repr, self.pending.values())) or "nothing: it is done"
+            raise NonDeterminismError(
+                f"run {self.name}, entry {entry.seq}: the history has {entry.kind} {entry.step!r} here, the code waits "
+                f"for {waits}. The workflow's code changed while the run was under way: restore the steps that were "
+                "recorded, in their order, and the run goes on."
+            )
+        self._check(command, entry)
+        return command
+
+    def _check(self, command: Command, entry: Entry) -> None:
+        if entry.name == command.name and (entry.input == command.input or entry.kind is EntryKind.RETRY):
+            return
+        raise NonDeterminismError(
+            f"run {self.name}, entry {entry.seq}: the history has {entry.step!r} = {entry.name} with arguments "
+            f"{_shown(entry.input)}, the code calls {command.name} with {_shown(command.input)}. Arguments must come "
+            "from the workflow's input and from recorded steps: use ctx.now(), ctx.uuid4() and ctx.random(), or move "
+            "the difference into an activity."
+        )
+
+    def _wake(self, command: Command, entry: Entry) -> None:
+        if command.handle is not None:
+            handle, command.handle = command.handle, None
+            handle.abandon = None
+            if handle.callback is not None:
+                self.loop.ready.append(handle)
+        elif command.future is not None and not command.future.done():
+            value = command.decode(entry)
+            if entry.ok:
+                command.future.set_result(value)
+            else:
+                command.future.set_exception(value)
+
+
+def _shown(data: bytes, most: int = 120) -> str:
+    text = data.decode("utf-8", "replace")
+    return text if len(text) <= most else text[:most] + "…"

@@ -1,0 +1,62 @@
+"""Three places where asyncio's own order depends on addresses or on the Python version.
+
+Importing this module mends them for workflow loops; on any other loop asyncio behaves as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio import _get_running_loop
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from .loop import WorkflowLoop
+
+
+def _in_workflow() -> bool:
+    return isinstance(_get_running_loop(), WorkflowLoop)
+
+
+def _order_as_completed() -> None:
+    """The original starts coroutines in the order of a set, which is that of their addresses."""
+    original = asyncio.as_completed
+
+    def as_completed(fs: Iterable[Awaitable[Any]], *, timeout: float | None = None) -> Any:
+        if _in_workflow():
+            fs = [asyncio.ensure_future(f) for f in fs]
+        return original(fs, timeout=timeout)
+
+    as_completed.__doc__ = original.__doc__
+    _replace("as_completed", as_completed)
+
+
+def _order_wait_for() -> None:
+    """Python 3.11 makes a task, and takes a turn more, where 3.12 makes none: histories would not travel."""
+    original = asyncio.wait_for
+
+    async def wait_for(fut: Awaitable[Any], timeout: float | None) -> Any:
+        if timeout is None or timeout <= 0 or not _in_workflow():
+            return await original(fut, timeout)
+        async with asyncio.timeout(timeout):
+            return await fut
+
+    wait_for.__doc__ = original.__doc__
+    _replace("wait_for", wait_for)
+
+
+def _order_gatherings() -> None:
+    """A set of `gather()` results would iterate by address; hash each by its first branch."""
+    gathering: Any = asyncio.tasks._GatheringFuture  # type: ignore[attr-defined]
+    gathering.__hash__ = lambda self: hash(self._children[0]) if self._children else 0
+
+
+def _replace(name: str, function: Any) -> None:
+    setattr(asyncio, name, function)
+    setattr(asyncio.tasks, name, function)
+
+
+_order_as_completed()
+_order_gatherings()
+if sys.version_info < (3, 12):
+    _order_wait_for()

@@ -1,0 +1,150 @@
+"""Workflows: plain `async def` functions that can be started, waited for and found again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from edda.core.signature import Signature
+from edda.errors import UnknownWorkflowError
+
+from .context import WorkflowContext, seconds_to_microseconds
+from .current import current
+from .handle import WorkflowHandle
+
+if TYPE_CHECKING:
+    from .current import Client
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """How a run is started. Times are microseconds."""
+
+    id: str | None = None
+    timeout: int | None = None
+    delay: int = 0
+
+
+class Workflow(Generic[P, R]):
+    """Made by `@workflow`. `start` is durable when it returns; `run` also waits for the result."""
+
+    def __init__(self, fn: Callable[..., Coroutine[Any, Any, Any]], name: str) -> None:
+        self.fn = fn
+        self.name = name
+        self.signature = Signature(fn)
+        self.__doc__ = fn.__doc__
+        self.__name__ = name
+        self.__qualname__ = getattr(fn, "__qualname__", name)
+        self.__module__ = fn.__module__
+        self.__wrapped__ = fn
+
+    async def start(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        return await Starter(self, StartOptions()).start(*args, **kwargs)
+
+    async def run(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await Starter(self, StartOptions()).run(*args, **kwargs)
+
+    def options(
+        self,
+        *,
+        id: str | None = None,
+        timeout: float | timedelta | None = None,
+        delay: float | timedelta | None = None,
+    ) -> Starter[P, R]:
+        """`id` makes the start idempotent; `timeout` bounds the whole run; `delay` puts its beginning off (seconds)."""
+        if id is not None and (not isinstance(id, str) or not id.strip() or len(id) > 255):
+            raise ValueError(f"{self.name}.options(id={id!r}): expected a text of 1 to 255 characters")
+        options = StartOptions(id)
+        if timeout is not None:
+            options = replace(options, timeout=seconds_to_microseconds(timeout, f"{self.name}.options(timeout=)"))
+        if delay is not None:
+            options = replace(options, delay=seconds_to_microseconds(delay, f"{self.name}.options(delay=)"))
+        return Starter(self, options)
+
+    def handle(self, instance_id: str) -> WorkflowHandle[R]:
+        return WorkflowHandle(instance_id, current(), self.signature.returns)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}>"
+
+
+class Starter(Generic[P, R]):
+    """A workflow with its start options, ready to be called."""
+
+    def __init__(self, workflow: Workflow[P, R], options: StartOptions, client: Client | None = None) -> None:
+        self._workflow = workflow
+        self._options = options
+        self._client = client
+
+    def on(self, client: Client) -> Starter[P, R]:
+        return Starter(self._workflow, self._options, client)
+
+    async def start(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        return await (self._client or current()).launch(self._workflow, self._options, args, kwargs)
+
+    async def run(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        client = self._client or current()
+        instance_id = await client.launch(self._workflow, self._options, args, kwargs)
+        result: R = await client.await_result(instance_id, self._workflow.signature.returns, None)
+        return result
+
+
+class Registry:
+    """The workflows of this process, by name."""
+
+    def __init__(self) -> None:
+        self._workflows: dict[str, Workflow[Any, Any]] = {}
+
+    def add(self, workflow: Workflow[Any, Any]) -> None:
+        known = self._workflows.get(workflow.name)
+        if known is not None and known.__module__ != workflow.__module__:
+            raise ValueError(
+                f"workflow {workflow.name!r} is defined in {known.__module__} and again in {workflow.__module__}: "
+                "runs are found by name, so give one of them another one with @workflow(name=...)"
+            )
+        self._workflows[workflow.name] = workflow
+
+    def get(self, name: str) -> Workflow[Any, Any]:
+        try:
+            return self._workflows[name]
+        except KeyError:
+            known = ", ".join(sorted(self._workflows)) or "none"
+            raise UnknownWorkflowError(f"no workflow is named {name!r} in this process; known are: {known}") from None
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._workflows)
+
+
+registry = Registry()
+
+
+@overload
+def workflow(fn: Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+
+
+@overload
+def workflow(*, name: str | None = None) -> WorkflowDecorator: ...
+
+
+def workflow(fn: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
+    """Make an `async def` function durable: what its activities returned survives every crash."""
+    decorator = WorkflowDecorator(name)
+    return decorator if fn is None else decorator(fn)
+
+
+class WorkflowDecorator:
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+
+    def __call__(self, fn: Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R]], /) -> Workflow[P, R]:
+        if not inspect.iscoroutinefunction(fn):
+            raise TypeError(f"@workflow needs an `async def` function, got {fn!r}")
+        made: Workflow[P, R] = Workflow(fn, self._name or fn.__name__)
+        registry.add(made)
+        return made
