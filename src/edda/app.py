@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, Self, TypedDict, TypeVar
 from urllib.parse import urlsplit
 
 from edda.core.codec import Codec
@@ -70,6 +70,7 @@ class EddaApp:
         settings: Settings | None = None,
         codec: Codec | None = None,
         clock: Clock | None = None,
+        ids: Ids | None = None,
         storage: Storage | None = None,
         probe: Probe | None = None,
         **ignored: Any,
@@ -84,6 +85,7 @@ class EddaApp:
         self._settings = settings or _settings_for(self.db_url)
         self._storage = storage or open_storage(self.db_url, pool_size=pool_size, probe=probe, now=_now_of(clock))
         self._clock = clock or DatabaseClock()
+        self._ids = ids or Ids()
         self._hooks = hooks
         self._retry_policy = default_retry_policy or DEFAULT_RETRY_POLICY
         self._engine: Engine | None = None
@@ -94,13 +96,13 @@ class EddaApp:
         """Open the database, bring its schema up to date, start the worker. Does nothing the second time."""
         if self._engine is not None:
             return
-        await self._storage.open()
+        engine = self._make_engine()
         try:
+            await self._storage.open()
             await self._prepare_schema()
-            engine = self._make_engine()
             await engine.start(self._with_worker)
-        except BaseException:
-            await self._storage.close()
+        except BaseException:  # whatever has begun must not go on by itself
+            engine.kill()
             raise
         self._engine = engine
         add_started(engine)
@@ -120,8 +122,10 @@ class EddaApp:
         if engine is not None:
             remove_started(engine)
             engine.kill()
+        else:
+            self._storage.kill()
 
-    async def __aenter__(self) -> EddaApp:
+    async def __aenter__(self) -> Self:
         await self.initialize()
         return self
 
@@ -151,7 +155,7 @@ class EddaApp:
             service=self.service_name,
             clock=self._clock,
             codec=self._codec,
-            ids=Ids(),
+            ids=self._ids,
             settings=self._settings,
             retry_policy=self._retry_policy,
             hooks=self._hooks,
@@ -289,9 +293,20 @@ def _read_token(token: str) -> tuple[int, RunId]:
 
 
 _IGNORED = frozenset(
-    "outbox_enabled broker_url message_retention_days max_overflow pool_timeout pool_recycle pool_pre_ping "
-    "use_listen_notify notify_fallback_interval max_workflows_per_batch leader_heartbeat_interval "
-    "leader_lease_duration outbox_batch_size default_retry_interval singleton_stale_check_interval".split()
+    {
+        "outbox_enabled",
+        "broker_url",
+        "message_retention_days",
+        "max_overflow",
+        "pool_timeout",
+        "pool_recycle",
+        "pool_pre_ping",
+        "use_listen_notify",
+        "notify_fallback_interval",
+        "max_workflows_per_batch",
+        "leader_heartbeat_interval",
+        "leader_lease_duration",
+    }
 )
 
 
@@ -342,7 +357,9 @@ def open_storage(
 def _sqlite_path(url: str) -> str:
     path = url.removeprefix("sqlite://").partition("?")[0]
     if not path.startswith("/"):
-        raise ValueError(f"db_url {url!r}: a relative file is sqlite:///name.db, an absolute one sqlite:////dir/name.db")
+        raise ValueError(
+            f"db_url {url!r}: a relative file is sqlite:///name.db, an absolute one sqlite:////dir/name.db"
+        )
     return path[1:]
 
 

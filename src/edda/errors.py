@@ -1,30 +1,30 @@
 """Every error Edda raises, in one tree.
 
-    EddaError
-    ├── WorkflowError                   what a workflow's author or caller meets
-    │   ├── TerminalError                   raised by users: never retry this
-    │   ├── RetryExhaustedError             an activity failed on its last attempt
-    │   ├── WorkflowCancelledError          the run was cancelled
-    │   ├── WorkflowTimeoutError            the run passed its deadline        (a TimeoutError)
-    │   ├── RemoteError                     a recorded error whose class is not to be found here
-    │   └── ArgumentError                   arguments that do not fit the signature (a TypeError)
-    ├── InstanceNotFoundError           no run has this id                     (a LookupError)
-    ├── InstanceConflictError           the id belongs to another workflow or input
-    ├── UnknownWorkflowError            this process has no such workflow      (a LookupError)
-    ├── NotInWorkflowError              a verb outside its workflow, or real I/O inside one
-    ├── ParkedError                     the run cannot go on until its code changes
-    │   ├── NonDeterminismError             the code no longer fits the history
-    │   ├── DeadlockError                   every branch waits for another one
-    │   └── SpinError                       the code runs on without waiting for anything
-    ├── PayloadError                    a value that cannot be stored          (a ValueError)
-    │   └── PayloadTooLargeError
-    ├── AppError                        no app, or no single app, to talk to
-    ├── LeaseLostError                  another worker took this one's runs
-    ├── MigrationError                  the schema is not what this release needs
-    └── StorageError
-        ├── StorageUnavailableError         no answer: what was sent may or may not be in
-        ├── StorageConflictError            rolled back by a deadlock or a lock time-out: send it again
-        └── StorageRejectedError            the database refuses the data itself
+EddaError
+├── WorkflowError                   what a workflow's author or caller meets
+│   ├── TerminalError                   raised by users: never retry this
+│   ├── RetryExhaustedError             an activity failed on its last attempt
+│   ├── WorkflowCancelledError          the run was cancelled
+│   ├── WorkflowTimeoutError            the run passed its deadline        (a TimeoutError)
+│   ├── RemoteError                     a recorded error whose class is not to be found here
+│   └── ArgumentError                   arguments that do not fit the signature (a TypeError)
+├── InstanceNotFoundError           no run has this id                     (a LookupError)
+├── InstanceConflictError           the id belongs to another workflow or input
+├── UnknownWorkflowError            this process has no such workflow      (a LookupError)
+├── NotInWorkflowError              a verb outside its workflow, or real I/O inside one
+├── ParkedError                     the run cannot go on until its code changes
+│   ├── NonDeterminismError             the code no longer fits the history
+│   ├── DeadlockError                   every branch waits for another one
+│   └── SpinError                       the code runs on without waiting for anything
+├── PayloadError                    a value that cannot be stored          (a ValueError)
+│   └── PayloadTooLargeError
+├── AppError                        no app, or no single app, to talk to
+├── LeaseLostError                  another worker took this one's runs
+├── MigrationError                  the schema is not what this release needs
+└── StorageError
+    ├── StorageUnavailableError         no answer: what was sent may or may not be in
+    ├── StorageConflictError            rolled back by a deadlock or a lock time-out: send it again
+    └── StorageRejectedError            the database refuses the data itself
 """
 
 from __future__ import annotations

@@ -187,8 +187,7 @@ class Engine:
     async def _store(self, start: Start, ready_at: int) -> None:
         start = Start(start.run_id, start.workflow, start.input, start.created_at, ready_at, start.deadline)
         if not await self._patiently(self.storage.start, [start]):
-            await self._check_same(start)
-            return
+            await self._check_same(start)  # there already, maybe by our own call whose answer was lost
         await self._patiently(self.storage.announce)
         if self.worker is not None:
             self.worker.nudge()
@@ -236,7 +235,7 @@ class Engine:
         outcome: CancelOutcome = await self._patiently(self.storage.cancel, RunId(instance_id), value)
         if outcome is CancelOutcome.MISSING:
             raise InstanceNotFoundError(f"no run has the id {instance_id!r}; nothing was cancelled")
-        if outcome is CancelOutcome.REQUESTED:
+        if outcome is not CancelOutcome.ENDED:
             await self._patiently(self.storage.announce)
         return outcome
 

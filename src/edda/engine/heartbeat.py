@@ -103,7 +103,7 @@ class Heartbeat:
                     logger.warning("heartbeat of %s failed: %s", self._worker, error)
                     self.healthy_since = self._monotonic()
                     pause = min(1.0, self._settings.heartbeat)
-                await self._pause(pause)
+                self._stop.wait(pause)  # nothing else runs on this thread's loop
         finally:
             if pulse is not None:
                 await pulse.close()
@@ -144,11 +144,7 @@ class Heartbeat:
             return False
         frame = sys._current_frames().get(self._loop_thread)
         stack = "".join(traceback.format_stack(frame)) if frame else "unknown"
-        logger.critical("the event loop has been stuck for %.0f s; its lease is given up. It is here:\n%s", stuck, stack)
+        logger.critical(
+            "the event loop has been stuck for %.0f s; its lease is given up. It is here:\n%s", stuck, stack
+        )
         return True
-
-    async def _pause(self, seconds: float) -> None:
-        """Short naps, so that stop() does not wait for a whole period."""
-        end = self._monotonic() + seconds
-        while not self._stop.is_set() and (left := end - self._monotonic()) > 0:
-            await asyncio.sleep(min(left, 0.1))

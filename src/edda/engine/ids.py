@@ -13,9 +13,7 @@ from edda.core.model import RunId, WorkerId
 class Ids:
     """UUIDs of version 7. The clock and the randomness can be given by tests."""
 
-    def __init__(
-        self, now: Callable[[], int] = time.time_ns, randomness: Callable[[int], bytes] = os.urandom
-    ) -> None:
+    def __init__(self, now: Callable[[], int] = time.time_ns, randomness: Callable[[int], bytes] = os.urandom) -> None:
         self._now = now
         self._randomness = randomness
 

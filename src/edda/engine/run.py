@@ -282,9 +282,7 @@ class LiveRun:
 
     async def _body(self, command: Command) -> None:
         host = self._host
-        ctx = ActivityContext(
-            self.run_id, self.workflow.name, command.id, command.attempt, self.gen, host.clock.now
-        )
+        ctx = ActivityContext(self.run_id, self.workflow.name, command.id, command.attempt, self.gen, host.clock.now)
         self._tell(lambda hooks: hooks.on_activity_start(self.run_id, command.id, command.name, False))
         outcome: Outcome | None = None
         try:

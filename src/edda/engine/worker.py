@@ -155,7 +155,9 @@ class Worker:
 
     def begin(self, start: Start) -> LiveRun:
         """Start a run that is ours from its first record on."""
-        claimed = ClaimedRun(start.run_id, start.workflow, 0, 1, start.input, start.created_at, start.deadline, 0, 0, (), ())
+        claimed = ClaimedRun(
+            start.run_id, start.workflow, 0, 1, start.input, start.created_at, start.deadline, 0, 0, (), ()
+        )
         run = LiveRun(self, self._find(start.workflow), claimed, start)
         self.live[run.run_id] = run
         self.journal.put(run)
@@ -234,17 +236,28 @@ class Worker:
             self._on_lost(self)
 
     async def _claim(self) -> None:
-        backoff = Backoff()
+        backoff, in_doubt = Backoff(), False
         while not self.draining:
             self._nudged.clear()
             try:
+                if in_doubt:
+                    await self._drop_strays()
+                    in_doubt = False
                 pause = await self._claim_ready()
                 backoff = Backoff()
             except Transient as error:
                 backoff.warn(logger, "claiming failed: %s", error)
+                in_doubt = True
                 await backoff.pause()
                 continue
             await self._wait_for_work(pause)
+
+    async def _drop_strays(self) -> None:
+        """A claim whose answer was lost may have given us runs that we do not know of: nobody would drive them."""
+        owned = await self._storage.owned(self.info.id)
+        for run_id in owned.keys() - self.live.keys():
+            logger.warning("run %s was claimed without our knowing; it is given back", run_id)
+            await self._storage.disown(run_id)
 
     async def _claim_ready(self) -> float:
         """Claim all there is room for; returns the seconds until the next run is due."""

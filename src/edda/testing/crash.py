@@ -1,10 +1,10 @@
 """Crash points: die before or after any statement, or lose the answer to it.
 
-    points = CrashPoints()                      # first run, undisturbed: which statements are there?
-    async with EddaApp(db_url=url, probe=points): ...
-    for point in points.seen():                 # then once for each: crash there, start anew, compare
-        probe = CrashPoints(point, How.AFTER)
-        ...
+points = CrashPoints()                      # first run, undisturbed: which statements are there?
+async with EddaApp(db_url=url, probe=points): ...
+for point in points.seen():                 # then once for each: crash there, start anew, compare
+    probe = CrashPoints(point, How.AFTER)
+    ...
 """
 
 from __future__ import annotations

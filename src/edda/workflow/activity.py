@@ -65,7 +65,7 @@ class Activity(Generic[P, R]):
     def with_id(self, activity_id: str) -> Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R]]:
         """The same activity under an id of your own instead of `name:count`."""
 
-        def call(ctx: WorkflowContext, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        def call(ctx: WorkflowContext, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
             return self._call(ctx, args, kwargs, activity_id)
 
         return call

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Coroutine
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from uuid import UUID
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def as_datetime(microseconds: int) -> datetime:
@@ -87,11 +87,11 @@ class WorkflowContext:
         return UUID(int=self.rng.getrandbits(128), version=4)
 
     def random(self) -> float:
-        """From 0 up to 1, the same on every replay; `ctx.rng` has the rest of `random.Random`."""
+        """From 0 up to 1, the same on every replay; `ctx.rng` has the rest of `Random`."""
         return self.rng.random()
 
     @property
-    def rng(self) -> random.Random:
+    def rng(self) -> Random:
         raise NotImplementedError
 
     @overload
@@ -127,7 +127,7 @@ class RunContext(WorkflowContext):
         super().__init__(instance_id, workflow_name)
         self._codec = codec
         self._seed = f"{instance_id}/{gen}"
-        self._rng: random.Random | None = None
+        self._rng: Random | None = None
         self._execution: Execution | None = None
 
     def attach(self, execution: Execution | None) -> None:
@@ -156,9 +156,9 @@ class RunContext(WorkflowContext):
         return as_datetime(self.execution.now)
 
     @property
-    def rng(self) -> random.Random:
+    def rng(self) -> Random:
         if self._rng is None:
-            self._rng = random.Random(self._seed)
+            self._rng = Random(self._seed)
         return self._rng
 
     def step(
@@ -199,8 +199,8 @@ class ActivityContext(WorkflowContext):
         return as_datetime(self._clock())
 
     @property
-    def rng(self) -> random.Random:
-        return random.Random()
+    def rng(self) -> Random:
+        return Random()
 
 
 def seconds_to_microseconds(seconds: float | timedelta, what: str) -> int:

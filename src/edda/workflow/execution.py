@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from contextvars import Context, copy_context
 from enum import Enum
 from threading import get_ident
@@ -17,7 +18,7 @@ from typing import Any
 from edda.core.model import MICROSECONDS, Entry, EntryKind
 from edda.errors import NonDeterminismError, NotInWorkflowError
 
-from . import ordering as ordering  # the workflow loop is deterministic only with it
+from . import ordering  # noqa: F401 - the workflow loop is deterministic only with it
 from .loop import Branch, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
 from .suspension import bare_yield
 
@@ -126,17 +127,23 @@ class Execution:
     def start(self) -> None:
         """Replay the whole history; the run then stands where it stood."""
         self._root = self.loop.add_task(self._run(), self.loop.root, "workflow")
-        with self.loop.entered():
+        outside = self.loop.enter()
+        try:
             self.loop.run_to_idle()
             while self.length < len(self._history):
                 self._apply(self._history[self.length])
                 self.loop.run_to_idle()  # after EVERY entry, as it was live
+        finally:
+            self.loop.leave(outside)
         self._history = ()
 
     def deliver(self, entry: Entry) -> None:
         self._apply(entry)
-        with self.loop.entered():
+        outside = self.loop.enter()
+        try:
             self.loop.run_to_idle()
+        finally:
+            self.loop.leave(outside)
 
     def take_issued(self) -> list[Command]:
         issued, self.issued = self.issued, []
@@ -177,7 +184,7 @@ class Execution:
         due: int | None = None,
         id: str | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """A plain function: the id is taken when the verb is CALLED, in the caller's branch; awaiting may come later."""
+        """A plain function: the id is taken when the verb is CALLED, in the caller's branch; awaited maybe later."""
         loop = self.loop
         if loop.unwinding or loop.closing:
             return self._refuse_unwinding()
@@ -216,10 +223,8 @@ class Execution:
         for task in left:
             task.cancel()
         while left := [t for t in left if not t.done()]:
-            try:
+            with suppress(CancelledError):
                 await asyncio.wait(left)
-            except CancelledError:
-                pass
 
     async def _refuse_unwinding(self) -> None:
         while self.loop.defied:

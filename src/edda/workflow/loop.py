@@ -14,19 +14,22 @@ import sys
 from asyncio import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import contextmanager
 from contextvars import Context, copy_context
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVarTuple, Unpack
 
 from edda.errors import NotInWorkflowError, SpinError
 
 from .suspension import Suspended, close_generator, close_if_fresh, unwind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator
 
 logger = logging.getLogger(__name__)
+
+Ts = TypeVarTuple("Ts")
+
+Outside = tuple[asyncio.AbstractEventLoop | None, Any]
 
 MOST_CALLBACKS = 200_000
 """In one slice; more is a loop that waits for nothing."""
@@ -114,6 +117,19 @@ class TimerOwner(Protocol):
     def set_timer(self, branch: Branch, handle: TimerHandle) -> None: ...
 
 
+def _refuse(method: str) -> Any:
+    def refuse(self: WorkflowLoop, *_args: Any, **_options: Any) -> NoReturn:
+        error = NotInWorkflowError(
+            f"{method}() was called in the body of a workflow ({self.name}). Real I/O, threads, processes and "
+            "signals cannot be replayed: do it in an @activity, or in an inline step, `await ctx.step(name, fn)`."
+        )
+        self.refused = self.refused or error
+        raise error
+
+    refuse.__name__ = method
+    return refuse
+
+
 class WorkflowLoop(asyncio.AbstractEventLoop):
     def __init__(self, owner: TimerOwner, now: float, name: str) -> None:
         self.owner: TimerOwner | None = owner
@@ -139,16 +155,20 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         """The time of the last entry: the same on replay."""
         return self.now
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:
+    def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None) -> Any:
         handle = Handle(callback, args, context)
         if not self.unwinding:
             self.ready.append(handle)
         return handle
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Context | None = None) -> Any:
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> Any:
         return self.call_at(self.now + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> Any:
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> Any:
         if when <= self.now:
             return self.call_soon(callback, *args, context=context)
         handle = TimerHandle(when, callback, args, context)
@@ -163,7 +183,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         future.number = self.next_number()
         return future
 
-    def create_task(  # type: ignore[override]  # newer Pythons pass options of their own, which are ignored on purpose
+    def create_task(  # newer Pythons pass options of their own, such as eager_start, which are ignored on purpose
         self, coro: Any, *, name: str | None = None, context: Context | None = None, **_options: Any
     ) -> WorkflowTask:
         if self.unwinding or self.closing:
@@ -228,18 +248,19 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         """Code that catches `Suspended` and asks again, over and over, must be made to yield instead."""
         return self._raised > 1000
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        previous, hooks = _get_running_loop(), sys.get_asyncgen_hooks()
+    def enter(self) -> Outside:
+        """Make this the running loop; `leave` puts back what was there."""
+        outside = _get_running_loop(), sys.get_asyncgen_hooks()
         _set_running_loop(self)
         self.thread = get_ident()
         sys.set_asyncgen_hooks(None, self._close_abandoned)
-        try:
-            yield
-        finally:
-            sys.set_asyncgen_hooks(*hooks)
-            _set_running_loop(previous)
-            self.thread = None
+        return outside
+
+    def leave(self, outside: Outside) -> None:
+        previous, hooks = outside
+        sys.set_asyncgen_hooks(*hooks)
+        _set_running_loop(previous)
+        self.thread = None
 
     def run_to_idle(self) -> None:
         ready, count = self.ready, 0
@@ -285,11 +306,14 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         """Unwind every branch, newest first, and break the cycles, so that reference counts free it all."""
         self.unwinding = True
         self.ready.clear()
-        with self.entered():
+        outside = self.enter()
+        try:
             for task in reversed([t for t in self.tasks.values() if not t.done()]):
                 self._unwind_task(task)
             for task in self.tasks.values():
                 self._untie(task)
+        finally:
+            self.leave(outside)
         self.tasks.clear()
         self.ready.clear()
         self.owner = None
@@ -312,28 +336,45 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         for callback, _ in task._callbacks or ():
             task.remove_done_callback(callback)
 
+    # What cannot be replayed
 
-def _refuse(method: str) -> Callable[..., NoReturn]:
-    def refuse(self: WorkflowLoop, *_args: Any, **_options: Any) -> NoReturn:
-        error = NotInWorkflowError(
-            f"{method}() was called in the body of a workflow ({self.name}). Real I/O, threads, processes and "
-            "signals cannot be replayed: do it in an @activity, or in an inline step, `await ctx.step(name, fn)`."
-        )
-        self.refused = self.refused or error
-        raise error
-
-    refuse.__name__ = method
-    return refuse
-
-
-_FORBIDDEN = (
-    "run_in_executor create_connection create_server create_unix_connection create_unix_server "
-    "create_datagram_endpoint getaddrinfo getnameinfo sock_recv sock_recv_into sock_recvfrom sock_recvfrom_into "
-    "sock_connect sock_sendall sock_sendto sock_sendfile sock_accept add_reader remove_reader add_writer "
-    "remove_writer subprocess_exec subprocess_shell connect_read_pipe connect_write_pipe connect_accepted_socket "
-    "add_signal_handler remove_signal_handler call_soon_threadsafe start_tls sendfile set_task_factory "
-    "set_default_executor set_debug set_exception_handler run_forever run_until_complete stop close "
-    "shutdown_default_executor"
-)
-for _method in _FORBIDDEN.split():
-    setattr(WorkflowLoop, _method, _refuse(_method))
+    run_in_executor = _refuse("run_in_executor")
+    create_connection = _refuse("create_connection")
+    create_server = _refuse("create_server")
+    create_unix_connection = _refuse("create_unix_connection")
+    create_unix_server = _refuse("create_unix_server")
+    create_datagram_endpoint = _refuse("create_datagram_endpoint")
+    getaddrinfo = _refuse("getaddrinfo")
+    getnameinfo = _refuse("getnameinfo")
+    sock_recv = _refuse("sock_recv")
+    sock_recv_into = _refuse("sock_recv_into")
+    sock_recvfrom = _refuse("sock_recvfrom")
+    sock_recvfrom_into = _refuse("sock_recvfrom_into")
+    sock_connect = _refuse("sock_connect")
+    sock_sendall = _refuse("sock_sendall")
+    sock_sendto = _refuse("sock_sendto")
+    sock_sendfile = _refuse("sock_sendfile")
+    sock_accept = _refuse("sock_accept")
+    add_reader = _refuse("add_reader")
+    remove_reader = _refuse("remove_reader")
+    add_writer = _refuse("add_writer")
+    remove_writer = _refuse("remove_writer")
+    subprocess_exec = _refuse("subprocess_exec")
+    subprocess_shell = _refuse("subprocess_shell")
+    connect_read_pipe = _refuse("connect_read_pipe")
+    connect_write_pipe = _refuse("connect_write_pipe")
+    connect_accepted_socket = _refuse("connect_accepted_socket")
+    add_signal_handler = _refuse("add_signal_handler")
+    remove_signal_handler = _refuse("remove_signal_handler")
+    call_soon_threadsafe = _refuse("call_soon_threadsafe")
+    start_tls = _refuse("start_tls")
+    sendfile = _refuse("sendfile")
+    set_task_factory = _refuse("set_task_factory")
+    set_default_executor = _refuse("set_default_executor")
+    set_debug = _refuse("set_debug")
+    set_exception_handler = _refuse("set_exception_handler")
+    run_forever = _refuse("run_forever")
+    run_until_complete = _refuse("run_until_complete")
+    stop = _refuse("stop")
+    close = _refuse("close")
+    shutdown_default_executor = _refuse("shutdown_default_executor")

@@ -1,0 +1,160 @@
+"""The whole storage in memory: for tests in virtual time, and the model the other adapters are held against.
+
+A `MemoryStorage` is a connection to a `MemoryDatabase`; several on one database act like several processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+from edda.core.model import (
+    Bundle,
+    CancelOutcome,
+    Claim,
+    Delivery,
+    Entry,
+    Fence,
+    RunFilter,
+    RunId,
+    RunRecord,
+    Start,
+    Takeover,
+    WorkerId,
+    WorkerInfo,
+)
+from edda.errors import StorageUnavailableError
+
+from .memory_database import MemoryDatabase, wall_clock
+from .ports import Probe
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class MemoryStorage:
+    """One connection to a database in this process; lost with it."""
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], int] = wall_clock,
+        probe: Probe | None = None,
+        database: MemoryDatabase | None = None,
+    ) -> None:
+        self.database = database or MemoryDatabase(now)
+        self._probe = probe
+        self._news = asyncio.Event()
+        self._open = False
+
+    async def _commit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Each transaction is one statement; other tasks get their turn before it, as with a real database."""
+        await asyncio.sleep(0)
+        if not self._open:
+            raise StorageUnavailableError("the storage is closed")
+        statement = f"COMMIT {work.__name__}"
+        if self._probe:
+            self._probe.before(statement)
+        result = work(*args, **kwargs)
+        if self._probe:
+            self._probe.after(statement)
+        return result
+
+    async def open(self) -> None:
+        self._open = True
+        self.database.listeners.add(self._news)
+
+    async def close(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        self._open = False
+        self.database.listeners.discard(self._news)
+
+    async def migrate(self) -> tuple[str, ...]:
+        return ()
+
+    async def pending_migrations(self) -> tuple[str, ...]:
+        return ()
+
+    async def now(self) -> int:
+        return await self._commit(self.database.now)
+
+    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> frozenset[RunId] | None:
+        return await self._commit(self.database.write, fence, batch)
+
+    async def read_fence(self, worker: WorkerId) -> Fence | None:
+        return await self._commit(self.database.read_fence, worker)
+
+    async def owned(self, worker: WorkerId) -> dict[RunId, int]:
+        return await self._commit(self.database.owned, worker)
+
+    async def register(self, worker: WorkerInfo, lease: int) -> int:
+        return await self._commit(self.database.register, worker, lease)
+
+    async def retire(self, worker: WorkerId) -> None:
+        await self._commit(self.database.retire, worker)
+
+    async def take_over(self, me: WorkerId) -> Takeover | None:
+        return await self._commit(self.database.take_over, me)
+
+    async def free_orphans(self) -> int:
+        return await self._commit(self.database.free_orphans)
+
+    async def disown(self, run_id: RunId) -> bool:
+        return await self._commit(self.database.disown, run_id)
+
+    async def pulse(self) -> MemoryPulse:
+        return MemoryPulse(self)
+
+    async def beat(self, worker: WorkerId, lease: int) -> int | None:
+        return await self._commit(self.database.beat, worker, lease)
+
+    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int) -> Claim:
+        return await self._commit(self.database.claim, worker, workflows, limit)
+
+    async def next_due(self, workflows: Sequence[str]) -> int | None:
+        return await self._commit(self.database.next_due, workflows)
+
+    async def unpark(self, workflows: Sequence[str]) -> int:
+        return await self._commit(self.database.unpark, workflows)
+
+    async def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
+        return await self._commit(self.database.mail, worker)
+
+    async def start(self, starts: Sequence[Start]) -> frozenset[RunId]:
+        return await self._commit(self.database.start, starts)
+
+    async def cancel(self, run_id: RunId, value: bytes) -> CancelOutcome:
+        return await self._commit(self.database.cancel, run_id, value)
+
+    async def get(self, run_id: RunId) -> RunRecord | None:
+        return await self._commit(self.database.get, run_id)
+
+    async def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]:
+        return await self._commit(self.database.history, run_id, gen)
+
+    async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:
+        return await self._commit(self.database.find, filter)
+
+    async def announce(self) -> None:
+        await self._commit(self.database.announce)
+
+    async def news(self, timeout: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._news.wait()
+        self._news.clear()
+
+
+class MemoryPulse:
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._storage = storage
+
+    async def beat(self, worker: WorkerId, lease: int) -> int | None:
+        return await self._storage.beat(worker, lease)
+
+    async def close(self) -> None:
+        pass

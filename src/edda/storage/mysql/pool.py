@@ -1,0 +1,133 @@
+"""Where the server is, and the sessions with it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import asyncmy
+
+from edda.errors import StorageError, StorageUnavailableError
+from edda.storage.ports import Probe
+
+from .session import Reply, Session
+from .statement import Statement, Value
+
+CONNECT_PATIENCE = 5.0
+PATIENCE = 30.0
+"""Seconds without an answer after which a connection counts as lost; a lock is waited for 5 seconds at most."""
+
+
+class Address:
+    """Makes sessions, and knows them all so that they can be dropped at once."""
+
+    def __init__(self, url: str, probe: Probe | None) -> None:
+        self._arguments = _arguments(url)
+        self._probe = probe
+        self._sessions: set[Session] = set()
+        self._open = False
+
+    def open(self) -> None:
+        self._open = True
+
+    def kill(self) -> None:
+        self._open = False
+        for session in self._sessions:
+            session.abort_from_anywhere()
+        self._sessions.clear()
+
+    async def connect(self, patience: float | None = PATIENCE) -> Session:
+        self._refuse_if_closed()
+        session = Session(await self._dial(), self._probe, patience)
+        # Known before its first statement: a kill meanwhile must find it.
+        self._sessions = {s for s in self._sessions if s.alive} | {session}
+        self._refuse_if_closed(session)
+        await session.set_up()
+        return session
+
+    async def _dial(self) -> Any:
+        connect: Callable[..., Awaitable[Any]] = asyncmy.connect
+        try:
+            async with asyncio.timeout(CONNECT_PATIENCE):
+                return await connect(**self._arguments)
+        except Exception as error:
+            # Refused, timed out, half a handshake, bad password: all the same to a caller who will try again.
+            raise StorageUnavailableError(f"cannot connect to the database: {error!r}") from error
+
+    def _refuse_if_closed(self, session: Session | None = None) -> None:
+        if not self._open:
+            if session:
+                session.abort()
+            raise StorageUnavailableError("the storage is closed")
+
+
+class Pool:
+    """At most `size` sessions; whoever borrows one has it alone until the block ends."""
+
+    def __init__(self, address: Address, size: int) -> None:
+        self._address = address
+        self._free = asyncio.Semaphore(size)
+        self._idle: list[Session] = []
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        async with self._free:
+            session = await self._take()
+            try:
+                yield session
+            except StorageError:
+                await session.rollback()
+                raise
+            except BaseException:
+                session.abort()
+                raise
+            finally:
+                if session.alive:
+                    self._idle.append(session)
+
+    async def _take(self) -> Session:
+        while self._idle:
+            session = self._idle.pop()
+            if session.alive:
+                return session
+        return await self._address.connect()
+
+    async def run(self, template: bytes, *values: Value) -> Reply:
+        async with self.session() as session:
+            return await session.run(template, *values)
+
+    async def send(self, *statements: Statement) -> list[Reply]:
+        async with self.session() as session:
+            return await session.send(*statements)
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+
+
+def _arguments(url: str) -> dict[str, Any]:
+    """What the driver wants to know; never printed, because the password is in it."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    arguments: dict[str, Any] = {
+        "host": parts.hostname or "127.0.0.1",
+        "port": parts.port or 3306,
+        "user": unquote(parts.username or "root"),
+        "password": unquote(parts.password or ""),
+        "database": unquote(parts.path.lstrip("/")),
+        "charset": "utf8mb4",
+        "autocommit": True,
+    }
+    options.pop("charset", None)
+    if socket := options.pop("unix_socket", None):
+        arguments["unix_socket"] = socket
+    authority = options.pop("ssl_ca", None)
+    if options.pop("ssl", "false").lower() in {"1", "true", "yes"} or authority:
+        arguments["ssl"] = ssl.create_default_context(cafile=authority)
+    if options:
+        raise ValueError(f"unknown option in the database URL: {', '.join(options)} (known: ssl, ssl_ca, unix_socket)")
+    return arguments

@@ -1,0 +1,131 @@
+"""Runs as callers see them: started, cancelled, looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, Start
+from edda.errors import StorageConflictError
+
+from .batch import INSERT_RUN, INSERT_SCHED, ready_row, run_row
+from .clock import NOW, READ_CLOCK
+from .pool import Pool
+from .rows import entry, run_id, run_record
+from .session import BEGIN, COMMIT, EXPECT, ExpectationMissedError
+from .statement import Statement, Value, bind, groups, inserts
+
+_START_ATTEMPTS = 5
+
+FIND_EXISTING = b"SELECT DISTINCT id FROM edda_run WHERE id IN (%b)"
+# Not INSERT IGNORE: that would cut an id which is too long instead of refusing it.
+OR_LEAVE = b" ON DUPLICATE KEY UPDATE id = id"
+LOCK = b"SELECT owner, cancelled, delivered FROM edda_sched WHERE run_id = %b FOR UPDATE"
+EXISTS = b"SELECT 1 FROM edda_run WHERE id = %b LIMIT 1"
+CANCEL = b"UPDATE edda_sched SET cancelled = TRUE, delivered = %b WHERE run_id = %b"
+DELIVER = b"INSERT INTO edda_delivery (run_id, n, kind, step, at, value) VALUES (%b, %b, %b, '', " + NOW + b", %b)"
+WAKE = b"UPDATE edda_sched SET ready_at = 0, status = 'running', reason = NULL WHERE run_id = %b"
+LATEST_GEN = b"SELECT MAX(gen) FROM edda_run WHERE id = %b"
+HISTORY = b"""SELECT seq, kind, step, name, ok, at, input, value, attempt, n
+    FROM edda_hist WHERE run_id = %b AND gen = %b ORDER BY seq"""
+
+# A run that rests but is due counts as running: somebody may claim it at any moment.
+_STATUS = (
+    b"COALESCE(e.status, IF(s.owner IS NULL AND s.ready_at <= " + NOW + b" AND s.status <> 'compensating',"
+    b" 'running', s.status))"
+)
+RECORDS = (
+    b"SELECT r.id, r.workflow, r.gen, " + _STATUS + b", r.input, r.created_at, r.deadline,"
+    b" s.owner, s.ready_at, s.reason, e.ended_at, e.value FROM edda_run r"
+    b" LEFT JOIN edda_sched s ON s.run_id = r.id LEFT JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen"
+    b" WHERE NOT EXISTS (SELECT 1 FROM edda_run newer WHERE newer.id = r.id AND newer.gen > r.gen)"
+)
+OF_ID = b" AND r.id = %b"
+OF_STATUS = b" AND " + _STATUS + b" = %b"
+OF_WORKFLOW = b" AND r.workflow = %b"
+CREATED_FROM = b" AND r.created_at >= %b"
+CREATED_TO = b" AND r.created_at < %b"
+# Spelled out: the comparison of two pairs does not use the index.
+BEFORE = b" AND r.created_at <= %b AND (r.created_at < %b OR r.id < %b)"
+NEWEST_FIRST = b" ORDER BY r.created_at DESC, r.id DESC LIMIT %b"
+
+
+class MySQLRuns:
+    _pool: Pool
+
+    async def start(self, starts: Sequence[Start]) -> frozenset[RunId]:
+        wanted = {start.run_id: start for start in reversed(starts)}
+        if not wanted:
+            return frozenset()
+        for _ in range(_START_ATTEMPTS):
+            with suppress(ExpectationMissedError):
+                return await self._start(wanted)
+        raise StorageConflictError("others keep starting runs with the same ids")
+
+    async def _start(self, wanted: dict[RunId, Start]) -> frozenset[RunId]:
+        """Insert what is not there; misses its expectation if somebody else does the same meanwhile."""
+        async with self._pool.session() as session:
+            clock, existing = await session.send(bind(READ_CLOCK), bind(FIND_EXISTING, sorted(wanted)))
+            new = wanted.keys() - {run_id(row[0]) for row in existing.rows}
+            if new:
+                starts = [wanted[run] for run in sorted(new)]
+                await session.send(*_insertion(starts, clock.rows[0][0], session.limit))
+            return frozenset(new)
+
+    async def cancel(self, run: RunId, value: bytes) -> CancelOutcome:
+        async with self._pool.session() as session:
+            _, sched = await session.send(bind(BEGIN), bind(LOCK, run))
+            if not sched.rows:
+                known, _ = await session.send(bind(EXISTS, run), bind(COMMIT))
+                return CancelOutcome.ENDED if known.rows else CancelOutcome.MISSING
+            owner, cancelled, delivered = sched.rows[0]
+            if cancelled:
+                await session.run(COMMIT)
+                return CancelOutcome.ALREADY
+            n = delivered + 1
+            wake = [bind(WAKE, run)] if owner is None else []
+            letter = bind(DELIVER, run, n, EntryKind.CANCEL, value)
+            await session.send(bind(CANCEL, n, run), *wake, letter, bind(COMMIT))
+            return CancelOutcome.REQUESTED
+
+    async def get(self, run: RunId) -> RunRecord | None:
+        rows = (await self._pool.run(RECORDS + OF_ID, run)).rows
+        return run_record(rows[0]) if rows else None
+
+    async def history(self, run: RunId, gen: int | None = None) -> tuple[Entry, ...]:
+        async with self._pool.session() as session:
+            if gen is None:
+                gen = (await session.run(LATEST_GEN, run)).rows[0][0]
+            return tuple(entry(row) for row in (await session.run(HISTORY, run, gen)).rows)
+
+    async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:
+        conditions, values = [RECORDS], list[Value]()
+        for condition, given in _conditions(filter):
+            conditions.append(condition)
+            values += given
+        query = b"".join([*conditions, NEWEST_FIRST])
+        return tuple(run_record(row) for row in (await self._pool.run(query, *values, filter.limit)).rows)
+
+
+def _conditions(filter: RunFilter) -> Iterator[tuple[bytes, Sequence[Value]]]:
+    if filter.status is not None:
+        yield OF_STATUS, [filter.status]
+    if filter.workflow is not None:
+        yield OF_WORKFLOW, [filter.workflow]
+    if filter.created_from is not None:
+        yield CREATED_FROM, [filter.created_from]
+    if filter.created_to is not None:
+        yield CREATED_TO, [filter.created_to]
+    if filter.before is not None:
+        created_at, run = filter.before
+        yield BEFORE, [created_at, created_at, run]
+
+
+def _insertion(starts: Sequence[Start], now: int, limit: int) -> Iterator[Statement]:
+    yield bind(BEGIN)
+    label = (INSERT_RUN + OR_LEAVE).decode()
+    for rows in groups([run_row(start, 0) for start in starts], limit - len(label)):
+        yield Statement(label, INSERT_RUN + b",".join(rows) + OR_LEAVE)
+        yield bind(EXPECT, len(rows))
+    yield from inserts(INSERT_SCHED, [ready_row(start, now) for start in starts], limit)
+    yield bind(COMMIT)

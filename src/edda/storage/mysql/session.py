@@ -1,0 +1,172 @@
+"""One connection: every statement goes through `Session.send`, and a session in doubt is thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from asyncmy.cursors import Cursor
+from asyncmy.errors import MySQLError
+
+from edda.errors import StorageConflictError, StorageError, StorageRejectedError, StorageUnavailableError
+from edda.storage.ports import Probe
+
+from .statement import Statement, Value, bind, messages
+
+SQL_MODE = b"STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
+
+# The comments are code: the first for MariaDB only, the second for MySQL only. A client that stops inside a
+# transaction must not hold its locks for ever; MySQL has no time-out for that, only one for idle connections.
+# A long IN list must stay a range of the primary key: MariaDB would turn it into a join, in another lock order.
+SETUP = (
+    b"SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
+    b"SET SESSION autocommit = 1, sql_notes = 0, time_zone = '+00:00', innodb_lock_wait_timeout = 5, "
+    b"sql_mode = '%b' /*M! , idle_transaction_timeout = 5, in_predicate_conversion_threshold = 0 */"
+    b"/*!80000 , wait_timeout = 60 */; "
+    b"SELECT VERSION(), @@max_allowed_packet" % SQL_MODE
+)
+
+BEGIN = b"START TRANSACTION"
+COMMIT = b"COMMIT"
+# The server skips the rest of a message after an error. A mode that does not exist is the one error that both
+# servers raise on a condition without a stored program, and it touches no row.
+EXPECT = b"SET SESSION sql_mode = IF(ROW_COUNT() = %%b, '%b', 'expectation missed')" % SQL_MODE
+
+PACKET_SLACK = 4_096
+"""Bytes of a packet left to the protocol and to the short statements around a long one."""
+
+_EXPECTATION_MISSED = 1231
+_CONFLICTS = frozenset({1020, 1205, 1213, 1614, 3101, 3572})
+"""Record changed, lock wait time-out, deadlock (also one that a cluster finds at the commit), NOWAIT."""
+_REJECTED = frozenset({1118, 1153, 1300, 1366, 1406, 3819})
+"""Row or packet too large, bad text, CHECK: some servers report them without an SQLSTATE of class 22 or 23."""
+_REJECTED_CLASSES = frozenset({"22", "23"})
+
+Row = tuple[Any, ...]
+
+
+class Reply(NamedTuple):
+    affected: int
+    rows: Sequence[Row]
+
+
+class ExpectationMissedError(StorageError):
+    """`EXPECT` found another number of rows; the statements behind it did not run."""
+
+
+class _Cursor(Cursor):
+    async def _show_warnings(self, conn: object) -> None:
+        """The driver would spend a round trip on logging them; in strict mode what matters is an error."""
+
+
+def _translate(error: MySQLError) -> StorageError:
+    number = error.args[0] if error.args else 0
+    if number == _EXPECTATION_MISSED:
+        return ExpectationMissedError(str(error))
+    if number in _CONFLICTS:
+        return StorageConflictError(str(error))
+    if number in _REJECTED or str(error.sqlstate)[:2] in _REJECTED_CLASSES:
+        return StorageRejectedError(str(error))
+    return StorageUnavailableError(str(error))
+
+
+class Session:
+    """After anything but a clear answer from the server it is dead, and so is its transaction."""
+
+    version = ""
+    limit = 0
+    """Bytes that fit into one message."""
+
+    def __init__(self, connection: Any, probe: Probe | None, patience: float | None) -> None:
+        self._connection = connection
+        self._probe = probe
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+
+    async def set_up(self) -> None:
+        *_, about = await self._send(bind(SETUP))
+        self.version, packet = about.rows[0]
+        self.limit = packet - PACKET_SLACK
+
+    @property
+    def alive(self) -> bool:
+        transport = getattr(self._connection, "_transport", None)
+        return transport is not None and not transport.is_closing()
+
+    async def run(self, template: bytes, *values: Value) -> Reply:
+        return (await self._send(bind(template, *values)))[-1]
+
+    async def send(self, *statements: Statement) -> list[Reply]:
+        """In one message, or as few as it takes; one reply for each statement."""
+        replies = []
+        for message in messages(statements, self.limit):
+            replies += await self._send(message)
+        return replies
+
+    async def _send(self, message: Statement) -> list[Reply]:
+        try:
+            return await self._exchange(message)
+        except MySQLError as error:
+            failure = _translate(error)
+            if isinstance(failure, StorageUnavailableError):
+                self.abort()
+            raise failure from error
+        except StorageError:
+            self.abort()
+            raise
+        except Exception as error:
+            # Time-outs, and whatever a driver raises when its connection is cut under it: the outcome is unknown.
+            self.abort()
+            raise StorageUnavailableError(f"no answer from the database: {error!r}") from error
+        except BaseException:  # cancelled in mid-statement, or a simulated death
+            self.abort()
+            raise
+
+    async def _exchange(self, message: Statement) -> list[Reply]:
+        if self._probe:
+            self._probe.before(message.label)
+        async with asyncio.timeout(self._patience):
+            cursor = self._connection.cursor(_Cursor)
+            await cursor.execute(message.body)
+            replies = [Reply(cursor.rowcount, await cursor.fetchall())]
+            while await cursor.nextset():
+                replies.append(Reply(cursor.rowcount, await cursor.fetchall()))
+        if self._probe:
+            self._probe.after(message.label)
+        return replies
+
+    async def rollback(self) -> None:
+        """After an error; a session that cannot even do this is dead, which rolls back as well."""
+        if self.alive:
+            with suppress(StorageError):
+                await self.run(b"ROLLBACK")
+
+    def abort(self) -> None:
+        """Drop the connection without a goodbye, and without what is still in its buffers."""
+        if transport := getattr(self._connection, "_transport", None):
+            transport.abort()
+        self._connection.close()
+
+    def abort_from_anywhere(self) -> None:
+        """Transports belong to their loop, and a heartbeat's loop runs in a thread of its own."""
+        if _running_loop() is self._loop:
+            self.abort()
+            return
+        with suppress(RuntimeError):  # that loop is closed, and its connections with it
+            self._loop.call_soon_threadsafe(self.abort)
+
+    async def close(self) -> None:
+        # Best effort: a server that is gone needs no goodbye, and the driver has many ways to say so.
+        with suppress(Exception):
+            async with asyncio.timeout(1):
+                await self._connection.ensure_closed()
+        self.abort()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

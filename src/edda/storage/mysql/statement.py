@@ -1,0 +1,97 @@
+"""Statements as bytes, ready to send: values are written into the text here, and nowhere else.
+
+The text protocol is used because several statements then travel in one message. Every session has a
+`sql_mode` without NO_BACKSLASH_ESCAPES, so a quote and a backslash are all there is to escape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from edda.errors import StorageRejectedError
+
+Value = str | bytes | int | None | Sequence[str]
+
+
+class Statement(NamedTuple):
+    label: str
+    """The statement without its data."""
+    body: bytes
+
+
+def text(value: str) -> bytes:
+    if "\0" in value:  # the server would take it, but other databases do not: refused everywhere alike
+        raise StorageRejectedError(f"{value!r} has a NUL in it")
+    try:
+        encoded = value.encode()
+    except UnicodeEncodeError as error:
+        raise StorageRejectedError(f"{value!r} is not valid text") from error
+    return b"'%b'" % encoded.replace(b"\\", b"\\\\").replace(b"'", b"''")
+
+
+def binary(value: bytes) -> bytes:
+    # The introducer keeps the server from reading the bytes as utf8mb4, which most of them are not.
+    return b"_binary'%b'" % value.replace(b"\\", b"\\\\").replace(b"'", b"''")
+
+
+def number(value: int | None) -> bytes:
+    return b"NULL" if value is None else b"%d" % value
+
+
+def literal(value: Value) -> bytes:
+    if value is None or isinstance(value, int):
+        return number(value)
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, bytes):
+        return binary(value)
+    return b",".join(map(text, value))
+
+
+def bind(template: bytes, *values: Value) -> Statement:
+    return Statement(template.decode(), template % tuple(map(literal, values)))
+
+
+def inserts(head: bytes, rows: Sequence[bytes], limit: int) -> Iterator[Statement]:
+    """As few multi-row INSERTs as the size of a message allows."""
+    label = head.decode()
+    for group in groups(rows, limit - len(head)):
+        yield Statement(label, head + b",".join(group))
+
+
+def messages(statements: Iterable[Statement], limit: int) -> Iterator[Statement]:
+    """Put as many statements into each message as fit; the server runs them in turn and stops at an error."""
+    pending: list[Statement] = []
+    size = 0
+    for statement in statements:
+        if pending and size + len(statement.body) >= limit:
+            yield _joined(pending)
+            pending, size = [], 0
+        pending.append(statement)
+        size += len(statement.body) + 2
+    if pending:
+        yield _joined(pending)
+
+
+def _joined(statements: Sequence[Statement]) -> Statement:
+    return Statement("; ".join(s.label for s in statements), b"; ".join(s.body for s in statements))
+
+
+def groups(rows: Sequence[bytes], limit: int) -> Iterator[Sequence[bytes]]:
+    """Split the rows so that each part is below the limit when written out with commas."""
+    if sum(map(len, rows)) + len(rows) < limit:
+        if rows:
+            yield rows
+        return
+    start = size = 0
+    for i, row in enumerate(rows):
+        if len(row) >= limit:
+            raise StorageRejectedError(
+                f"a row of {len(row)} bytes is over this server's max_allowed_packet ({limit} bytes are left for it)"
+            )
+        if size + len(row) >= limit:
+            yield rows[start:i]
+            start, size = i, 0
+        size += len(row) + 1
+    yield rows[start:]

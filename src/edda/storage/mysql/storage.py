@@ -1,0 +1,69 @@
+"""All that the engine asks of a database, on MariaDB and MySQL."""
+
+from __future__ import annotations
+
+import re
+
+from edda.errors import StorageError
+from edda.storage.ports import Probe
+
+from . import schema
+from .clock import READ_CLOCK
+from .journal import MySQLJournal
+from .news import MySQLNews
+from .pool import Address, Pool
+from .queue import MySQLQueue
+from .runs import MySQLRuns
+from .workers import MySQLWorkers
+
+OLDEST_MARIADB = (10, 6)
+OLDEST_MYSQL = (8, 0)
+
+
+class MySQLStorage(MySQLJournal, MySQLWorkers, MySQLQueue, MySQLRuns):
+    """`url` is mysql://user:password@host/database, with ?ssl=true, ?ssl_ca=file or ?unix_socket=file if need be."""
+
+    def __init__(self, url: str, *, pool_size: int = 5, probe: Probe | None = None) -> None:
+        self._address = Address(url, probe)
+        self._journal = Pool(self._address, 1)
+        self._pool = Pool(self._address, pool_size)
+        self._news = MySQLNews()
+
+    async def open(self) -> None:
+        self._address.open()
+        try:
+            async with self._journal.session() as session:
+                _check_version(session.version)
+        except BaseException:
+            self.kill()
+            raise
+
+    async def close(self) -> None:
+        await self._journal.close()
+        await self._pool.close()
+        self.kill()
+
+    def kill(self) -> None:
+        self._address.kill()
+
+    async def announce(self) -> None:
+        await self._news.announce()
+
+    async def news(self, timeout: float) -> None:
+        await self._news.news(timeout)
+
+    async def migrate(self) -> tuple[str, ...]:
+        return await schema.migrate(self._address)
+
+    async def pending_migrations(self) -> tuple[str, ...]:
+        return await schema.pending(self._pool)
+
+    async def now(self) -> int:
+        return int((await self._pool.run(READ_CLOCK)).rows[0][0])
+
+
+def _check_version(version: str) -> None:
+    oldest = OLDEST_MARIADB if "MariaDB" in version else OLDEST_MYSQL
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if not found or (int(found[1]), int(found[2])) < oldest:
+        raise StorageError(f"Edda needs MariaDB 10.6, MySQL 8.0, or newer; this server is {version}")

@@ -1,0 +1,5 @@
+"""PostgreSQL 12 or newer, through asyncpg."""
+
+from .storage import PostgresStorage
+
+__all__ = ["PostgresStorage"]

@@ -1,0 +1,56 @@
+"""Waking other processes: LISTEN and NOTIFY on a connection of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from edda.errors import StorageUnavailableError
+
+from .pool import Pool
+from .session import Session
+
+CHANNEL = "edda_news"
+NOTIFY = f"NOTIFY {CHANNEL}"
+
+
+class PostgresNews:
+    def __init__(self, line: Pool) -> None:
+        self._line = line
+        self._arrived = asyncio.Event()
+        self._listening: Session | None = None
+        self._asked = 0
+        self._told = 0
+
+    async def announce(self) -> None:
+        """Never part of a transaction: NOTIFY takes a lock on the whole server from there to the commit."""
+        self._arrived.set()
+        self._asked += 1
+        mine = self._asked
+        # Only a hint: whoever misses it finds the work by looking, a moment later.
+        with suppress(StorageUnavailableError):
+            async with self._line.session() as session:
+                if self._told < mine:  # else one that was sent after we asked speaks for us too
+                    await self._tell(session)
+
+    async def _tell(self, session: Session) -> None:
+        asked = self._asked
+        await session.execute(NOTIFY)
+        self._told = asked
+
+    async def news(self, timeout: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                with suppress(StorageUnavailableError):
+                    await self.listen()
+                await self._arrived.wait()
+        self._arrived.clear()
+
+    async def listen(self) -> None:
+        async with self._line.session() as session:
+            if session is self._listening:
+                return
+            await session.listen(CHANNEL, self._arrived.set)
+            if self._listening is not None:  # news may have come by while nobody listened
+                self._arrived.set()
+            self._listening = session

@@ -1,0 +1,113 @@
+"""Connections that come back by themselves, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+from msgspec import Struct
+
+from edda.errors import StorageUnavailableError
+from edda.storage.ports import Probe
+
+from .session import Session
+
+CONNECT_TIMEOUT = 10.0
+
+_SETTINGS = {
+    "application_name": "edda",
+    # A client that is stopped inside a transaction must not hold its locks for ever.
+    "idle_in_transaction_session_timeout": "5s",
+    "lock_timeout": "5s",
+    "default_transaction_isolation": "read committed",
+    # Compiling a plan costs more than any statement here.
+    "jit": "off",
+    # Everything is looked up by key, whatever the values: planned once, and never, because the tables were small at
+    # the time, with reading all of them.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+}
+
+
+class Address(Struct, frozen=True):
+    """Where the database is and how to talk to it."""
+
+    url: str
+    statement_cache_size: int
+    probe: Probe | None
+
+    async def connect(self, answer_within: float | None) -> Session:
+        try:
+            connection = await asyncpg.connect(
+                self.url,
+                timeout=CONNECT_TIMEOUT,
+                command_timeout=answer_within,
+                statement_cache_size=self.statement_cache_size,
+                server_settings=_SETTINGS,
+            )
+        except Exception as error:  # refused, unreachable, unknown host, wrong password, starting up: not there
+            raise StorageUnavailableError(f"cannot connect to PostgreSQL: {error}") from error
+        return Session(connection, self.probe)
+
+
+class Pool:
+    """At most `size` sessions, each used by one task at a time. A lost one is replaced when it is next needed."""
+
+    def __init__(self, address: Address, size: int, answer_within: float | None = 30.0) -> None:
+        self._address = address
+        self._answer_within = answer_within
+        self._room = asyncio.Semaphore(size)
+        self._idle: list[Session] = []
+        self._busy: set[Session] = set()
+        self._open = True
+
+    def open(self) -> None:
+        self._open = True
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        async with self._room:
+            session = await self._take()
+            try:
+                yield session
+            finally:
+                self._put_back(session)
+
+    async def _take(self) -> Session:
+        self._check_open()
+        while self._idle:
+            session = self._idle.pop()
+            if session.usable:
+                break
+        else:
+            session = await self._address.connect(self._answer_within)
+        self._busy.add(session)
+        if not self._open:  # closed while it was being connected
+            self._put_back(session)
+            self._check_open()
+        return session
+
+    def _put_back(self, session: Session) -> None:
+        self._busy.discard(session)
+        if not self._open:
+            session.drop()
+        elif session.usable:
+            self._idle.append(session)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StorageUnavailableError("the storage is closed")
+
+    async def close(self) -> None:
+        self._open = False
+        while self._idle:
+            await self._idle.pop().close()
+        self.kill()
+
+    def kill(self) -> None:
+        self._open = False
+        for session in (*self._idle, *self._busy):
+            session.kill()
+        self._idle.clear()

@@ -1,0 +1,142 @@
+"""Runs that are due, and mail for those in memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import asyncpg
+
+from edda.core.model import Claim, ClaimedRun, Delivery, Entry, RunId, WorkerId
+
+from .clock import timed
+from .pool import Pool
+from .rows import delivery_of, entry_of
+from .session import Session
+
+T = TypeVar("T")
+
+# `fence` first: a worker that was taken over claims nothing, and a takeover waits for this claim. It is asked
+# inside the scan, as a condition, because a join might lock runs ahead of it. Names whose oldest run waits
+# longest come first, and rows are locked one by one until there are enough. The limit inside is a number and
+# not a parameter: with an unknown limit the planner prefers to sort all that is due.
+_CLAIM = timed("""
+WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHARE),
+     due AS MATERIALIZED (
+         SELECT run.run_id, run.ready_at
+           FROM (SELECT name FROM unnest($2::text[]) name CROSS JOIN LATERAL (
+                     SELECT ready_at FROM edda_sched
+                      WHERE workflow = name AND owner IS NULL AND ready_at <= (SELECT {now})
+                      ORDER BY ready_at LIMIT 1) oldest
+                  ORDER BY oldest.ready_at) names
+          CROSS JOIN LATERAL (
+                SELECT run_id, ready_at FROM edda_sched
+                 WHERE EXISTS (SELECT FROM fence)
+                   AND workflow = name AND owner IS NULL AND ready_at <= (SELECT {now})
+                 ORDER BY ready_at LIMIT {limit} FOR UPDATE SKIP LOCKED) run
+          LIMIT $3),
+     claimed AS (
+         UPDATE edda_sched s
+            SET owner = $1, epoch = s.epoch + 1, ready_at = NULL, status = 'running', reason = NULL
+           FROM due WHERE s.run_id = due.run_id
+         RETURNING s.run_id, s.workflow, s.gen, s.epoch, s.absorbed, s.attempts, due.ready_at)
+SELECT {now} AS now, claimed.* FROM (VALUES (1)) one LEFT JOIN claimed ON true ORDER BY claimed.ready_at""")
+CLAIM_FEW = _CLAIM.replace("{limit}", "100")
+CLAIM_MANY = _CLAIM.replace("{limit}", "1000")
+
+# Read after the claim, never within it: its statement sees the newest row of a run but may see older history.
+READ_RUNS = """
+SELECT r.id, r.input, r.created_at, r.deadline
+  FROM unnest($1::text[], $2::int[]) c (id, gen) JOIN edda_run r USING (id, gen)"""
+READ_HISTORY = """
+SELECT h.run_id, h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n
+  FROM unnest($1::text[], $2::int[]) c (run_id, gen) JOIN edda_hist h USING (run_id, gen) ORDER BY h.run_id, h.seq"""
+READ_INBOX = """
+SELECT d.run_id, d.n, d.kind, d.at, d.step, d.value
+  FROM unnest($1::text[], $2::int[]) c (run_id, absorbed) JOIN edda_delivery d ON d.run_id = c.run_id
+ WHERE d.n > c.absorbed ORDER BY d.run_id, d.n"""
+
+NEXT_DUE = timed("""
+SELECT min(first.ready_at), {now}
+  FROM unnest($1::text[]) name CROSS JOIN LATERAL (
+       SELECT ready_at FROM edda_sched
+        WHERE workflow = name AND owner IS NULL AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1) first""")
+
+# What is locked is being claimed or cancelled, so it is ready anyway.
+UNPARK = timed("""
+WITH parked AS MATERIALIZED (
+    SELECT run_id FROM edda_sched WHERE status = 'parked' AND owner IS NULL AND workflow = ANY ($1::text[])
+    FOR UPDATE SKIP LOCKED)
+UPDATE edda_sched s SET ready_at = {now} FROM parked WHERE s.run_id = parked.run_id""")
+
+MAIL = """
+SELECT d.run_id, d.n, d.kind, d.at, d.step, d.value
+  FROM edda_sched s JOIN edda_delivery d ON d.run_id = s.run_id AND d.n > s.absorbed
+ WHERE s.owner = $1 AND s.owner IS NOT NULL AND s.delivered > s.absorbed ORDER BY d.run_id, d.n"""
+
+
+class PostgresQueue:
+    _pool: Pool
+
+    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int) -> Claim:
+        statement = CLAIM_FEW if limit <= 100 else CLAIM_MANY
+        async with self._pool.session() as session:
+            rows = await session.fetch(statement, worker, workflows, limit)
+            claimed = [row for row in rows if row["run_id"] is not None]
+            runs = await _load(session, claimed) if claimed else ()
+        return Claim(rows[0]["now"], runs)
+
+    async def next_due(self, workflows: Sequence[str]) -> int | None:
+        async with self._pool.session() as session:
+            ready_at, now = (await session.fetch(NEXT_DUE, workflows))[0]
+        return None if ready_at is None else max(0, ready_at - now)
+
+    async def unpark(self, workflows: Sequence[str]) -> int:
+        async with self._pool.session() as session:
+            return await session.execute(UNPARK, workflows)
+
+    async def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
+        async with self._pool.session() as session:
+            rows = await session.fetch(MAIL, worker)
+        return tuple(delivery_of(row) for row in rows)
+
+
+async def _load(session: Session, claimed: Sequence[asyncpg.Record]) -> tuple[ClaimedRun, ...]:
+    ids, gens = [row["run_id"] for row in claimed], [row["gen"] for row in claimed]
+    births = {row["id"]: row for row in await session.fetch(READ_RUNS, ids, gens)}
+    entries = _by_run((row["run_id"], entry_of(row)) for row in await session.fetch(READ_HISTORY, ids, gens))
+    inbox = await session.fetch(READ_INBOX, ids, [row["absorbed"] for row in claimed])
+    letters = _by_run((row["run_id"], delivery_of(row)) for row in inbox)
+    runs = (_join(row, births[row["run_id"]], entries[row["run_id"]], letters[row["run_id"]]) for row in claimed)
+    return tuple(run for run in runs if not _is_void(run))
+
+
+def _by_run(pairs: Iterable[tuple[RunId, T]]) -> defaultdict[RunId, list[T]]:
+    grouped: defaultdict[RunId, list[T]] = defaultdict(list)
+    for run_id, item in pairs:
+        grouped[run_id].append(item)
+    return grouped
+
+
+def _join(
+    row: asyncpg.Record, birth: asyncpg.Record, entries: Sequence[Entry], letters: Sequence[Delivery]
+) -> ClaimedRun:
+    return ClaimedRun(
+        run_id=row["run_id"],
+        workflow=row["workflow"],
+        gen=row["gen"],
+        epoch=row["epoch"],
+        input=birth["input"],
+        created_at=birth["created_at"],
+        deadline=birth["deadline"],
+        absorbed=row["absorbed"],
+        attempts=row["attempts"],
+        entries=tuple(entries),
+        mail=tuple(letters),
+    )
+
+
+def _is_void(run: ClaimedRun) -> bool:
+    """History that absorbed more than the claimed row: somebody took the run over between claim and read."""
+    return max((entry.n or 0 for entry in run.entries), default=0) > run.absorbed

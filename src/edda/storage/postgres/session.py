@@ -1,0 +1,142 @@
+"""One connection, and what its errors mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import asyncpg
+
+from edda.errors import (
+    EddaError,
+    MigrationError,
+    StorageConflictError,
+    StorageRejectedError,
+    StorageUnavailableError,
+)
+from edda.storage.ports import Probe
+
+T = TypeVar("T")
+Listener = Callable[[], object]
+
+# Said every time: the fence is re-read after a wait only at this level, and the server's default may be another.
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+COMMIT = "COMMIT"
+ROLLBACK = "ROLLBACK"
+
+_CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+"""Serialization failure, deadlock, lock time-out."""
+_REFUSALS = frozenset({"22", "23", "54"})
+"""Classes of errors in the data: bad value, broken constraint, over a limit of the database."""
+_SCHEMA = frozenset({"42P01", "42703"})
+"""Undefined table or column."""
+
+
+class Session:
+    """Sends statements over one connection object. In doubt it drops the connection and never goes on with it."""
+
+    def __init__(self, connection: asyncpg.Connection[asyncpg.Record], probe: Probe | None) -> None:
+        self._connection = connection
+        self._probe = probe
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def usable(self) -> bool:
+        return not self._connection.is_closed()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        version = self._connection.get_server_version()
+        return version.major, version.minor
+
+    async def fetch(self, statement: str, *values: object) -> list[asyncpg.Record]:
+        return await self._send(statement, self._connection.fetch, statement, *values)
+
+    async def execute(self, statement: str, *values: object) -> int:
+        """How many rows it touched."""
+        status = await self._send(statement, self._connection.execute, statement, *values)
+        count = status.rpartition(" ")[2]
+        return int(count) if count.isdecimal() else 0
+
+    async def listen(self, channel: str, listener: Listener) -> None:
+        """Call `listener` for what others send to the channel, not for what this connection sends."""
+
+        def hear(_connection: object, pid: int, _channel: str, _payload: object) -> None:
+            if pid != me:
+                listener()
+
+        me = self._connection.get_server_pid()
+        await self._send(f"LISTEN {channel}", self._connection.add_listener, channel, hear)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        await self.execute(BEGIN)
+        try:
+            yield
+        except (StorageConflictError, StorageRejectedError):
+            await self.execute(ROLLBACK)
+            raise
+        except BaseException:  # whatever left the block, even a cancel: the open transaction must not outlive it
+            self.drop()
+            raise
+        await self.execute(COMMIT)
+
+    async def _send(self, statement: str, call: Callable[..., Awaitable[T]], *values: object) -> T:
+        """The one place where anything goes to the database."""
+        try:
+            if self._probe is None:
+                return await call(*values)
+            self._probe.before(statement)
+            answer = await call(*values)
+            self._probe.after(statement)
+            return answer
+        except asyncpg.PostgresError as error:
+            raise self._judge(error) from error
+        except StorageUnavailableError:  # a probe cut the connection
+            self.drop()
+            raise
+        except Exception as error:  # a broken connection shows in many ways, AttributeError among them
+            self.drop()
+            raise StorageUnavailableError(f"no answer from PostgreSQL: {error!r}") from error
+        except BaseException:  # cancelled in the middle: the protocol's state is unknown
+            self.drop()
+            raise
+
+    def _judge(self, error: asyncpg.PostgresError) -> EddaError:
+        state = error.sqlstate or ""
+        if state in _CONFLICTS:
+            return StorageConflictError(str(error))
+        if state[:2] in _REFUSALS:
+            return StorageRejectedError(str(error))
+        self.drop()
+        if state in _SCHEMA:
+            return MigrationError(f"{error}: the database is not migrated to this release")
+        return StorageUnavailableError(f"{error} ({state})")
+
+    async def close(self) -> None:
+        try:
+            await self._connection.close(timeout=2)
+        except Exception:  # it goes away either way
+            self.drop()
+
+    def drop(self) -> None:
+        """End without goodbye; the server rolls back what was open."""
+        self._connection.terminate()
+
+    def kill(self) -> None:
+        """`drop`, from any thread."""
+        if self._loop.is_closed():
+            return
+        if self._loop.is_running() and self._loop is not _running_loop():
+            self._loop.call_soon_threadsafe(self.drop)
+        else:
+            self.drop()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

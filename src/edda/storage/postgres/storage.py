@@ -1,0 +1,83 @@
+"""All that the engine asks of a database, on PostgreSQL."""
+
+from __future__ import annotations
+
+from edda.errors import StorageError
+from edda.storage.ports import Probe
+
+from . import schema
+from .clock import timed
+from .journal import PostgresJournal
+from .news import PostgresNews
+from .pool import Address, Pool
+from .queue import PostgresQueue
+from .runs import PostgresRuns
+from .workers import PostgresWorkers
+
+OLDEST = 12
+NOW = timed("SELECT {now}")
+
+
+class PostgresStorage(PostgresJournal, PostgresWorkers, PostgresQueue, PostgresRuns):
+    """`url` is postgresql://user:password@host/database.
+
+    Behind a PgBouncer that pools by transaction, set `statement_cache_size=0`, and let PgBouncer ignore the start-up
+    parameters it does not know; LISTEN does not get through it, so other processes find work by looking.
+    """
+
+    def __init__(
+        self, url: str, *, pool_size: int = 5, statement_cache_size: int = 100, probe: Probe | None = None
+    ) -> None:
+        self._address = Address(url, statement_cache_size, probe)
+        self._journal = Pool(self._address, size=1)
+        self._pool = Pool(self._address, size=pool_size)
+        self._news_line = Pool(self._address, size=1)
+        # No limit to how long a migration, or the one ahead of it, may take.
+        self._schema_line = Pool(self._address, size=1, answer_within=None)
+        self._pulses: list[Pool] = []
+        self._news = PostgresNews(self._news_line)
+
+    @property
+    def _lines(self) -> tuple[Pool, ...]:
+        return (self._journal, self._pool, self._news_line, self._schema_line)
+
+    async def open(self) -> None:
+        for line in self._lines:
+            line.open()
+        async with self._journal.session() as session:
+            if session.version[0] < OLDEST:
+                raise StorageError(f"Edda needs PostgreSQL {OLDEST} or newer; this server is {session.version[0]}")
+        await self._news.listen()
+
+    async def close(self) -> None:
+        for line in self._lines:
+            await line.close()
+        self._kill_pulses()
+
+    def kill(self) -> None:
+        for line in self._lines:
+            line.kill()
+        self._kill_pulses()
+
+    def _kill_pulses(self) -> None:
+        # They belong to other threads, which close theirs in good order if they can.
+        for line in self._pulses:
+            line.kill()
+        self._pulses.clear()
+
+    async def announce(self) -> None:
+        await self._news.announce()
+
+    async def news(self, timeout: float) -> None:
+        await self._news.news(timeout)
+
+    async def migrate(self) -> tuple[str, ...]:
+        return await schema.migrate(self._schema_line)
+
+    async def pending_migrations(self) -> tuple[str, ...]:
+        return await schema.pending(self._pool)
+
+    async def now(self) -> int:
+        async with self._pool.session() as session:
+            now: int = (await session.fetch(NOW))[0][0]
+        return now

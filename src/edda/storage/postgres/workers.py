@@ -1,0 +1,127 @@
+"""Who is alive, and what becomes of the runs of those who are not."""
+
+from __future__ import annotations
+
+from edda.core.model import RunId, Takeover, WorkerId, WorkerInfo
+
+from .clock import timed
+from .pool import Address, Pool
+from .session import Session
+
+BEAT_TIMEOUT = 4.0
+"""Seconds; a beat without an answer by then is tried again on a new connection."""
+
+# One statement, one commit: no row of `edda_sched` may ever name a worker whose fence is not there yet.
+REGISTER = timed("""
+WITH fence AS (INSERT INTO edda_fence (worker, batch_no, moves) VALUES ($1, 0, 0)),
+     clock AS MATERIALIZED (SELECT {now} AS now)
+INSERT INTO edda_worker (id, service, host, pid, started_at, expires_at)
+SELECT $1, $2, $3, $4, now, now + $5 FROM clock RETURNING started_at""")
+
+BEAT = timed("""
+WITH clock AS MATERIALIZED (SELECT {now} AS now)
+UPDATE edda_worker SET expires_at = now + $2 FROM clock WHERE id = $1 RETURNING now""")
+
+FIND_LAPSED = timed("""
+SELECT id FROM edda_worker WHERE expires_at < (SELECT {now}) AND id <> $1
+ ORDER BY expires_at LIMIT 1 FOR UPDATE SKIP LOCKED""")
+
+# Waits for the batch or the claim in flight; whatever follows must be another statement, to see what that wrote.
+DELETE_FENCE = "DELETE FROM edda_fence WHERE worker = $1"
+DELETE_WORKER = "DELETE FROM edda_worker WHERE id = $1"
+
+# `found` has no order, or the planner walks the whole primary key in search of it; `locked` has everybody's order.
+# More than 5,000 would be a long transaction; `free_orphans` finds the rest.
+FREE = timed("""
+WITH found AS MATERIALIZED (SELECT run_id FROM edda_sched WHERE owner = $1 LIMIT 5000),
+     locked AS MATERIALIZED (
+         SELECT s.run_id FROM found JOIN edda_sched s USING (run_id)
+          WHERE s.owner = $1 ORDER BY s.run_id FOR UPDATE OF s)
+UPDATE edda_sched s SET owner = NULL, ready_at = {now}, status = 'running'
+  FROM locked WHERE s.run_id = locked.run_id""")
+
+# Steps from owner to owner in the index instead of reading the rows of all of them.
+FIND_ORPHANS = """
+WITH RECURSIVE owners (id) AS (
+    (SELECT owner FROM edda_sched WHERE owner IS NOT NULL ORDER BY owner LIMIT 1)
+    UNION ALL
+    SELECT (SELECT owner FROM edda_sched WHERE owner > owners.id ORDER BY owner LIMIT 1)
+      FROM owners WHERE owners.id IS NOT NULL)
+SELECT id FROM owners WHERE id IS NOT NULL AND NOT EXISTS (SELECT FROM edda_fence WHERE worker = owners.id)"""
+
+OWNER = "SELECT owner FROM edda_sched WHERE run_id = $1 AND owner IS NOT NULL"
+# Not only the update below: the full lock also waits for a step that holds the key in a user's transaction.
+LOCK_FENCE = "SELECT 1 FROM edda_fence WHERE worker = $1 FOR UPDATE"
+BUMP_MOVES = "UPDATE edda_fence SET moves = moves + 1 WHERE worker = $1"
+DISOWN = timed("UPDATE edda_sched SET owner = NULL, ready_at = {now} WHERE run_id = $1 AND owner = $2")
+
+
+class PostgresWorkers:
+    _address: Address
+    _pool: Pool
+    _pulses: list[Pool]
+
+    async def register(self, worker: WorkerInfo, lease: int) -> int:
+        async with self._pool.session() as session:
+            rows = await session.fetch(REGISTER, worker.id, worker.service, worker.host, worker.pid, lease)
+        now: int = rows[0][0]
+        return now
+
+    async def retire(self, worker: WorkerId) -> None:
+        async with self._pool.session() as session, session.transaction():
+            await session.execute(DELETE_WORKER, worker)
+            await session.execute(DELETE_FENCE, worker)
+            await session.execute(FREE, worker)
+
+    async def take_over(self, me: WorkerId) -> Takeover | None:
+        async with self._pool.session() as session, session.transaction():
+            lapsed = await session.fetch(FIND_LAPSED, me)
+            if not lapsed:
+                return None
+            worker: WorkerId = lapsed[0][0]
+            await session.execute(DELETE_FENCE, worker)
+            await session.execute(DELETE_WORKER, worker)
+            return Takeover(worker, await session.execute(FREE, worker))
+
+    async def free_orphans(self) -> int:
+        async with self._pool.session() as session:
+            orphaned = await session.fetch(FIND_ORPHANS)
+            return sum([await _free_all(session, row[0]) for row in orphaned])
+
+    async def disown(self, run_id: RunId) -> bool:
+        async with self._pool.session() as session, session.transaction():
+            rows = await session.fetch(OWNER, run_id)
+            if not rows:
+                return False
+            owner: WorkerId = rows[0][0]
+            await session.fetch(LOCK_FENCE, owner)
+            await session.execute(BUMP_MOVES, owner)
+            return await session.execute(DISOWN, run_id, owner) == 1
+
+    async def pulse(self) -> PostgresPulse:
+        line = Pool(self._address, size=1, answer_within=BEAT_TIMEOUT)
+        self._pulses.append(line)
+        return PostgresPulse(line, self._pulses)
+
+
+class PostgresPulse:
+    def __init__(self, line: Pool, pulses: list[Pool]) -> None:
+        self._line = line
+        self._pulses = pulses
+
+    async def beat(self, worker: WorkerId, lease: int) -> int | None:
+        async with self._line.session() as session:
+            rows = await session.fetch(BEAT, worker, lease)
+        return rows[0][0] if rows else None
+
+    async def close(self) -> None:
+        if self._line in self._pulses:
+            self._pulses.remove(self._line)
+        await self._line.close()
+
+
+async def _free_all(session: Session, worker: WorkerId) -> int:
+    freed = 0
+    while moved := await session.execute(FREE, worker):
+        freed += moved
+    return freed

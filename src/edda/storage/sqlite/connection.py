@@ -1,0 +1,203 @@
+"""Connections to one SQLite file: how they are opened, what they may do when, and what their errors mean.
+
+Whoever opens, writes, checkpoints or closes holds the file's `Turn`. That is more than fairness: SQLite before
+3.51.3 can corrupt a WAL database when one connection checkpoints and resets the WAL while another writes
+(sqlite.org/wal.html#walresetbug). No two of our connections ever do that; a foreign writer, such as a shell that
+someone left open with its automatic checkpoints, is outside the rule.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, TypeVar
+
+from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
+from edda.storage.ports import Probe
+
+from .lock import Turn, leave_turn, share_turn
+
+T = TypeVar("T")
+_Values = Sequence[Any] | Mapping[str, Any]
+
+MEMORY = ":memory:"
+OLDEST = (3, 35, 0)
+
+CHECKPOINT_AT = 4 << 20
+TRUNCATE_AT = 64 << 20
+BUSY_TIMEOUT = 30_000
+"""Milliseconds; only foreign writers are ever waited for."""
+
+_PRAGMAS = (
+    "PRAGMA wal_autocheckpoint = 0",
+    # After a complete checkpoint the WAL is written from its start again; cut back to this size, it is longer
+    # exactly when the next checkpoint is due.
+    f"PRAGMA journal_size_limit = {CHECKPOINT_AT}",
+)
+SYNCHRONOUS = {mode: f"PRAGMA synchronous = {mode}" for mode in ("OFF", "NORMAL", "FULL", "EXTRA")}
+
+# Everything a value can be refused for, by the database or before it gets there.
+_REFUSALS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, OverflowError, UnicodeError)
+_TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+_log = logging.getLogger(__name__)
+
+
+class Connection:
+    """Opens itself when first used, and again after it was lost. Used by one thread only, save for `kill`."""
+
+    def __init__(self, path: str, synchronous: str, probe: Probe | None = None) -> None:
+        self._path = path
+        self._synchronous = SYNCHRONOUS[synchronous]
+        self._probe = probe
+        self._raw: sqlite3.Connection | None = None
+        self._killed = threading.Event()
+        # Nobody else can see a database in memory, so there is nobody to take turns with.
+        self._turn: AbstractContextManager[None] = nullcontext() if path == MEMORY else share_turn(f"{path}.lock")
+
+    # What jobs use
+
+    def run(self, sql: str, values: _Values = ()) -> int:
+        """The number of rows changed."""
+        return self._pass(sql, lambda raw: raw.execute(sql, values).rowcount)
+
+    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        self._pass(sql, lambda raw: raw.executemany(sql, rows))
+
+    def rows(self, sql: str, values: _Values = ()) -> list[Any]:
+        return self._pass(sql, lambda raw: raw.execute(sql, values).fetchall())
+
+    def row(self, sql: str, values: _Values = ()) -> Any | None:
+        return next(iter(self.rows(sql, values)), None)
+
+    # What lanes use
+
+    def transact(self, job: Callable[[Connection], T]) -> T:
+        """One job, one transaction, one turn."""
+        with self._turn, self._safely():
+            self._open()
+            self.run("BEGIN IMMEDIATE")
+            answer = job(self)
+            self.run("COMMIT")
+            self._checkpoint()
+            return answer
+
+    def read(self, job: Callable[[Connection], T]) -> T:
+        """One job that only reads. Each statement sees a snapshot of its own; none of them waits for a writer."""
+        if self._raw is None:
+            with self._turn, self._safely():
+                self._open()
+        with self._safely():
+            return job(self)
+
+    def finish(self) -> None:
+        """For good, and in the thread that used it. The last connection of all checkpoints as it closes."""
+        self._killed.set()
+        with self._turn:
+            self._drop()
+        if isinstance(self._turn, Turn):
+            leave_turn(self._turn)
+
+    def kill(self) -> None:
+        """From any thread: the statement that runs may end, no other one begins."""
+        self._killed.set()
+        if raw := self._raw:
+            with suppress(sqlite3.ProgrammingError):  # its thread has just closed it
+                raw.interrupt()
+
+    # How it is done
+
+    def _pass(self, sql: str, send: Callable[[sqlite3.Connection], T]) -> T:
+        """Every statement passes here."""
+        raw, probe = self._raw, self._probe
+        if self._killed.is_set() or raw is None:
+            raise StorageUnavailableError("the connection is closed")
+        if probe is None:
+            return send(raw)
+        probe.before(sql)
+        answer = send(raw)
+        probe.after(sql)
+        return answer
+
+    def _open(self) -> None:
+        if self._raw is not None or self._killed.is_set():
+            return
+        # Autocommit: transactions begin where we say so.
+        self._raw = raw = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT / 1000, isolation_level=None)
+        if self._path != MEMORY:
+            (mode,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
+            if mode != "wal":
+                raise StorageUnavailableError(f"{self._path} cannot be put into WAL mode: is it on a network disk?")
+        for pragma in (*_PRAGMAS, self._synchronous):
+            raw.execute(pragma).fetchall()
+
+    def _checkpoint(self) -> None:
+        """After the commit: what is written is safe already, so trouble here is for the next one to meet."""
+        size = self._wal_size()
+        if size <= CHECKPOINT_AT:
+            return
+        try:
+            if size <= TRUNCATE_AT:
+                self.rows("PRAGMA wal_checkpoint(PASSIVE)")
+            else:
+                self._truncate()
+        except sqlite3.Error as error:
+            _log.warning("checkpoint of %s failed: %s", self._path, error)
+
+    def _truncate(self) -> None:
+        """Only if no reader is in the way: waiting for one would stop every writer."""
+        self.rows("PRAGMA busy_timeout = 0")
+        try:
+            self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self.rows(f"PRAGMA busy_timeout = {BUSY_TIMEOUT}")
+
+    def _wal_size(self) -> int:
+        try:
+            return os.stat(self._path + "-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    @contextmanager
+    def _safely(self) -> Iterator[None]:
+        """Leave no transaction open, and drop a connection in doubt: the next job opens another."""
+        try:
+            yield
+        except BaseException as error:  # whatever it was: a dead client's transaction would be gone as well
+            meaning = _meaning(error)
+            self._rollback()
+            if not isinstance(meaning, StorageConflictError | StorageRejectedError) and self._path != MEMORY:
+                self._drop()
+            if meaning is error:
+                raise
+            raise meaning from error
+
+    def _rollback(self) -> None:
+        if self._raw is None or not self._raw.in_transaction:
+            return
+        try:
+            self._raw.rollback()
+        except sqlite3.Error as error:  # closing does it too
+            _log.warning("rollback on %s failed: %s", self._path, error)
+            self._drop()
+
+    def _drop(self) -> None:
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            raw.close()
+
+
+def _meaning(error: BaseException) -> BaseException:
+    """What a driver's error tells the engine; anything else is passed on as it is."""
+    if isinstance(error, _REFUSALS) or (isinstance(error, sqlite3.ProgrammingError) and "binding" in str(error)):
+        return StorageRejectedError(str(error))
+    # The primary result code: its extensions say where, not what. Errors of the driver itself have none.
+    if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _TRANSIENT:
+        return StorageConflictError(str(error))
+    if isinstance(error, sqlite3.Error):
+        return StorageUnavailableError(str(error))
+    return error

@@ -1,0 +1,35 @@
+"""A connection and the thread it lives in; transactions go there whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from .connection import Connection
+from .lane import Lane
+
+T = TypeVar("T")
+
+
+class Desk:
+    def __init__(self, name: str, connection: Connection) -> None:
+        self._connection = connection
+        self._lane = Lane(f"edda-sqlite-{name}", connection.finish)
+
+    def transact(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
+        return self._lane.submit(lambda: self._connection.transact(job))
+
+    def read(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
+        return self._lane.submit(lambda: self._connection.read(job))
+
+    async def close(self) -> None:
+        await self._lane.close()
+
+    def kill(self) -> None:
+        self._connection.kill()
+        self._lane.stop()
+
+    def join(self, timeout: float) -> None:
+        """After a kill."""
+        self._lane.join(timeout)

@@ -1,0 +1,133 @@
+"""The batch: everything a worker's runs have to say, behind one compare-and-set on its fence row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from edda.core.model import Absorb, Bundle, End, Fence, Release, RunId, Start, WorkerId
+from edda.core.states import RunStatus
+
+from .connection import Connection
+
+_Row = tuple[Any, ...]
+
+_BUMP = "UPDATE edda_fence SET batch_no = batch_no + 1 WHERE worker = ? AND batch_no = ? AND moves = ?"
+_FENCE = "SELECT worker, batch_no, moves FROM edda_fence WHERE worker = ?"
+_OWNED = "SELECT run_id, epoch FROM edda_sched WHERE owner = ?"
+
+_RUN = "INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline) VALUES (?, ?, ?, ?, ?, ?)"
+_SCHED = """
+INSERT INTO edda_sched (run_id, gen, epoch, workflow, owner, ready_at, status, reason, absorbed, attempts)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_HIST = """
+INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attempt, n, input, value)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_RESULT = "INSERT INTO edda_result (run_id, gen, status, value, ended_at) VALUES (?, ?, ?, ?, ?)"
+_END = "DELETE FROM edda_sched WHERE run_id = ?"
+_ABSORB = "UPDATE edda_sched SET absorbed = ? WHERE run_id = ?"
+# Mail that came meanwhile makes the run ready at once.
+_RELEASE = """
+UPDATE edda_sched
+   SET absorbed = ?2, owner = NULL,
+       status = CASE WHEN delivered = ?2 THEN ?4 ELSE 'running' END,
+       reason = CASE WHEN delivered = ?2 THEN ?5 END,
+       ready_at = CASE WHEN delivered = ?2 THEN ?3 ELSE 0 END,
+       attempts = CASE WHEN ?4 = 'parked' THEN attempts + 1 ELSE 0 END
+ WHERE run_id = ?1"""
+_MAILED = """
+SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.value
+ WHERE s.delivered <> s.absorbed"""
+
+
+def write(db: Connection, fence: Fence, batch: Sequence[Bundle]) -> frozenset[RunId] | None:
+    if db.run(_BUMP, (fence.worker, fence.batch_no, fence.moves)) != 1:
+        return None
+    rows = _Rows(fence.worker)
+    for bundle in batch:
+        rows.add(bundle)
+    rows.send(db)
+    return rows.mailed(db)
+
+
+def read_fence(db: Connection, worker: WorkerId) -> Fence | None:
+    row = db.row(_FENCE, (worker,))
+    return Fence(*row) if row else None
+
+
+def owned(db: Connection, worker: WorkerId) -> dict[RunId, int]:
+    return dict(db.rows(_OWNED, (worker,)))
+
+
+class _Rows:
+    """The batch by table, so that each table is written by one statement."""
+
+    def __init__(self, worker: WorkerId) -> None:
+        self.worker = worker
+        self.runs: list[_Row] = []
+        self.scheds: list[_Row] = []
+        self.hists: list[_Row] = []
+        self.absorbed: list[_Row] = []
+        self.released: list[_Row] = []
+        self.results: list[_Row] = []
+        self.ended: list[_Row] = []
+
+    def add(self, bundle: Bundle) -> None:
+        if bundle.entries:
+            self._add_entries(bundle)
+        if bundle.start is not None:
+            self._add_start(bundle, bundle.start)
+        run_id = bundle.run_id
+        match bundle.move:
+            case End(status=status, value=value, at=at):
+                self.results.append((run_id, bundle.gen, status.value, value, at))
+                self.ended.append((run_id,))
+            case Absorb(absorbed=absorbed) if bundle.start is None:
+                self.absorbed.append((absorbed, run_id))
+            case Release() as move if bundle.start is None:
+                self.released.append((run_id, move.absorbed, move.ready_at, move.status.value, move.reason))
+
+    def _add_entries(self, bundle: Bundle) -> None:
+        # Enumerations and booleans as plain values: the driver looks long for how to adapt anything else.
+        run_id, gen, epoch = bundle.run_id, bundle.gen, bundle.epoch
+        self.hists += [
+            (run_id, gen, epoch, e.seq, e.kind.value, e.step, e.name, int(e.ok), e.at, e.attempt, e.n, e.input, e.value)
+            for e in bundle.entries
+        ]
+
+    def _add_start(self, bundle: Bundle, start: Start) -> None:
+        self.runs.append((start.run_id, bundle.gen, start.workflow, start.input, start.created_at, start.deadline))
+        if not isinstance(bundle.move, End):
+            self.scheds.append((start.run_id, bundle.gen, bundle.epoch, start.workflow, *self._place(bundle, start)))
+
+    def _place(self, bundle: Bundle, start: Start) -> _Row:
+        """Owner, due time, status, reason, absorbed, attempts of a run that is new in this batch."""
+        match bundle.move:
+            case Release(absorbed=absorbed, ready_at=ready_at, status=status, reason=reason):
+                return (None, ready_at, status.value, reason, absorbed, int(status is RunStatus.PARKED))
+            case Absorb(absorbed=absorbed):
+                pass
+            case _:
+                absorbed = 0
+        owner = self.worker if start.ready_at is None else None
+        return (owner, start.ready_at, "running", None, absorbed, 0)
+
+    def send(self, db: Connection) -> None:
+        for sql, rows in (
+            (_RUN, self.runs),
+            (_SCHED, self.scheds),
+            (_HIST, self.hists),
+            (_ABSORB, self.absorbed),
+            (_RELEASE, self.released),
+            (_RESULT, self.results),
+            (_END, self.ended),
+        ):
+            if rows:
+                db.many(sql, rows)
+
+    def mailed(self, db: Connection) -> frozenset[RunId]:
+        if not self.released:
+            return frozenset()
+        ids = json.dumps([row[0] for row in self.released])
+        return frozenset(run_id for (run_id,) in db.rows(_MAILED, (ids,)))

@@ -1,0 +1,79 @@
+"""A thread that does one job after the other and tells the event loop of whoever asked, once per job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from edda.errors import StorageUnavailableError
+
+T = TypeVar("T")
+
+_Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+
+class Lane:
+    def __init__(self, name: str, finish: Callable[[], None]) -> None:
+        self._finish = finish
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._guard = threading.Lock()
+        self._stopped = False
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, act: Callable[[], T]) -> asyncio.Future[T]:
+        """A cancelled caller does not stop its job: like any sent statement, it may be done all the same."""
+        if os.getpid() != self._process:
+            raise StorageUnavailableError("opened before a fork: open a storage of its own in the child process")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        with self._guard:
+            if self._stopped:
+                raise StorageUnavailableError("the storage is closed")
+            self._jobs.put((act, future))
+        return future
+
+    def stop(self) -> None:
+        """No more jobs; those in the queue are done, then the thread finishes and ends."""
+        with self._guard:
+            if not self._stopped:
+                self._stopped = True
+                self._jobs.put(None)
+
+    async def close(self) -> None:
+        """Returns when the thread has ended: it may have to wait for its turn to close the connection."""
+        self.stop()
+        await asyncio.to_thread(self._thread.join)
+
+    def join(self, timeout: float) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            _perform(*job)
+            del job  # results may be large, and the next job may be long in coming
+        self._finish()
+
+
+def _perform(act: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+    try:
+        outcome, error = act(), None
+    except BaseException as raised:  # all of it belongs to whoever asked, a test's simulated death too
+        outcome, error = None, raised
+    with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+        future.get_loop().call_soon_threadsafe(_settle, future, outcome, error)
+
+
+def _settle(future: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(outcome)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,152 @@
+"""File locks: one that lets the processes of a database write in turn, and one per worker that shows it lives.
+
+`lockf`, not `flock`: a child forked by user code would keep a `flock` after its parent was killed. A `lockf` lock
+excludes processes, not threads, and is lost when ANY descriptor of the file is closed in its process. So each
+file is opened once per process, and these registries are process-wide.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+
+from edda.core.model import WorkerId
+from edda.errors import StorageRejectedError, StorageUnavailableError
+
+_guard = threading.Lock()
+_turns: dict[str, Turn] = {}
+_alive: dict[str, int] = {}
+"""The locked files of this process's own workers, with their descriptors."""
+
+
+class Turn:
+    """Held by the one thread of the one process that may write just now.
+
+    SQLite's own waiting sleeps and polls: of four busy processes one gets nearly all the turns. The kernel's
+    queue is fair.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.users = 0
+        self._threads = threading.Lock()
+        self._descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+
+    def __enter__(self) -> None:
+        self._threads.acquire()
+        try:
+            _lock(self._descriptor)
+        except OSError as error:
+            self._threads.release()
+            raise StorageUnavailableError(f"cannot lock {self.path}: {error}") from error
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        self._threads.release()
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def share_turn(path: str) -> Turn:
+    """The process's one `Turn` for this file; every user gives it back with `leave_turn`."""
+    with _guard:
+        turn = _turns.get(path) or _turns.setdefault(path, Turn(path))
+        turn.users += 1
+        return turn
+
+
+def leave_turn(turn: Turn) -> None:
+    with _guard:
+        turn.users -= 1
+        if not turn.users and _turns.get(turn.path) is turn:
+            del _turns[turn.path]
+            turn.close()
+
+
+class Presence:
+    """Shows that a worker's process lives: the kernel unlocks its file when it dies, however it dies."""
+
+    def __init__(self, database: str) -> None:
+        self._prefix = f"{database}.worker-"
+
+    def hold(self, worker: WorkerId) -> None:
+        """Before the worker's row is visible, so that nobody who sees the row finds the file unlocked."""
+        file = self._prefix + worker
+        with _guard:
+            if file in _alive:
+                raise StorageRejectedError(f"worker {worker} is registered in this process already")
+            descriptor = _open(file, os.O_RDWR | os.O_CREAT)
+            if not _try_lock(descriptor):
+                os.close(descriptor)
+                raise StorageRejectedError(f"worker {worker} is registered in another process already")
+            _alive[file] = descriptor
+
+    def is_lost(self, worker: WorkerId) -> bool:
+        """Whether the process of this worker is dead for certain; without its file nothing is certain."""
+        file = self._prefix + worker
+        with _guard:
+            if file in _alive:  # our own lock would not stop us, and closing the descriptor would drop it
+                return False
+            try:
+                descriptor = os.open(file, os.O_RDWR)
+            except OSError:
+                return False
+            try:
+                return _try_lock(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def release(self, worker: WorkerId) -> None:
+        """Look dead to everybody; the file stays for them to find."""
+        with _guard:
+            if (descriptor := _alive.pop(self._prefix + worker, None)) is not None:
+                os.close(descriptor)
+
+    def remove(self, worker: WorkerId) -> None:
+        with suppress(OSError):  # gone already, or not ours to delete: an empty file hurts nobody
+            os.unlink(self._prefix + worker)
+
+
+def _open(file: str, flags: int) -> int:
+    try:
+        return os.open(file, flags, 0o644)
+    except OSError as error:
+        raise StorageUnavailableError(f"cannot open {file}: {error}") from error
+
+
+def _lock(descriptor: int) -> None:
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            return
+        except OSError as error:
+            # The kernel takes a process for one thread: two processes that write to the same two databases look
+            # like a deadlock to it, though each lock will be given back by a thread that waits for nothing.
+            if error.errno != errno.EDEADLK:
+                raise
+            time.sleep(0.001)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _forget() -> None:
+    """A forked child owns none of its parent's locks, and the parent's threads that hold mutexes are not there."""
+    global _guard
+    _guard = threading.Lock()
+    _turns.clear()
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,107 @@
+"""What is due, and for whom."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from edda.core.model import Claim, ClaimedRun, Delivery, Entry, EntryKind, RunId, WorkerId
+
+from .connection import Connection
+
+_FENCED = "SELECT 1 FROM edda_fence WHERE worker = ?"
+_DUE = """
+SELECT ready_at, run_id FROM edda_sched INDEXED BY edda_sched_ready
+ WHERE owner IS NULL AND workflow = ? AND ready_at <= ? ORDER BY ready_at LIMIT ?"""
+_TAKE = """
+UPDATE edda_sched SET owner = ?, epoch = epoch + 1, ready_at = NULL, status = 'running', reason = NULL
+ WHERE run_id = ?"""
+_TAKEN = """
+SELECT r.id, r.workflow, r.gen, s.epoch, r.input, r.created_at, r.deadline, s.absorbed, s.attempts
+  FROM json_each(?) i
+ CROSS JOIN edda_sched s ON s.run_id = i.value
+ CROSS JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen
+ ORDER BY i.key"""
+_HISTORY = """
+SELECT h.run_id, h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n
+  FROM json_each(?) i
+ CROSS JOIN edda_sched s ON s.run_id = i.value
+ CROSS JOIN edda_hist h ON h.run_id = s.run_id AND h.gen = s.gen
+ ORDER BY i.key, h.seq"""
+_UNREAD = """
+SELECT d.run_id, d.n, d.kind, d.at, d.step, d.value
+  FROM json_each(?) i
+ CROSS JOIN edda_sched s ON s.run_id = i.value
+ CROSS JOIN edda_delivery d ON d.run_id = s.run_id AND d.n > s.absorbed
+ ORDER BY i.key, d.n"""
+_NEXT = """
+SELECT ready_at FROM edda_sched INDEXED BY edda_sched_ready
+ WHERE owner IS NULL AND workflow = ? AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1"""
+_UNPARK = """
+UPDATE edda_sched INDEXED BY edda_sched_parked SET ready_at = ?
+ WHERE status = 'parked' AND owner IS NULL AND workflow IN (SELECT value FROM json_each(?))"""
+_MAIL = """
+SELECT d.run_id, d.n, d.kind, d.at, d.step, d.value
+  FROM edda_sched s INDEXED BY edda_sched_mail
+ CROSS JOIN edda_delivery d ON d.run_id = s.run_id AND d.n > s.absorbed
+ WHERE s.owner = ? AND s.delivered > s.absorbed
+ ORDER BY d.run_id, d.n"""
+
+_KINDS = {kind.value: kind for kind in EntryKind}
+
+
+def claim(db: Connection, worker: WorkerId, workflows: Iterable[str], limit: int, now: int) -> Claim:
+    """One transaction that nobody can write beside, so history and row always fit: no claim is ever void."""
+    due = _due(db, workflows, limit, now) if db.row(_FENCED, (worker,)) else []
+    if not due:
+        return Claim(now, ())
+    db.many(_TAKE, [(worker, run_id) for run_id in due])
+    return Claim(now, _load(db, due))
+
+
+def _due(db: Connection, workflows: Iterable[str], limit: int, now: int) -> list[RunId]:
+    """The oldest of all names: each name has its own range of the index."""
+    found: list[tuple[int, RunId]] = []
+    for workflow in workflows:
+        found += db.rows(_DUE, (workflow, now, limit))
+    return [run_id for _, run_id in sorted(found)[:limit]]
+
+
+def _load(db: Connection, run_ids: list[RunId]) -> tuple[ClaimedRun, ...]:
+    ids = (json.dumps(run_ids),)
+    entries: defaultdict[RunId, list[Entry]] = defaultdict(list)
+    for run_id, *row in db.rows(_HISTORY, ids):
+        entries[run_id].append(as_entry(row))
+    mail: defaultdict[RunId, list[Delivery]] = defaultdict(list)
+    for delivery in _deliveries(db.rows(_UNREAD, ids)):
+        mail[delivery.run_id].append(delivery)
+    return tuple(_claimed(run, entries[run[0]], mail[run[0]]) for run in db.rows(_TAKEN, ids))
+
+
+def _claimed(run: tuple[Any, ...], entries: Iterable[Entry], mail: Iterable[Delivery]) -> ClaimedRun:
+    values = (*run, tuple(entries), tuple(mail))
+    return ClaimedRun(*values)
+
+
+def next_due(db: Connection, workflows: Iterable[str], now: int) -> int | None:
+    rows = [row for workflow in workflows if (row := db.row(_NEXT, (workflow,)))]
+    return max(0, min(rows)[0] - now) if rows else None
+
+
+def unpark(db: Connection, workflows: Sequence[str], now: int) -> int:
+    return db.run(_UNPARK, (now, json.dumps(list(workflows))))
+
+
+def mail(db: Connection, worker: WorkerId) -> tuple[Delivery, ...]:
+    return _deliveries(db.rows(_MAIL, (worker,)))
+
+
+def as_entry(row: Sequence[Any]) -> Entry:
+    seq, kind, step, name, ok, at, input, value, attempt, n = row
+    return Entry(seq, _KINDS[kind], step, name, bool(ok), at, input, value, attempt, n)
+
+
+def _deliveries(rows: Iterable[Sequence[Any]]) -> tuple[Delivery, ...]:
+    return tuple(Delivery(run_id, n, _KINDS[kind], at, step, value) for run_id, n, kind, at, step, value in rows)

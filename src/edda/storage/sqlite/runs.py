@@ -1,0 +1,120 @@
+"""Runs seen from outside: started, cancelled, looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, Start
+from edda.core.states import OPEN, RunStatus
+
+from .connection import Connection
+from .queue import as_entry
+
+_RUN = """
+INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline) VALUES (?, 0, ?, ?, ?, ?)
+    ON CONFLICT (id, gen) DO NOTHING"""
+_SCHED = """
+INSERT INTO edda_sched (run_id, workflow, status, epoch, gen, ready_at) VALUES (?, ?, 'running', 0, 0, ?)"""
+
+_EXISTS = "SELECT 1 FROM edda_run WHERE id = ? LIMIT 1"
+_INBOX = "SELECT cancelled, delivered FROM edda_sched WHERE run_id = ?"
+_LETTER = "INSERT INTO edda_delivery (run_id, n, kind, step, at, value) VALUES (?, ?, ?, '', ?, ?)"
+# A run without an owner is ready at once: only an owner ends a run.
+_CANCEL = """
+UPDATE edda_sched
+   SET cancelled = 1, delivered = delivered + 1,
+       ready_at = CASE WHEN owner IS NULL THEN 0 ELSE ready_at END,
+       status = CASE WHEN owner IS NULL THEN 'running' ELSE status END,
+       reason = CASE WHEN owner IS NULL THEN NULL ELSE reason END
+ WHERE run_id = ?"""
+
+# A waiting run that is due is as good as running: it waits for a worker, no longer for its timer.
+_STATUS = """
+coalesce(x.status, CASE WHEN s.owner IS NULL AND s.ready_at <= :now
+                         AND s.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message',
+                                          'waiting_for_child', 'parked')
+                        THEN 'running' ELSE s.status END)"""
+_RECORD = f"""
+SELECT r.id, r.workflow, r.gen, {_STATUS} AS state, r.input, r.created_at, r.deadline,
+       s.owner, s.ready_at, s.reason, x.ended_at, x.value"""
+_GET = f"""{_RECORD}
+  FROM edda_run r
+  LEFT JOIN edda_sched s ON s.run_id = r.id
+  LEFT JOIN edda_result x ON x.run_id = r.id
+ WHERE r.id = :run_id ORDER BY r.gen DESC LIMIT 1"""
+_PAGE = """
+ WHERE r.created_at >= :created_from AND r.created_at < :created_to
+   AND (r.created_at, r.id) < (:before_at, :before_id)
+   AND (:workflow IS NULL OR r.workflow = :workflow)
+   AND (:status IS NULL OR state = :status)
+   AND NOT EXISTS (SELECT 1 FROM edda_run later WHERE later.id = r.id AND later.gen > r.gen)
+ ORDER BY r.created_at DESC, r.id DESC LIMIT :limit"""
+_FIND = f"""{_RECORD}
+  FROM edda_run r INDEXED BY edda_run_created
+  LEFT JOIN edda_sched s ON s.run_id = r.id
+  LEFT JOIN edda_result x ON x.run_id = r.id
+{_PAGE}"""
+# The open runs are few among the finished ones: begin with them.
+_FIND_OPEN = f"""{_RECORD}
+  FROM edda_sched s
+ CROSS JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen
+  LEFT JOIN edda_result x ON x.run_id = r.id
+{_PAGE}"""
+_LAST = 2**63 - 1
+
+_HISTORY = """
+SELECT seq, kind, step, name, ok, at, input, value, attempt, n FROM edda_hist
+ WHERE run_id = ?1 AND gen = coalesce(?2, (SELECT max(gen) FROM edda_run WHERE id = ?1)) ORDER BY seq"""
+
+
+def start(db: Connection, starts: Iterable[Start], now: int) -> frozenset[RunId]:
+    return frozenset(s.run_id for s in sorted(starts, key=lambda s: s.run_id) if _start(db, s, now))
+
+
+def _start(db: Connection, s: Start, now: int) -> bool:
+    if not db.run(_RUN, (s.run_id, s.workflow, s.input, s.created_at, s.deadline)):
+        return False
+    db.run(_SCHED, (s.run_id, s.workflow, now if s.ready_at is None else s.ready_at))
+    return True
+
+
+def cancel(db: Connection, run_id: RunId, value: bytes, now: int) -> CancelOutcome:
+    inbox = db.row(_INBOX, (run_id,))
+    if inbox is None:
+        return CancelOutcome.ENDED if db.row(_EXISTS, (run_id,)) else CancelOutcome.MISSING
+    cancelled, delivered = inbox
+    if cancelled:
+        return CancelOutcome.ALREADY
+    db.run(_CANCEL, (run_id,))
+    db.run(_LETTER, (run_id, delivered + 1, EntryKind.CANCEL.value, now, value))
+    return CancelOutcome.REQUESTED
+
+
+def get(db: Connection, run_id: RunId, now: int) -> RunRecord | None:
+    row = db.row(_GET, {"run_id": run_id, "now": now})
+    return _as_record(row) if row else None
+
+
+def history(db: Connection, run_id: RunId, gen: int | None) -> tuple[Entry, ...]:
+    return tuple(map(as_entry, db.rows(_HISTORY, (run_id, gen))))
+
+
+def find(db: Connection, filter: RunFilter, now: int) -> tuple[RunRecord, ...]:
+    before_at, before_id = filter.before or (_LAST, "")
+    values = {
+        "now": now,
+        "created_from": 0 if filter.created_from is None else filter.created_from,
+        "created_to": _LAST if filter.created_to is None else filter.created_to,
+        "before_at": before_at,
+        "before_id": before_id,
+        "workflow": filter.workflow,
+        "status": filter.status and filter.status.value,
+        "limit": filter.limit,
+    }
+    return tuple(map(_as_record, db.rows(_FIND_OPEN if filter.status in OPEN else _FIND, values)))
+
+
+def _as_record(row: Sequence[Any]) -> RunRecord:
+    run_id, workflow, gen, status, *rest = row
+    return RunRecord(run_id, workflow, gen, RunStatus(status), *rest)

@@ -1,0 +1,86 @@
+"""Learning that somebody else wrote to the file: `PRAGMA data_version`, a few microseconds per look."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from edda.errors import StorageError
+
+from .connection import Connection
+from .desk import Desk
+
+SHORTEST = 0.005
+LONGEST = 0.05
+GROWTH = 1.02
+"""From the shortest pause to the longest in two quiet seconds: waking up costs far more than looking."""
+
+
+class Watch:
+    """Looks from a thread and a connection of its own, and only while somebody asks.
+
+    The connection never writes (a connection does not see its own commits as news) and has no probe: looks come
+    by the clock and are no part of any transaction.
+    """
+
+    def __init__(self, connection: Connection, heard: Callable[[], None]) -> None:
+        self._desk = Desk("watch", connection)
+        self._heard = heard
+        self._seen = 0
+        self._pause = SHORTEST
+        self._askers = 0
+        self._looking = False
+
+    async def open(self) -> None:
+        """News is what comes after this."""
+        self._seen = await self._desk.read(_version)
+
+    async def close(self) -> None:
+        self._askers = 0
+        await self._desk.close()
+
+    def kill(self) -> None:
+        self._desk.kill()
+
+    def join(self, timeout: float) -> None:
+        self._desk.join(timeout)
+
+    def ask(self) -> None:
+        """Each asker calls `rest` in the end."""
+        self._askers += 1
+        self._look()
+
+    def rest(self) -> None:
+        self._askers -= 1
+
+    def _look(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._desk.read(self._wait).add_done_callback(self._tell)
+
+    def _tell(self, changed: asyncio.Future[bool]) -> None:
+        self._looking = False
+        try:
+            news = changed.result()
+        except StorageError:  # the engine's own calls tell what is wrong; the next asker tries again
+            return
+        if news:
+            self._heard()
+        elif self._askers > 0:  # who came just as the thread gave up
+            self._look()
+
+    def _wait(self, db: Connection) -> bool:
+        """In the thread: True at the first change, False when nobody asks any more."""
+        while self._askers > 0:
+            time.sleep(self._pause)
+            if (version := _version(db)) != self._seen:
+                self._seen, self._pause = version, SHORTEST
+                return True
+            self._pause = min(self._pause * GROWTH, LONGEST)
+        return False
+
+
+def _version(db: Connection) -> int:
+    ((version,),) = db.rows("PRAGMA data_version")
+    return int(version)

@@ -1,0 +1,169 @@
+"""Playing a scenario with a crash in it, and looking at what is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import count
+
+from msgspec import Struct
+
+from edda import EddaApp
+from edda.core.model import EntryKind, RunId, WorkerId
+from edda.core.states import ENDED
+from edda.engine.ids import Ids
+from edda.engine.settings import Settings
+from edda.errors import EddaError, StorageUnavailableError
+from edda.storage.ports import Storage
+from edda.testing import CrashPoints, How, Point
+from tests.conftest import Database
+
+from .scenarios import ARGUMENT, Scenario, world
+
+CALM = Settings(linger=0, takeover_grace=0, sweep=60, heartbeat=5, poll=5, parked_first=0.01)
+"""For the process that will die: nothing by the clock, so that the statements are the same every time."""
+HASTY = Settings(linger=0, takeover_grace=0, sweep=0.01, heartbeat=5, poll=0.2, parked_first=0.01)
+"""For the one that comes after it."""
+DEADLINE = 20.0
+
+_runs = count(1)
+
+
+class Outcome(Struct, frozen=True):
+    result: str
+    effects: dict[str, int]
+
+
+class Disturbed(Struct, frozen=True):
+    """What is known at the moment of the crash, and at the end."""
+
+    outcome: Outcome
+    struck: bool
+    repeated: frozenset[str]
+    """Steps that were recorded at the crash and ran again after it."""
+
+
+class RememberedIds(Ids):
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: list[WorkerId] = []
+
+    def worker(self) -> WorkerId:
+        self.workers.append(super().worker())
+        return self.workers[-1]
+
+
+class Player:
+    def __init__(self, database: Database, scenario: Scenario) -> None:
+        self.database = database
+        self.scenario = scenario
+        self.run_id = RunId(f"{scenario.name}-{next(_runs)}")
+        self.ids = RememberedIds()
+
+    def app(self, probe: CrashPoints | None = None) -> EddaApp:
+        settings = HASTY if probe is None else CALM
+        return EddaApp(
+            "crash",
+            storage=self.database.storage(probe),
+            workflows=[self.scenario.workflow],
+            settings=settings,
+            ids=self.ids,
+        )
+
+    async def use(self, app: EddaApp) -> str:
+        """What a careful client does: the start has an id of its own, so it can be asked for again."""
+        async with asyncio.timeout(DEADLINE):
+            await app.initialize()
+            starter = self.scenario.workflow.options(id=self.run_id)
+            await app.start(starter, ARGUMENT.get(self.scenario.name, 1))
+            await self.scenario.meddle(app, self.run_id)
+            try:
+                return repr(await app.handle(self.run_id).result())
+            except EddaError as error:
+                return type(error).__name__
+            except LookupError as error:
+                return repr(error)
+
+    async def migrate(self) -> None:
+        await self.app().migrate()
+
+    async def undisturbed(self, probe: CrashPoints) -> Outcome:
+        app = self.app(probe)
+        result = await self.use(app)
+        await app.shutdown(1)
+        return Outcome(result, world.of(self.run_id))
+
+    async def disturbed(self, point: Point, how: How) -> Disturbed:
+        loop, struck = asyncio.get_running_loop(), asyncio.Event()
+        probe = CrashPoints(point, how, on_strike=lambda: loop.call_soon_threadsafe(struck.set))
+        app = self.app(probe)
+        result = await self._until_dead(app, probe, struck)
+        recorded = await self._look_after()
+        before = world.of(self.run_id)
+        if result is None:
+            result = await self._recover()
+        after = world.of(self.run_id)
+        repeated = frozenset(step for step in recorded if after.get(step, 0) > before.get(step, 0))
+        return Disturbed(Outcome(result, after), probe.struck, repeated)
+
+    async def _until_dead(self, app: EddaApp, probe: CrashPoints, struck: asyncio.Event) -> str | None:
+        """The result, or None if the process died first. Lost answers are survived, except while it starts."""
+        client = asyncio.create_task(self._use_and_leave(app))
+        death = asyncio.create_task(struck.wait())
+        await asyncio.wait({client, death}, return_when=asyncio.FIRST_COMPLETED)
+        if not probe.dead:
+            death.cancel()
+            with suppress(StorageUnavailableError):
+                return await client
+        app.kill()
+        client.cancel()
+        await asyncio.gather(client, return_exceptions=True)
+        return None
+
+    async def _use_and_leave(self, app: EddaApp) -> str:
+        result = await self.use(app)
+        await app.shutdown(1)
+        return result
+
+    async def _look_after(self) -> frozenset[str]:
+        """The steps whose outcome is recorded; and nobody waits for the dead worker's lease."""
+        storage = self.database.storage()
+        await storage.open()
+        try:
+            history = await storage.history(self.run_id) if await storage.get(self.run_id) else ()
+            await expire(storage, self.ids.workers)
+        finally:
+            await storage.close()
+        return frozenset(entry.step for entry in history if entry.kind is EntryKind.STEP)
+
+    async def _recover(self) -> str:
+        app = self.app()
+        try:
+            return await self.use(app)
+        finally:
+            await app.shutdown(1)
+
+    async def check_remains(self) -> None:
+        """The invariants: ended once, a history without gaps, nothing left behind."""
+        storage = self.database.storage()
+        await storage.open()
+        try:
+            record = await storage.get(self.run_id)
+            assert record is not None
+            assert record.status in ENDED
+            history = await storage.history(self.run_id)
+            assert [entry.seq for entry in history] == list(range(1, len(history) + 1))
+            outcomes = [entry.step for entry in history if entry.kind in {EntryKind.STEP, EntryKind.TIMER}]
+            assert len(outcomes) == len(set(outcomes)), "a step has two outcomes"
+            assert all(earlier.at <= later.at for earlier, later in zip(history, history[1:], strict=False))
+        finally:
+            await storage.close()
+
+
+async def expire(storage: Storage, workers: Iterable[WorkerId]) -> None:
+    """Put the end of their leases into the past, so that nobody has to wait for it."""
+    pulse = await storage.pulse()
+    for worker in workers:
+        await pulse.beat(worker, -60_000_000)
+    await pulse.close()

@@ -1,0 +1,245 @@
+"""On a large table every query of the hot path stays on its index, whatever kind of plan the server makes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from edda.core.model import Bundle, End, Release, RunId, WorkerId
+from edda.core.states import RunStatus
+from edda.storage.postgres import PostgresStorage
+from edda.storage.postgres.batch import compose
+from edda.storage.postgres.journal import OWNED
+from edda.storage.postgres.pool import Address
+from edda.storage.postgres.queue import CLAIM_FEW, CLAIM_MANY, MAIL, NEXT_DUE, UNPARK
+from edda.storage.postgres.runs import FIND_ANY
+from edda.storage.postgres.session import Session
+from edda.storage.postgres.workers import FIND_ORPHANS, FREE
+from tests import databases
+from tests.conftest import need
+
+RUNS = 120_000
+EVER = 2**63 - 1
+
+# Five workflows. Of ten runs two wait for an event, three for a timer, one is due, one is parked and three belong to
+# somebody: to one of three busy workers or, ten in all, to a small one. One owned run in thirty has mail.
+SEEDS = (
+    """
+INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, ready_at, delivered, absorbed)
+SELECT 'run' || lpad(i::text, 8, '0'), 'workflow' || i % 5,
+       (ARRAY['waiting_for_event', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_timer', 'waiting_for_timer',
+              'running', 'parked', 'running', 'running', 'running'])[kind + 1],
+       CASE WHEN i % 12000 = 35 THEN 'small' WHEN kind > 6 THEN 'busy' || i % 3 END, 1, 0,
+       CASE WHEN kind = 5 THEN i WHEN kind IN (2, 3, 4, 6) THEN 4000000000000000 + i END, (i % 100 = 37)::int, 0
+  FROM (SELECT i, i / 5 % 10 AS kind FROM generate_series(1, 120000) i) x""",
+    """
+INSERT INTO edda_run (id, gen, workflow, input, created_at)
+SELECT 'run' || lpad(i::text, 8, '0'), 0, 'workflow' || i % 5, '', i FROM generate_series(1, 120000) i""",
+    """
+INSERT INTO edda_delivery (run_id, n, kind, step, at, value)
+SELECT 'run' || lpad(i::text, 8, '0'), 1, 'cancel', '', i, '' FROM generate_series(1, 120000) i WHERE i % 100 = 37""",
+    "INSERT INTO edda_fence SELECT 'busy' || i, 0, 0 FROM generate_series(0, 2) i",
+    "VACUUM ANALYZE",
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one execution of a statement read."""
+
+    indexes: frozenset[str]
+    read_whole: frozenset[str]
+    """Tables that were scanned from end to end."""
+    pages: int
+    rows: int
+
+
+async def look(session: Session, statement: str, *values: object) -> Look:
+    """Execute the statement for real, and take it back."""
+    call = f"EXECUTE looked_at ({', '.join(literal(value) for value in values)})" if values else "EXECUTE looked_at"
+    await session.execute(f"PREPARE looked_at AS {statement}")
+    await session.execute("BEGIN")
+    answer = await session.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {call}")
+    await session.execute("ROLLBACK")
+    await session.execute("DEALLOCATE looked_at")
+    plan = json.loads(answer[0][0])[0]["Plan"]
+    nodes = list(walk(plan))
+    return Look(
+        indexes=frozenset(node["Index Name"] for node in nodes if "Index Name" in node),
+        read_whole=frozenset(node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"),
+        pages=plan["Shared Hit Blocks"] + plan["Shared Read Blocks"],
+        rows=plan["Actual Rows"],
+    )
+
+
+def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from walk(child)
+
+
+def literal(value: object) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, list | tuple):
+        return "'{" + ", ".join(element(item) for item in value) + "}'"
+    return str(value) if isinstance(value, int) else f"'{value}'"
+
+
+def element(item: object) -> str:
+    if isinstance(item, bytes):
+        return rf'"\\x{item.hex()}"'
+    return "NULL" if item is None else f'"{item}"'
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url() -> AsyncIterator[str]:
+    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
+    url = server.create()
+    storage = PostgresStorage(url)
+    await storage.migrate()
+    await storage.close()
+    for statement in SEEDS:
+        server.execute(statement, url)
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
+async def session(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Session]:
+    """As the storage itself would open it."""
+    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
+    await session.execute(f"SET plan_cache_mode = {request.param}")
+    yield session
+    await session.close()
+
+
+NAMES = ["workflow0", "workflow1", "unheard_of"]
+
+
+async def test_a_claim_reads_little_more_than_it_takes(session: Session) -> None:
+    seen = await look(session, CLAIM_FEW, "busy0", NAMES, 10)
+    assert seen.rows == 10
+    assert "edda_sched_ready" in seen.indexes
+    assert not seen.read_whole & {"edda_sched", "edda_fence"}
+    assert seen.pages < 300
+
+
+async def test_a_large_claim_stays_on_the_index_too(session: Session) -> None:
+    seen = await look(session, CLAIM_MANY, "busy0", NAMES, 300)
+    assert seen.rows == 300
+    assert not seen.read_whole
+    assert seen.pages < 300 * 25
+
+
+async def test_a_claim_does_not_walk_through_the_timers_of_the_future(session: Session) -> None:
+    seen = await look(session, CLAIM_FEW.replace("clock_timestamp()", "'epoch'::timestamptz"), "busy0", NAMES, 10)
+    assert seen.rows == 1  # the time alone
+    assert seen.pages < 30
+
+
+async def test_a_claim_by_a_worker_without_a_fence_locks_nothing(session: Session) -> None:
+    seen = await look(session, CLAIM_FEW, "nobody", NAMES, 10)
+    assert seen.rows == 1
+    assert seen.pages < 30
+
+
+async def test_the_next_due_time_is_the_first_entry_of_each_name(session: Session) -> None:
+    seen = await look(session, NEXT_DUE, NAMES)
+    assert seen.indexes == {"edda_sched_ready"}
+    assert seen.pages < 30
+
+
+async def test_looking_for_mail_costs_nothing_when_there_is_none(session: Session) -> None:
+    seen = await look(session, MAIL, "small")
+    assert "edda_sched_mail" in seen.indexes
+    assert seen.pages < 10
+
+
+async def test_mail_is_read_run_by_run(session: Session) -> None:
+    seen = await look(session, MAIL, "busy0")
+    assert seen.rows == RUNS / 100 / 3
+    assert "edda_sched_mail" in seen.indexes
+    assert not seen.read_whole
+    assert seen.pages < seen.rows * 6
+
+
+async def test_what_a_worker_owns_is_found_by_its_owner(session: Session) -> None:
+    seen = await look(session, OWNED, "small")
+    assert seen.rows == 10
+    assert seen.indexes == {"edda_sched_owner"}
+    assert seen.pages < 30
+
+
+async def test_taking_over_a_small_worker_does_not_touch_the_others(session: Session) -> None:
+    seen = await look(session, FREE, "small")
+    assert "edda_sched_owner" in seen.indexes
+    assert not seen.read_whole
+    assert seen.pages < 500
+
+
+async def test_orphans_are_looked_for_owner_by_owner(session: Session) -> None:
+    seen = await look(session, FIND_ORPHANS)
+    assert seen.rows == 1  # the small worker has no fence
+    assert "edda_sched_owner" in seen.indexes
+    assert seen.pages < 60
+
+
+async def test_a_batch_touches_the_runs_it_is_about(session: Session) -> None:
+    release = Release(0, None, RunStatus.WAITING_FOR_EVENT)
+    owned = [RunId(f"run{i * 12000 + 35:08}") for i in range(10)]
+    batch = [
+        Bundle(run, 1, 0, move=release if i % 2 else End(RunStatus.COMPLETED, b"", 1)) for i, run in enumerate(owned)
+    ]
+    statement, values = compose(WorkerId("busy0"), batch)
+    seen = await look(session, statement, "busy0", 0, 0, *values)
+    assert seen.rows == 1
+    assert "edda_sched_pkey" in seen.indexes
+    assert not seen.read_whole
+    assert seen.pages < 600
+
+
+async def test_unparking_one_workflow_leaves_the_others_alone(session: Session) -> None:
+    seen = await look(session, UNPARK, ["unheard_of"])
+    assert "edda_sched_parked" in seen.indexes
+    assert seen.pages < 30
+
+
+async def test_a_page_of_runs_is_read_from_the_newest_on(session: Session) -> None:
+    seen = await look(session, FIND_ANY, 0, EVER, EVER, "", None, None, 50)
+    assert seen.rows == 50
+    assert "edda_run_created" in seen.indexes
+    assert seen.pages < 600
+
+
+async def test_the_look_notices_a_query_that_has_left_its_index(session: Session) -> None:
+    """The control: without its index the claim is seen to read the whole table."""
+    await session.execute("BEGIN")
+    await session.execute("DROP INDEX edda_sched_ready")
+    answer = await session.fetch("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + NEXT_DUE.replace("$1", literal(NAMES)))
+    await session.execute("ROLLBACK")
+    plan = json.loads(answer[0][0])[0]["Plan"]
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] > 1000
+
+
+async def test_a_plan_made_on_an_empty_database_is_one_for_a_large_one_already() -> None:
+    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
+    url = server.create()
+    storage = PostgresStorage(url)
+    await storage.migrate()
+    await storage.close()
+    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
+    looks = [
+        await look(session, CLAIM_MANY, "busy0", NAMES, 10),
+        await look(session, MAIL, "busy0"),
+        await look(session, OWNED, "busy0"),
+        await look(session, FREE, "busy0"),
+    ]
+    await session.close()
+    server.drop(url)
+    assert not any(seen.read_whole for seen in looks)
