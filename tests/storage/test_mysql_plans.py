@@ -1,0 +1,201 @@
+"""On a large table every query of the hot path stays on its index."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from edda.core.model import Bundle, End, Fence, Release, RunId, WorkerId
+from edda.core.states import RunStatus
+from edda.storage.mysql import MySQLStorage
+from edda.storage.mysql.batch import compose
+from edda.storage.mysql.journal import OWNED
+from edda.storage.mysql.pool import Address
+from edda.storage.mysql.queue import FIND_DUE, FIND_PARKED, MAIL, NEXT_DUE, READ_HISTORY, READ_MAIL, READ_RUNS, TAKE
+from edda.storage.mysql.runs import NEWEST_FIRST, RECORDS
+from edda.storage.mysql.session import Session
+from edda.storage.mysql.statement import Statement, Value, bind
+from edda.storage.mysql.workers import FIND_ORPHANED, FREE, RUNS_OF
+from tests import databases
+from tests.conftest import need
+
+# 0 to 99,999, without the servers' own (different) ways to count.
+DIGITS = " UNION ALL ".join(f"SELECT {digit} AS d" for digit in range(10))
+NUMBERS = f"""SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS i
+    FROM ({DIGITS}) a, ({DIGITS}) b, ({DIGITS}) c, ({DIGITS}) e, ({DIGITS}) f"""
+
+# Five workflows. Of ten runs two wait for an event, three for a timer, one is due, one is parked and three belong to
+# somebody: to one of three busy workers or, ten in all, to a small one. One owned run in thirty has mail.
+SEEDS = (
+    f"""INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, ready_at, delivered, absorbed)
+    SELECT CONCAT('run', LPAD(i, 8, '0')), CONCAT('workflow', i % 5),
+           ELT(kind + 1, 'waiting_for_event', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_timer',
+               'waiting_for_timer', 'running', 'parked', 'running', 'running', 'running'),
+           CASE WHEN i % 10000 = 35 THEN 'small' WHEN kind > 6 THEN CONCAT('busy', i % 3) END, 1, 0,
+           CASE WHEN kind = 5 THEN i WHEN kind IN (2, 3, 4, 6) THEN 4000000000000000 + i END, i % 100 = 37, 0
+      FROM (SELECT i, i DIV 5 % 10 AS kind FROM ({NUMBERS}) n) x""",
+    """INSERT INTO edda_run (id, gen, workflow, input, created_at)
+    SELECT run_id, 0, workflow, '', ROW_NUMBER() OVER (ORDER BY run_id) FROM edda_sched""",
+    """INSERT INTO edda_delivery (run_id, n, kind, step, at, value)
+    SELECT run_id, 1, 'cancel', '', 1, '' FROM edda_sched WHERE delivered = 1""",
+    "INSERT INTO edda_fence VALUES ('busy0', 0, 0), ('busy1', 0, 0), ('busy2', 0, 0)",
+    "ANALYZE TABLE edda_sched, edda_run, edda_delivery, edda_fence",
+)
+OWNED_BY_SMALL = [RunId(f"run{i * 10000 + 35:08}") for i in range(10)]
+
+READS = b"SHOW SESSION STATUS WHERE Variable_name LIKE 'Handler\\_read%%'"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one execution of a statement read."""
+
+    plan: frozenset[object]
+    """Every word of the plan: 'ALL' is a scan of a whole table."""
+    reads: int
+    """Rows and index entries that were read, found or not."""
+    rows: int
+
+
+async def look(session: Session, template: bytes, *values: Value) -> Look:
+    return (await look_at(session, bind(template, *values)))[0]
+
+
+async def look_at(session: Session, *statements: Statement) -> list[Look]:
+    """Execute the statements for real, and take them back."""
+    await session.run(b"START TRANSACTION")
+    looks = []
+    for statement in statements:
+        plan = await session.send(Statement("EXPLAIN", b"EXPLAIN " + statement.body))
+        idle = -await count_reads(session) + await count_reads(session)
+        before = await count_reads(session)
+        (reply,) = await session.send(statement)
+        reads = await count_reads(session) - before - idle
+        looks.append(Look(frozenset(word for row in plan[0].rows for word in row), reads, len(reply.rows)))
+    await session.run(b"ROLLBACK")
+    return looks
+
+
+async def count_reads(session: Session) -> int:
+    return sum(int(row[1]) for row in (await session.run(READS)).rows)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url() -> AsyncIterator[str]:
+    server = need(databases.mysql(), "MariaDB or MySQL", "EDDA_TEST_MYSQL_URL")
+    url = server.create()
+    storage = MySQLStorage(url)
+    await storage.open()
+    await storage.migrate()
+    await storage.close()
+    for statement in SEEDS:
+        server.execute(statement, url)
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture
+async def session(url: str) -> AsyncIterator[Session]:
+    """As the storage itself would open it."""
+    address = Address(url, None)
+    address.open()
+    session = await address.connect()
+    yield session
+    await session.close()
+
+
+async def test_a_claim_reads_little_more_than_it_takes(session: Session) -> None:
+    seen = await look(session, FIND_DUE, "workflow0", 10)
+    assert seen.rows == 10
+    assert "edda_sched_ready" in seen.plan
+    assert seen.reads <= 25
+
+
+async def test_a_claim_does_not_walk_through_the_timers_of_the_future(session: Session) -> None:
+    seen = await look(session, FIND_DUE.replace(b"UTC_TIMESTAMP(6)", b"'1970-01-01'"), "workflow0", 10)
+    assert seen.rows <= 1
+    assert seen.reads <= 4
+
+
+async def test_taking_runs_touches_them_alone(session: Session) -> None:
+    seen = await look(session, TAKE, "busy0", OWNED_BY_SMALL)
+    assert "ALL" not in seen.plan
+    assert seen.reads <= 40
+
+
+@pytest.mark.parametrize("template", [READ_RUNS, READ_HISTORY, READ_MAIL])
+async def test_what_a_claim_reads_afterwards_is_read_run_by_run(session: Session, template: bytes) -> None:
+    seen = await look(session, template, OWNED_BY_SMALL)
+    assert "ALL" not in seen.plan
+    assert seen.reads <= 60
+
+
+async def test_the_next_due_time_is_the_first_entry_of_its_name(session: Session) -> None:
+    assert (await look(session, NEXT_DUE, "workflow0")).reads <= 3
+    assert (await look(session, NEXT_DUE, "unheard_of")).reads <= 3
+
+
+async def test_looking_for_mail_costs_nothing_when_there_is_none(session: Session) -> None:
+    seen = await look(session, MAIL, "small")
+    assert "edda_sched_inbox" in seen.plan
+    assert seen.reads <= 3
+
+
+async def test_mail_is_read_run_by_run(session: Session) -> None:
+    seen = await look(session, MAIL, "busy0")
+    assert 300 < seen.rows < 360
+    assert "edda_sched_inbox" in seen.plan
+    assert seen.reads < seen.rows * 6  # both tables, and the sort
+
+
+async def test_what_a_worker_owns_is_found_by_its_owner(session: Session) -> None:
+    for template, values in ((OWNED, ()), (RUNS_OF, (5000,))):
+        seen = await look(session, template, "small", *values)
+        assert seen.rows == 10
+        assert "edda_sched_owner" in seen.plan
+        assert seen.reads <= 12
+
+
+async def test_freeing_the_runs_of_a_small_worker_does_not_touch_the_others(session: Session) -> None:
+    seen = await look(session, FREE, OWNED_BY_SMALL, "small")
+    assert "ALL" not in seen.plan
+    assert seen.reads <= 40
+
+
+async def test_orphans_are_looked_for_owner_by_owner(session: Session) -> None:
+    seen = await look(session, FIND_ORPHANED)
+    assert seen.rows == 1  # the small worker has no fence
+    assert seen.reads <= 60
+
+
+async def test_a_batch_touches_the_runs_it_is_about(session: Session) -> None:
+    release = Release(0, None, RunStatus.WAITING_FOR_EVENT)
+    end = End(RunStatus.COMPLETED, b"", 1)
+    batch = [Bundle(run, 1, 0, move=release if i % 2 else end) for i, run in enumerate(OWNED_BY_SMALL)]
+    statements = compose(Fence(WorkerId("busy0"), 0, 0), batch, 1_000_000)
+    on_sched = [statement for statement in statements if b"edda_sched" in statement.body]
+    assert len(on_sched) == 3  # lock, release, end
+    for seen in await look_at(session, *on_sched):
+        assert seen.reads <= 60
+
+
+async def test_unparking_one_workflow_leaves_the_others_alone(session: Session) -> None:
+    seen = await look(session, FIND_PARKED, ["unheard_of"])
+    assert "edda_sched_parked" in seen.plan
+    assert seen.reads <= 2
+
+
+async def test_a_page_of_runs_is_read_from_the_newest_on(session: Session) -> None:
+    seen = await look(session, RECORDS + NEWEST_FIRST, 50)
+    assert seen.rows == 50
+    assert "edda_run_created" in seen.plan
+    assert seen.reads <= 50 * 6
+
+
+async def test_the_look_notices_a_query_that_has_left_its_index(session: Session) -> None:
+    """The control: without its index the claim is seen to read far more than it takes."""
+    seen = await look(session, FIND_DUE.replace(b"FORCE", b"IGNORE"), "workflow0", 10)
+    assert seen.reads > 1000
