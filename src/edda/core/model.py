@@ -109,7 +109,10 @@ class Bundle(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        return sum(len(e.input) + len(e.value) for e in self.entries) + (len(self.start.input) if self.start else 0)
+        size = len(self.start.input) if self.start is not None else 0
+        for entry in self.entries:
+            size += len(entry.input) + len(entry.value)
+        return size
 
 
 class Delivery(Struct, frozen=True):

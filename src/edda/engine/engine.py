@@ -179,7 +179,7 @@ class Engine:
             return False
         run = worker.begin(start)
         try:
-            await asyncio.shield(run.stored)
+            await run.stored
         except LeaseLostError:
             return False  # it may be in or not: storing it again under the same id is right in both cases
         return True
@@ -194,7 +194,7 @@ class Engine:
 
     async def _check_same(self, start: Start) -> None:
         known = await self.read_run(start.run_id)
-        if known.workflow == start.workflow and self.codec.decode(known.input) == self.codec.decode(start.input):
+        if known.workflow == start.workflow and self.codec.same(known.input, start.input):
             return
         differs = f"workflow {known.workflow}" if known.workflow != start.workflow else "other arguments"
         raise InstanceConflictError(

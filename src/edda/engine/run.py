@@ -216,6 +216,7 @@ class LiveRun:
             with outside_task():
                 self._execution.drop()
             self._context.attach(None)
+            self._execution = None  # the two know each other: without this only the collector would free them
 
     def _silence(self) -> None:
         if self._alarm is not None:
@@ -227,15 +228,25 @@ class LiveRun:
     # Entries: the one way into the execution
 
     def deliver(
-        self, kind: EntryKind, step: str = "", name: str = "", *, at: int | None = None, ok: bool = True, **facts: Any
-    ) -> Entry | None:
+        self,
+        kind: EntryKind,
+        step: str = "",
+        name: str = "",
+        *,
+        at: int | None = None,
+        ok: bool = True,
+        input: bytes = b"",
+        value: bytes = b"",
+        attempt: int = 1,
+        n: int | None = None,
+    ) -> None:
         execution = self._execution
         assert execution is not None
-        moment = max(at if at is not None else self._host.clock.now(), execution.now)
-        entry = Entry(execution.length + 1, kind, step, name, ok, moment, **facts)
+        moment = max(self._host.clock.now() if at is None else at, execution.now)
+        entry = Entry(execution.length + 1, kind, step, name, ok, moment, input, value, attempt, n)
         self._unsent.append(entry)
         self._host.journal.put(self)
-        return entry if self._attempt(execution.deliver, entry) else None
+        self._attempt(execution.deliver, entry)
 
     def _attempt(self, move: Callable[..., None], *args: Any) -> bool:
         try:
@@ -283,7 +294,8 @@ class LiveRun:
     async def _body(self, command: Command) -> None:
         host = self._host
         ctx = ActivityContext(self.run_id, self.workflow.name, command.id, command.attempt, self.gen, host.clock.now)
-        self._tell(lambda hooks: hooks.on_activity_start(self.run_id, command.id, command.name, False))
+        if host.hooks is not None:
+            self._tell(lambda hooks: hooks.on_activity_start(self.run_id, command.id, command.name, False))
         outcome: Outcome | None = None
         try:
             outcome = await run_body(command, ctx, host.codec, self._policy(command), host.threads)
@@ -317,18 +329,17 @@ class LiveRun:
             self._record(EntryKind.STEP, command, outcome)
 
     def _record(self, kind: EntryKind, command: Command, outcome: Outcome) -> None:
-        input = b"" if kind is EntryKind.RETRY else command.input
-        told = _told(self.run_id, command, outcome)
+        told = None if self._host.hooks is None else _told(self.run_id, command, outcome)
         self.deliver(
             kind,
             command.id,
             command.name,
             ok=isinstance(outcome, Success),
-            input=input,
+            input=b"" if kind is EntryKind.RETRY else command.input,
             value=outcome.value,
             attempt=command.attempt,
         )
-        if self._host.hooks is not None:
+        if told is not None:
             self._tell_when_stored(told)
 
     def _retry_due(self, command: Command) -> int:

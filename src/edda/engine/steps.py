@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from typing import Any
 
@@ -120,20 +118,22 @@ def _cancelled_from_outside() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-if sys.version_info >= (3, 12):
+class _OutsideTask:
+    """Workflow code may only run while no task of the real loop is current (Python 3.14 insists)."""
 
-    @contextmanager
-    def outside_task() -> Iterator[None]:
-        """Workflow code may only run while no task of the real loop is current (Python 3.14 insists)."""
-        loop = asyncio.get_running_loop()
-        task = asyncio.tasks._swap_current_task(loop, None)  # type: ignore[attr-defined,unused-ignore]
-        try:
-            yield
-        finally:
-            asyncio.tasks._swap_current_task(loop, task)  # type: ignore[attr-defined,unused-ignore]
+    __slots__ = ("_loop", "_task")
 
-else:
+    def __enter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = _swap(self._loop, None)
 
-    @contextmanager
-    def outside_task() -> Iterator[None]:
-        yield
+    def __exit__(self, *_: object) -> None:
+        _swap(self._loop, self._task)
+
+
+_swap: Any = getattr(asyncio.tasks, "_swap_current_task", None)
+_AS_IT_IS = nullcontext()
+
+
+def outside_task() -> AbstractContextManager[None]:
+    return _AS_IT_IS if _swap is None else _OutsideTask()

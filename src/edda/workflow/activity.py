@@ -7,9 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from edda.core.failure import decode_failure
-from edda.core.hints import hints_of
 from edda.core.model import Entry, EntryKind
-from edda.core.signature import Signature
+from edda.core.signature import Signature, returns_of
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
@@ -98,7 +97,7 @@ class Activity(Generic[P, R]):
 def inline_step(
     ctx: WorkflowContext, name: str, fn: Callable[..., Any], args: tuple[Any, ...], retry_policy: RetryPolicy | None
 ) -> Coroutine[Any, Any, Any]:
-    codec, returns = ctx.codec, hints_of(fn).get("return", Any)
+    codec, returns = ctx.codec, returns_of(fn)
     return ctx.execution.call(
         EntryKind.STEP,
         name,

@@ -144,13 +144,12 @@ class SQLiteStorage:
 
     async def retire(self, worker: WorkerId) -> None:
         await self._transact(lambda db: workers.retire(db, worker, self._now()))
-        self._release(worker)
-        self._presence.remove(worker)
+        self._bury(worker)
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
         takeover = await self._transact(lambda db: workers.take_over(db, me, self._presence.is_lost, self._now()))
         if takeover:
-            self._presence.remove(takeover.worker)
+            self._bury(takeover.worker)
         return takeover
 
     async def free_orphans(self) -> int:
@@ -253,6 +252,11 @@ class SQLiteStorage:
         """After the threads have ended: to look dead while one still writes would be a lie."""
         for worker in tuple(self._workers):
             self._release(worker)
+
+    def _bury(self, worker: WorkerId) -> None:
+        """Its lock too, should it be this very process that overslept."""
+        self._release(worker)
+        self._presence.remove(worker)
 
     def _release(self, worker: WorkerId) -> None:
         self._workers.discard(worker)
