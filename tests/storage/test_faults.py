@@ -1,0 +1,278 @@
+"""Lost connections, dying processes and cancelled calls: at every statement, a batch is in whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from uuid import uuid4
+
+import pytest
+
+from edda.core.model import Absorb, Bundle, End, Fence, Release, RunFilter, RunId, RunRecord, WorkerId
+from edda.core.states import RunStatus
+from edda.errors import StorageUnavailableError
+from edda.storage.ports import Storage
+from tests.conftest import MakeStorage
+
+from .conftest import MakeWorker
+from .probes import Listener, SimulatedDeath, Trap
+from .records import HOUR, LATER, WORKFLOW, born, bundle, done, entry, start
+from .worker import Worker
+
+Call = Callable[[Storage, Worker], Awaitable[object]]
+
+
+async def write_on(storage: Storage, worker: Worker) -> None:
+    fence = await worker.storage.read_fence(worker.id)
+    assert fence is not None
+    await storage.write(fence, [born(f"run-{uuid4()}", entry(1), entry(2))])
+
+
+CALLS: dict[str, Call] = {
+    "write": write_on,
+    "read_fence": lambda storage, worker: storage.read_fence(worker.id),
+    "owned": lambda storage, worker: storage.owned(worker.id),
+    "register": lambda storage, worker: Worker(storage, f"new-{uuid4()}").register(),
+    "retire": lambda storage, worker: storage.retire(WorkerId("new")),
+    "take_over": lambda storage, worker: storage.take_over(worker.id),
+    "free_orphans": lambda storage, worker: storage.free_orphans(),
+    "disown": lambda storage, worker: storage.disown(RunId("run-1")),
+    "claim": lambda storage, worker: storage.claim(worker.id, [WORKFLOW], 10),
+    "next_due": lambda storage, worker: storage.next_due([WORKFLOW]),
+    "unpark": lambda storage, worker: storage.unpark([WORKFLOW]),
+    "mail": lambda storage, worker: storage.mail(worker.id),
+    "start": lambda storage, worker: storage.start([start("run-8")]),
+    "cancel": lambda storage, worker: storage.cancel(RunId("run-2"), b"stop"),
+    "get": lambda storage, worker: storage.get(RunId("run-1")),
+    "history": lambda storage, worker: storage.history(RunId("run-1")),
+    "find": lambda storage, worker: storage.find(RunFilter()),
+}
+
+
+@pytest.fixture
+async def trap() -> Trap:
+    return Trap()
+
+
+@pytest.fixture
+async def trapped(storage: Storage, make_storage: MakeStorage, trap: Trap) -> Storage:
+    """A second process whose every statement passes the trap."""
+    return await make_storage(trap)
+
+
+@pytest.fixture
+async def busy(worker: Worker) -> Worker:
+    """One owned run, and one for anybody."""
+    await worker.write(born("run-1", entry(1)))
+    await worker.storage.start([start("run-2")])
+    return worker
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+async def test_the_probe_stands_before_and_after_every_statement(
+    make_storage: MakeStorage, busy: Worker, call: Call
+) -> None:
+    probe = Listener()
+    storage = await make_storage(probe)
+    probe.heard.clear()
+    await call(storage, busy)
+    assert probe.heard
+    assert [when for when, _ in probe.heard] == ["before", "after"] * (len(probe.heard) // 2)
+    assert [sql for _, sql in probe.heard[::2]] == [sql for _, sql in probe.heard[1::2]]
+
+
+async def test_the_probe_stands_beside_heartbeats(make_storage: MakeStorage, busy: Worker) -> None:
+    probe = Listener()
+    storage = await make_storage(probe)
+    pulse = await storage.pulse()
+    probe.heard.clear()
+    await pulse.beat(busy.id, HOUR)
+    await pulse.close()
+    assert [when for when, _ in probe.heard[:2]] == ["before", "after"]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+async def test_after_a_connection_lost_at_any_statement_the_next_call_works(
+    trapped: Storage, busy: Worker, trap: Trap, call: Call
+) -> None:
+    point = 0
+    while await meets(trap, point, call(trapped, busy)):
+        assert await trapped.now() > 0
+        assert await trapped.get(RunId("run-1")) is not None
+        assert await trapped.read_fence(busy.id) is not None
+        point += 1
+    assert point >= 2, "before and after one statement at least"
+
+
+async def meets(trap: Trap, point: int, call: Awaitable[object]) -> bool:
+    """Whether the call got as far as this point, where its connection is lost."""
+    trap.arm(point, StorageUnavailableError("cut"))
+    try:
+        await call
+    except StorageUnavailableError:
+        return True
+    assert trap.armed, "the loss of the connection was swallowed"
+    trap.disarm()
+    return False
+
+
+async def test_a_beat_on_a_lost_connection_says_so_and_the_next_one_works(
+    trapped: Storage, busy: Worker, trap: Trap
+) -> None:
+    pulse = await trapped.pulse()
+    assert await pulse.beat(busy.id, HOUR) is not None
+    for point in (0, 1):
+        trap.arm(point, StorageUnavailableError("cut"))
+        with pytest.raises(StorageUnavailableError):
+            await pulse.beat(busy.id, HOUR)
+        assert await pulse.beat(busy.id, HOUR) is not None
+    await pulse.close()
+
+
+def every_form(turn: int) -> list[Bundle]:
+    rest = Release(0, LATER, RunStatus.WAITING_FOR_TIMER)
+    return [
+        bundle(f"{turn}-keep", entry(1), entry(2)),
+        bundle(f"{turn}-absorb", entry(1), move=Absorb(0)),
+        bundle(f"{turn}-rest", entry(1), move=rest),
+        bundle(f"{turn}-end", entry(1), move=done()),
+        born(f"{turn}-new", entry(1)),
+        born(f"{turn}-new-rest", entry(1), move=rest),
+        born(f"{turn}-new-end", entry(1), move=done()),
+    ]
+
+
+def before_every_form(turn: int) -> list[Bundle]:
+    return [born(f"{turn}-{name}") for name in ("keep", "absorb", "rest", "end")]
+
+
+async def is_in(storage: Storage, turn: int) -> bool:
+    """Whether the batch is in; it fails if only a part of it is."""
+    facts = []
+    for each in every_form(turn):
+        facts.append(await storage.history(each.run_id) == each.entries)
+        if each.start or isinstance(each.move, Release | End):  # the other forms show in the history alone
+            run = await storage.get(each.run_id)
+            facts.append(run is not None and _as_written(run, each))
+    assert all(facts) or not any(facts), "a part of the batch is in"
+    return all(facts)
+
+
+def _as_written(run: RunRecord, written: Bundle) -> bool:
+    match written.move:
+        case Release(ready_at=ready_at):
+            return run.owner is None and run.ready_at == ready_at
+        case End(value=value):
+            return run.value == value
+        case _:
+            return run.owner is not None
+
+
+async def count_points(make_storage: MakeStorage, make_worker: MakeWorker) -> int:
+    """How many places there are before and after the statements of one such batch."""
+    probe = Listener()
+    worker = await make_worker("counter", on=await make_storage(probe))
+    await worker.write(*before_every_form(-1))
+    probe.heard.clear()
+    await worker.write(*every_form(-1))
+    return len(probe.heard)
+
+
+async def test_a_process_that_dies_in_a_write_leaves_all_of_the_batch_or_nothing(
+    storage: Storage, make_storage: MakeStorage, make_worker: MakeWorker
+) -> None:
+    points = await count_points(make_storage, make_worker)
+    outcomes = []
+    for point in range(points):
+        trap = Trap()
+        dying = await make_storage(trap)
+        worker = await make_worker(f"worker-{point}", on=dying)
+        await worker.write(*before_every_form(point))
+        trap.arm(point, SimulatedDeath())
+        with pytest.raises(SimulatedDeath):
+            await worker.write(*every_form(point))
+        dying.kill()
+        outcomes.append(await is_in(storage, point))
+        fence = await storage.read_fence(worker.id)
+        assert fence is not None
+        assert fence.batch_no == (2 if outcomes[-1] else 1)
+    assert (outcomes[0], outcomes[-1]) == (False, True)
+    assert outcomes == sorted(outcomes), "once committed, it stays committed"
+
+
+async def test_a_batch_of_unknown_outcome_is_in_once_after_it_is_sent_again(
+    storage: Storage, make_storage: MakeStorage, make_worker: MakeWorker
+) -> None:
+    points = await count_points(make_storage, make_worker)
+    trap = Trap()
+    worker = await make_worker("cut-off", on=await make_storage(trap))
+    for point in range(points):
+        await worker.write(*before_every_form(point))
+        trap.arm(point, StorageUnavailableError("cut"))
+        with pytest.raises(StorageUnavailableError):
+            await worker.write(*every_form(point))
+        if await worker.write(*every_form(point)) is None:
+            worker.fence = Fence(worker.id, worker.fence.batch_no + 1, worker.fence.moves)
+        assert await storage.read_fence(worker.id) == worker.fence
+        assert await is_in(storage, point)
+
+
+async def test_a_cancelled_write_is_in_once_after_it_is_sent_again(storage: Storage, make_worker: MakeWorker) -> None:
+    worker = await make_worker("cancelled")
+    for turn in range(25):
+        await worker.write(*before_every_form(turn))
+        task = asyncio.create_task(storage.write(worker.fence, every_form(turn)))
+        for _ in range(turn):  # cut at another place of its way each time
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await worker.write(*every_form(turn))
+        worker.fence = Fence(worker.id, 2 * turn + 2, 0)
+        assert await storage.read_fence(worker.id) == worker.fence
+        assert await is_in(storage, turn)
+
+
+@pytest.mark.parametrize("name", ["start", "claim", "register", "cancel", "take_over", "retire", "disown"])
+async def test_a_process_that_dies_in_any_other_transaction_leaves_a_database_others_can_use(
+    storage: Storage, make_storage: MakeStorage, busy: Worker, name: str
+) -> None:
+    for point in range(40):
+        trap = Trap()
+        dying = await make_storage(trap)
+        await dying.now()
+        trap.arm(point, SimulatedDeath())
+        try:
+            await CALLS[name](dying, busy)
+        except SimulatedDeath:
+            dying.kill()
+        else:
+            break
+        assert await storage.get(RunId("run-1")) is not None
+        fence = await storage.read_fence(busy.id)
+        assert fence is not None
+        assert await storage.write(fence, []) == frozenset()
+    else:
+        raise AssertionError("it never came to its end")
+    assert await storage.cancel(RunId("run-2"), b"stop") in ("requested", "already")
+
+
+async def test_after_a_kill_others_see_what_was_committed(
+    storage: Storage, make_storage: MakeStorage, make_worker: MakeWorker
+) -> None:
+    killed = await make_storage()
+    worker = await make_worker("killed", on=killed)
+    await worker.write(born("run-1", entry(1)), born("run-2", entry(1), move=done()))
+    killed.kill()
+    fresh = await make_storage()
+    for witness in (storage, fresh):
+        assert await witness.owned(worker.id) == {RunId("run-1"): 1}
+        assert await witness.history(RunId("run-1")) == (entry(1),)
+        assert await witness.read_fence(worker.id) == Fence(worker.id, 1, 0)
+
+
+async def test_killing_twice_and_closing_after_a_kill_are_harmless(make_storage: MakeStorage) -> None:
+    storage = await make_storage()
+    storage.kill()
+    storage.kill()
+    await storage.close()
+    await storage.close()

@@ -1,0 +1,214 @@
+"""Workers come, go, lapse and lose runs; what they owned is never lost and never written twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+from edda.core.model import Fence, RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.states import RunStatus
+from edda.storage.ports import Storage
+from tests.conftest import MakeStorage
+
+from .conftest import MakeWorker
+from .records import HOUR, LAPSED, WORKFLOW, born, bundle, entry
+from .worker import Worker
+
+R1, R2 = RunId("run-1"), RunId("run-2")
+
+
+async def expect_ready(storage: Storage, run_id: RunId) -> None:
+    run = await storage.get(run_id)
+    assert run is not None
+    assert (run.owner, run.status) == (None, RunStatus.RUNNING)
+    assert await storage.next_due([WORKFLOW]) == 0
+
+
+async def test_a_registered_worker_has_a_fresh_fence(storage: Storage, worker: Worker) -> None:
+    assert await storage.read_fence(worker.id) == Fence(worker.id, 0, 0)
+    assert await storage.owned(worker.id) == {}
+
+
+async def test_registering_tells_the_time_of_the_database(storage: Storage) -> None:
+    before = await storage.now()
+    registered = await storage.register(WorkerInfo(WorkerId("w"), "shop", "host", 1), HOUR)
+    assert before <= registered <= await storage.now()
+
+
+async def test_a_beat_tells_the_time_of_the_database(storage: Storage, worker: Worker) -> None:
+    before = await storage.now()
+    beat = await worker.beat()
+    assert beat is not None
+    assert before <= beat <= await storage.now()
+
+
+async def test_a_worker_within_its_lease_is_not_taken_over(storage: Storage, make_worker: MakeWorker) -> None:
+    await make_worker("live")
+    taker = await make_worker("taker")
+    assert await storage.take_over(taker.id) is None
+
+
+async def test_a_beat_prolongs_the_lease(storage: Storage, make_worker: MakeWorker) -> None:
+    lapsed, taker = await make_worker("lapsed", LAPSED), await make_worker("taker")
+    assert await lapsed.beat(HOUR) is not None
+    assert await storage.take_over(taker.id) is None
+
+
+async def test_a_beat_may_also_end_the_lease(storage: Storage, make_worker: MakeWorker) -> None:
+    worker, taker = await make_worker("worker"), await make_worker("taker")
+    await worker.beat(LAPSED)
+    assert await storage.take_over(taker.id) == Takeover(worker.id, 0)
+
+
+async def test_a_pulse_beats_more_than_once(storage: Storage, worker: Worker) -> None:
+    pulse = await storage.pulse()
+    first = await pulse.beat(worker.id, HOUR)
+    second = await pulse.beat(worker.id, HOUR)
+    await pulse.close()
+    assert first is not None
+    assert second is not None
+    assert first <= second
+
+
+async def test_a_pulse_works_in_the_loop_of_another_thread(storage: Storage, worker: Worker) -> None:
+    async def beat() -> int | None:
+        pulse = await storage.pulse()
+        try:
+            return await pulse.beat(worker.id, HOUR)
+        finally:
+            await pulse.close()
+
+    assert await asyncio.to_thread(asyncio.run, beat()) is not None
+
+
+async def test_nobody_takes_over_himself(storage: Storage, make_worker: MakeWorker) -> None:
+    me = await make_worker("me", LAPSED)
+    assert await storage.take_over(me.id) is None
+    assert await storage.read_fence(me.id) == me.fence
+
+
+async def test_the_runs_of_a_lapsed_worker_are_ready_for_others(storage: Storage, make_worker: MakeWorker) -> None:
+    lapsed, taker = await make_worker("lapsed"), await make_worker("taker")
+    await lapsed.write(born("run-1", entry(1)), born("run-2"))
+    await lapsed.beat(LAPSED)
+    assert await storage.take_over(taker.id) == Takeover(lapsed.id, 2)
+    await expect_ready(storage, R1)
+    await expect_ready(storage, R2)
+    runs = {run.run_id: run for run in (await taker.claim()).runs}
+    assert set(runs) == {R1, R2}
+    assert (runs[R1].epoch, runs[R1].entries) == (2, (entry(1),))
+
+
+async def test_a_taken_over_worker_can_do_nothing_more(storage: Storage, make_worker: MakeWorker) -> None:
+    zombie, taker = await make_worker("zombie"), await make_worker("taker")
+    await zombie.write(born("run-1"))
+    await zombie.beat(LAPSED)
+    await storage.take_over(taker.id)
+    assert await zombie.beat() is None
+    assert await storage.read_fence(zombie.id) is None
+    assert await zombie.write(bundle("run-1", entry(1)), born("run-2")) is None
+    assert (await zombie.claim()).runs == ()
+    assert await storage.owned(zombie.id) == {}
+    assert await storage.history(R1) == ()
+    assert await storage.get(R2) is None
+
+
+async def test_one_worker_is_taken_over_at_a_time_until_none_is_left(storage: Storage, make_worker: MakeWorker) -> None:
+    for name in ("a", "b", "c"):
+        await make_worker(name, LAPSED)
+    taker = await make_worker("taker")
+    taken = [await storage.take_over(taker.id) for _ in range(4)]
+    assert {each.worker for each in taken[:3] if each} == {"a", "b", "c"}
+    assert taken[3] is None
+
+
+async def test_two_takers_take_different_workers(
+    storage: Storage, make_storage: MakeStorage, make_worker: MakeWorker
+) -> None:
+    for number in range(8):
+        lapsed = await make_worker(f"lapsed-{number}", LAPSED)
+        await lapsed.write(born(f"run-{number}"))
+    other = await make_storage()
+
+    async def sweep(storage: Storage, me: str) -> list[Takeover]:
+        taken = []
+        while took := await storage.take_over(WorkerId(me)):
+            taken.append(took)
+        return taken
+
+    one, two = await asyncio.gather(sweep(storage, "one"), sweep(other, "two"))
+    # A sweep may end early because the last worker was in the other's hands; together they leave none.
+    taken = one + two + await sweep(storage, "one")
+    assert sorted(each.worker for each in taken) == [f"lapsed-{number}" for number in range(8)]
+    assert all(each.moved == 1 for each in taken)
+
+
+async def test_a_retired_worker_leaves_its_runs_to_others(storage: Storage, make_worker: MakeWorker) -> None:
+    leaver, other = await make_worker("leaver"), await make_worker("other")
+    await leaver.write(born("run-1", entry(1)))
+    await storage.retire(leaver.id)
+    await expect_ready(storage, R1)
+    assert await storage.read_fence(leaver.id) is None
+    assert await leaver.beat() is None
+    assert await leaver.write(bundle("run-1", entry(2))) is None
+    assert [run.run_id for run in (await other.claim()).runs] == [R1]
+    assert await storage.take_over(other.id) is None
+
+
+async def test_retiring_touches_nobody_elses_runs(storage: Storage, make_worker: MakeWorker) -> None:
+    leaver, other = await make_worker("leaver"), await make_worker("other")
+    await other.write(born("run-1"))
+    await storage.retire(leaver.id)
+    assert await storage.owned(other.id) == {R1: 1}
+
+
+async def test_retiring_twice_is_harmless(storage: Storage, worker: Worker) -> None:
+    await storage.retire(worker.id)
+    await storage.retire(worker.id)
+    assert await storage.read_fence(worker.id) is None
+
+
+async def test_there_are_no_orphans_where_every_owner_has_a_fence(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1"))
+    assert await storage.free_orphans() == 0
+    assert await storage.owned(worker.id) == {R1: 1}
+
+
+async def test_a_disowned_run_is_ready_and_its_owner_is_told_by_the_fence(
+    storage: Storage, make_worker: MakeWorker
+) -> None:
+    owner, other = await make_worker("owner"), await make_worker("other")
+    await owner.write(born("run-1"), born("run-2"))
+    assert await storage.disown(R1)
+    await expect_ready(storage, R1)
+    assert await storage.read_fence(owner.id) == Fence(owner.id, 1, 1)
+    assert await owner.write(bundle("run-1", entry(1)), bundle("run-2", entry(1))) is None
+    assert await storage.owned(owner.id) == {R2: 1}
+    owner.fence = Fence(owner.id, 1, 1)
+    assert await owner.write(bundle("run-2", entry(1))) == frozenset()
+    assert [(run.run_id, run.epoch) for run in (await other.claim()).runs] == [(R1, 2)]
+
+
+async def test_a_run_without_an_owner_cannot_be_disowned(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1"))
+    assert await storage.disown(R1)
+    assert not await storage.disown(R1)
+    assert not await storage.disown(RunId("unknown"))
+    assert await storage.read_fence(worker.id) == Fence(worker.id, 1, 1)
+
+
+async def test_a_batch_and_a_disown_at_once_leave_no_row_of_a_zombie(
+    storage: Storage, make_storage: MakeStorage, make_worker: MakeWorker
+) -> None:
+    owner = await make_worker("owner")
+    other = await make_storage()
+    for number in range(10):
+        run = f"run-{number}"
+        await owner.write(born(run))
+        fence = await storage.read_fence(owner.id)
+        assert fence is not None
+        wrote, _ = await asyncio.gather(storage.write(fence, [bundle(run, entry(1))]), other.disown(RunId(run)))
+        assert await storage.history(RunId(run)) == (() if wrote is None else (entry(1),))
+        fence = await storage.read_fence(owner.id)
+        assert fence is not None
+        assert fence.moves == number + 1
+        owner.fence = fence

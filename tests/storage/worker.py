@@ -1,0 +1,34 @@
+"""A worker as the storage sees it: it registers, remembers its fence, and writes batch after batch."""
+
+from __future__ import annotations
+
+from edda.core.model import Bundle, Claim, Fence, RunId, WorkerId, WorkerInfo
+from edda.storage.ports import Storage
+
+from .records import HOUR, WORKFLOW
+
+
+class Worker:
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.storage = storage
+        self.id = WorkerId(name)
+        self.fence = Fence(self.id, 0, 0)
+
+    async def register(self, lease: int = HOUR) -> int:
+        return await self.storage.register(WorkerInfo(self.id, "shop", "host", 4711), lease)
+
+    async def write(self, *batch: Bundle) -> frozenset[RunId] | None:
+        again = await self.storage.write(self.fence, batch)
+        if again is not None:
+            self.fence = Fence(self.id, self.fence.batch_no + 1, self.fence.moves)
+        return again
+
+    async def claim(self, *workflows: str, limit: int = 100) -> Claim:
+        return await self.storage.claim(self.id, workflows or (WORKFLOW,), limit)
+
+    async def beat(self, lease: int = HOUR) -> int | None:
+        pulse = await self.storage.pulse()
+        try:
+            return await pulse.beat(self.id, lease)
+        finally:
+            await pulse.close()
