@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import count
+from itertools import count, pairwise
 
 from msgspec import Struct
 
 from edda import EddaApp
-from edda.core.model import EntryKind, RunId, WorkerId
-from edda.core.states import ENDED
+from edda.core.model import EntryKind, RunFilter, RunId, WorkerId
+from edda.core.states import ENDED, OPEN
 from edda.engine.ids import Ids
 from edda.engine.settings import Settings
 from edda.errors import EddaError, StorageUnavailableError
@@ -55,14 +55,17 @@ class RememberedIds(Ids):
 
 
 class Player:
+    calm = CALM
+
     def __init__(self, database: Database, scenario: Scenario) -> None:
         self.database = database
         self.scenario = scenario
         self.run_id = RunId(f"{scenario.name}-{next(_runs)}")
         self.ids = RememberedIds()
+        self.acknowledged: set[RunId] = set()
 
     def app(self, probe: CrashPoints | None = None) -> EddaApp:
-        settings = HASTY if probe is None else CALM
+        settings = self.calm if probe is not None else HASTY
         return EddaApp(
             "crash",
             storage=self.database.storage(probe),
@@ -75,8 +78,7 @@ class Player:
         """What a careful client does: the start has an id of its own, so it can be asked for again."""
         async with asyncio.timeout(DEADLINE):
             await app.initialize()
-            starter = self.scenario.workflow.options(id=self.run_id)
-            await app.start(starter, ARGUMENT.get(self.scenario.name, 1))
+            await self.launch(app)
             await self.scenario.meddle(app, self.run_id)
             try:
                 return repr(await app.handle(self.run_id).result())
@@ -84,6 +86,10 @@ class Player:
                 return type(error).__name__
             except LookupError as error:
                 return repr(error)
+
+    async def launch(self, app: EddaApp) -> None:
+        starter = self.scenario.workflow.options(id=self.run_id)
+        await app.start(starter, ARGUMENT.get(self.scenario.name, 1))
 
     async def migrate(self) -> None:
         await self.app().migrate()
@@ -144,6 +150,17 @@ class Player:
         finally:
             await app.shutdown(1)
 
+    async def leave_behind(self) -> None:
+        """A worker dies in the middle of the run, and its lease is over."""
+        world.held[self.run_id] = asyncio.Event()
+        app = self.app()
+        await app.initialize()
+        await app.start(self.scenario.workflow.options(id=self.run_id), 1)
+        await asyncio.wait_for(world.held[self.run_id].wait(), DEADLINE)
+        app.kill()
+        del world.held[self.run_id]
+        await self._look_after()
+
     async def check_remains(self) -> None:
         """The invariants: ended once, a history without gaps, nothing left behind."""
         storage = self.database.storage()
@@ -156,9 +173,29 @@ class Player:
             assert [entry.seq for entry in history] == list(range(1, len(history) + 1))
             outcomes = [entry.step for entry in history if entry.kind in {EntryKind.STEP, EntryKind.TIMER}]
             assert len(outcomes) == len(set(outcomes)), "a step has two outcomes"
-            assert all(earlier.at <= later.at for earlier, later in zip(history, history[1:], strict=False))
+            assert all(earlier.at <= later.at for earlier, later in pairwise(history))
         finally:
             await storage.close()
+
+
+class Taker(Player):
+    """Plays a run that another worker has left behind."""
+
+    calm = Settings(linger=0, takeover_grace=0, sweep=0.05, heartbeat=5, poll=5)
+
+
+class Founder(Player):
+    """Starts without an id of its own: the run is born in the journal's batch, and a client that got no answer
+    does not know whether it was."""
+
+    async def launch(self, app: EddaApp) -> None:
+        if self.run_id not in self.acknowledged:
+            self.run_id = RunId(await app.start(self.scenario.workflow, 1))
+            self.acknowledged.add(self.run_id)
+
+
+async def count_open(storage: Storage) -> int:
+    return sum([len(await storage.find(RunFilter(status=status))) for status in OPEN])
 
 
 async def expire(storage: Storage, workers: Iterable[WorkerId]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from edda import EddaApp, RetryPolicy, TerminalError, WorkflowContext, activity, sleep, workflow
+from edda import EddaApp, RetryPolicy, RunStatus, TerminalError, WorkflowContext, activity, sleep, workflow
 from edda.workflow.workflow import Workflow
 
 TICK = 0.02
@@ -21,6 +21,8 @@ class World:
 
     def __init__(self) -> None:
         self.effects: Counter[tuple[str, str]] = Counter()
+        self.held: dict[str, asyncio.Event] = {}
+        """Runs whose `hold` does not return; set when it has been reached."""
 
     def touch(self, ctx: WorkflowContext) -> None:
         self.effects[ctx.instance_id, ctx.activity_id] += 1
@@ -58,6 +60,23 @@ async def hang(ctx: WorkflowContext) -> int:
 async def refuse(ctx: WorkflowContext) -> int:
     world.touch(ctx)
     raise TerminalError("no")
+
+
+@activity
+async def hold(ctx: WorkflowContext) -> int:
+    world.touch(ctx)
+    held = world.held.get(ctx.instance_id)
+    if held is not None:
+        held.set()
+        await asyncio.sleep(60)
+    return 1
+
+
+@workflow
+async def holding(ctx: WorkflowContext, n: int) -> int:
+    n = await act(ctx, n)
+    n += await hold(ctx)
+    return await act(ctx, n)
 
 
 @workflow
@@ -137,6 +156,8 @@ async def only_start(app: EddaApp, run_id: str) -> None:
 
 
 async def cancel_it(app: EddaApp, run_id: str) -> None:
+    while await app.handle(run_id).status() is RunStatus.RUNNING:  # noqa: ASYNC110 - the fact is in the database
+        await asyncio.sleep(TICK / 4)
     await app.cancel(run_id, "enough")
 
 
@@ -174,4 +195,5 @@ SCENARIOS = (
     Scenario(failing, "LookupError('after no')", _steps("act:1", "refuse:1", "act:2")),
     Scenario(cancelled, "WorkflowCancelledError", _steps("act:1", "act:2"), meddle=cancel_it),
 )
+HOLDING = Scenario(holding, "4", _steps("act:1", "hold:1", "act:2"), repeatable=_steps("hold:1"))
 ARGUMENT = {"retried": 2}

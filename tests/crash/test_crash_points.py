@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from edda.testing import CrashPoints, How
-from tests.conftest import MakeDatabase
+from edda.testing import CrashPoints, How, Point
+from tests.conftest import Database, MakeDatabase
 
-from .harness import Player
-from .scenarios import SCENARIOS, Scenario
+from .harness import Founder, Outcome, Player, Taker, count_open
+from .scenarios import HOLDING, SCENARIOS, Scenario
 
 DURABLE = ("sqlite", "postgres", "mysql")
+LANES = 4
+"""Databases side by side: a crash is mostly waiting."""
 
 
 @pytest.mark.parametrize("how", How)
@@ -20,14 +24,30 @@ DURABLE = ("sqlite", "postgres", "mysql")
 async def test_a_crash_at_any_statement_changes_nothing(
     kind: str, scenario: Scenario, how: How, make_database: MakeDatabase
 ) -> None:
-    database = make_database(kind)
+    databases = [make_database(kind) for _ in range(LANES)]
     probe = CrashPoints()
-    player = Player(database, scenario)
-    await player.migrate()
-    calm = await player.undisturbed(probe)
+    calm = await play_undisturbed(databases, scenario, probe)
     assert calm.result == scenario.expected
     assert set(calm.effects) == scenario.steps
     points = list(probe.seen())
+    async with asyncio.TaskGroup() as lanes:
+        tasks = [
+            lanes.create_task(crash_at_each(database, scenario, points[lane::LANES], how))
+            for lane, database in enumerate(databases)
+        ]
+    missed = sum(task.result() for task in tasks)
+    # A poll more or less is a matter of timing; most points are hit every time.
+    assert missed <= len(points) // 4, f"{missed} of {len(points)} points were not reached"
+
+
+async def play_undisturbed(databases: list[Database], scenario: Scenario, probe: CrashPoints) -> Outcome:
+    for database in databases:
+        await Player(database, scenario).migrate()
+    return await Player(databases[0], scenario).undisturbed(probe)
+
+
+async def crash_at_each(database: Database, scenario: Scenario, points: list[Point], how: How) -> int:
+    """How many points were not reached."""
     missed = 0
     for point in points:
         player = Player(database, scenario)
@@ -38,5 +58,55 @@ async def test_a_crash_at_any_statement_changes_nothing(
         assert not disturbed.repeated - scenario.repeatable, place
         await player.check_remains()
         missed += not disturbed.struck
-    # A poll more or less is a matter of timing; most points are hit every time.
-    assert missed <= len(points) // 4, f"{missed} of {len(points)} points were not reached"
+    return missed
+
+
+@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("kind", DURABLE)
+@pytest.mark.timeout(300)
+async def test_a_crash_while_taking_over_leaves_the_run_to_the_next(
+    kind: str, how: How, make_database: MakeDatabase
+) -> None:
+    database = make_database(kind)
+    probe = CrashPoints()
+    player = Taker(database, HOLDING)
+    await player.migrate()
+    await player.leave_behind()
+    calm = await player.undisturbed(probe)
+    assert calm.result == HOLDING.expected
+    missed, points = 0, list(probe.seen())
+    for point in points:
+        player = Taker(database, HOLDING)
+        await player.leave_behind()
+        disturbed = await player.disturbed(point, how)
+        place = f"{how} {point.nth} x {point.statement}"
+        assert disturbed.outcome.result == HOLDING.expected, place
+        assert disturbed.outcome.effects["act:1"] == 1, place
+        assert not disturbed.repeated - HOLDING.repeatable, place
+        await player.check_remains()
+        missed += not disturbed.struck
+    assert missed <= len(points) // 2, f"{missed} of {len(points)} points were not reached"
+
+
+@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("kind", DURABLE)
+@pytest.mark.timeout(300)
+async def test_a_run_born_in_a_batch_is_there_if_its_start_returned(
+    kind: str, how: How, make_database: MakeDatabase
+) -> None:
+    database = make_database(kind)
+    straight = SCENARIOS[0]
+    probe = CrashPoints()
+    player = Founder(database, straight)
+    await player.migrate()
+    await player.undisturbed(probe)
+    for point in probe.seen():
+        player = Founder(database, straight)
+        disturbed = await player.disturbed(point, how)
+        assert disturbed.outcome.result == straight.expected, point
+        assert not disturbed.repeated, point
+        await player.check_remains()
+    storage = database.storage()
+    await storage.open()
+    assert await count_open(storage) == 0, "a run that nobody asked for any more must end all the same"
+    await storage.close()

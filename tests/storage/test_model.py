@@ -60,7 +60,7 @@ class Comparison(RuleBasedStateMachine):
     def __init__(self, database: Database) -> None:
         super().__init__()
         self.registered: list[WorkerId] = []
-        self.runner = asyncio.Runner()
+        self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.database = database
         self.model = MemoryStorage()
         self.storages: tuple[Storage, Storage] = (self.model, database.storage())
@@ -192,6 +192,7 @@ class Comparison(RuleBasedStateMachine):
         status=st.none() | statuses,
         workflow=st.none() | st.sampled_from(WORKFLOWS),
         since=st.none() | st.integers(0, 4),
+        until=st.none() | st.integers(0, 5),
         limit=st.integers(1, 4),
         before=st.none() | st.tuples(st.integers(0, 4), runs),
     )
@@ -200,10 +201,11 @@ class Comparison(RuleBasedStateMachine):
         status: RunStatus | None,
         workflow: str | None,
         since: int | None,
+        until: int | None,
         limit: int,
         before: tuple[int, RunId] | None,
     ) -> None:
-        filter = RunFilter(status, workflow, since, None, before, limit)
+        filter = RunFilter(status, workflow, since, until, before, limit)
         self.ask(lambda storage: storage.find(filter), _records)
 
     @invariant()

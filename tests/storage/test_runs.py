@@ -233,7 +233,7 @@ async def test_runs_are_found_by_workflow(storage: Storage) -> None:
 async def test_runs_are_found_by_the_time_of_their_start(storage: Storage) -> None:
     await storage.start([start(f"run-{at}", created_at=at) for at in (10, 20, 30, 40)])
     assert await found(storage, RunFilter(created_from=20)) == ["run-40", "run-30", "run-20"]
-    assert await found(storage, RunFilter(created_to=25)) == ["run-20", "run-10"]
+    assert await found(storage, RunFilter(created_to=30)) == ["run-20", "run-10"]
     assert await found(storage, RunFilter(created_from=15, created_to=35)) == ["run-30", "run-20"]
 
 

@@ -173,6 +173,19 @@ async def test_there_are_no_orphans_where_every_owner_has_a_fence(storage: Stora
     assert await storage.owned(worker.id) == {R1: 1}
 
 
+async def test_what_a_takeover_leaves_over_is_found_as_orphans(storage: Storage, make_worker: MakeWorker) -> None:
+    lapsed, taker = await make_worker("lapsed"), await make_worker("taker")
+    for thousand in range(6):
+        await lapsed.write(*(born(f"run-{thousand}-{number}") for number in range(1_000)))
+    await lapsed.beat(LAPSED)
+    assert await storage.take_over(taker.id) == Takeover(lapsed.id, 5_000)
+    assert len(await storage.owned(lapsed.id)) == 1_000
+    assert await lapsed.write(bundle("run-5-999", entry(1))) is None
+    assert await storage.free_orphans() == 1_000
+    assert await storage.owned(lapsed.id) == {}
+    assert await storage.free_orphans() == 0
+
+
 async def test_a_disowned_run_is_ready_and_its_owner_is_told_by_the_fence(
     storage: Storage, make_worker: MakeWorker
 ) -> None:

@@ -75,6 +75,7 @@ class Worker:
         self._planned_wake = 0
         self._claiming = False
         self._was_fresh = True
+        self._telling: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.heartbeat = Heartbeat(storage, info.id, settings, self)
 
@@ -130,7 +131,7 @@ class Worker:
     async def _stop_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *([self._telling] if self._telling else []), return_exceptions=True)
 
     async def _until_empty(self) -> None:
         while self.live:
@@ -188,8 +189,15 @@ class Worker:
     def run_released(self, run: LiveRun, release: Release, early: bool) -> None:
         self._remove(run)
         due = release.ready_at
-        if early or (due is not None and due < self._planned_wake):
+        if self.draining:
+            self._tell_others()
+        elif early or (due is not None and due < self._planned_wake):
             self.nudge()
+
+    def _tell_others(self) -> None:
+        """What is handed back must not wait for the others' next look; one call speaks for many runs."""
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._storage.announce(), name="edda-announce")
 
     def _remove(self, run: LiveRun) -> None:
         if self.live.get(run.run_id) is run:

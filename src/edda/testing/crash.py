@@ -42,7 +42,7 @@ class Point(Struct, frozen=True):
 class CrashPoints:
     """A probe for `EddaApp(probe=...)`. Counts statements; at the chosen point it strikes, once."""
 
-    def __init__(self, point: Point | None = None, how: How = How.AFTER, on_strike: Callable[[], None] | None = None):
+    def __init__(self, point: Point | None = None, how: How = How.AFTER, on_strike: Callable[[], object] | None = None):
         self._point = point
         self._how = how
         self._on_strike = on_strike

@@ -1,0 +1,172 @@
+"""One fixture, every database: what asks for `storage` or `make_storage` runs on each of them."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from edda.storage.memory import MemoryStorage
+from edda.storage.memory_database import MemoryDatabase
+from edda.storage.ports import Probe, Storage
+from tests import databases
+
+# Deadlines of single examples say nothing on a shared machine; the whole test has its time-out.
+settings.register_profile("ci", max_examples=20, stateful_step_count=40, deadline=None, derandomize=True)
+settings.register_profile(
+    "release",
+    max_examples=20_000,
+    stateful_step_count=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+KINDS = ("memory", "sqlite", "postgres", "mysql")
+
+
+class Database(ABC):
+    """One database without data; every storage made from it sees the same data, as another process would."""
+
+    kind: str
+
+    @abstractmethod
+    def storage(self, probe: Probe | None = None) -> Storage: ...
+
+    def drop(self) -> None:
+        return  # the data goes with its folder or with this process
+
+
+class InMemory(Database):
+    kind = "memory"
+
+    def __init__(self) -> None:
+        self.data = MemoryDatabase()
+
+    def storage(self, probe: Probe | None = None) -> Storage:
+        return MemoryStorage(database=self.data, probe=probe)
+
+
+class InFile(Database):
+    kind = "sqlite"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def storage(self, probe: Probe | None = None) -> Storage:
+        from edda.storage.sqlite import SQLiteStorage
+
+        return SQLiteStorage(str(self.path), probe=probe)
+
+
+class OnServer(Database):
+    def __init__(self, server: databases.Server, *, fresh: bool) -> None:
+        self.server = server
+        self.fresh = fresh
+        self.url = server.create() if fresh else server.lend()
+
+    def drop(self) -> None:
+        if self.fresh:
+            self.server.drop(self.url)
+        else:
+            self.server.give_back(self.url)
+
+    def execute(self, statement: str) -> None:
+        self.server.execute(statement, self.url)
+
+
+class OnPostgres(OnServer):
+    kind = "postgres"
+
+    def storage(self, probe: Probe | None = None) -> Storage:
+        from edda.storage.postgres import PostgresStorage
+
+        return PostgresStorage(self.url, pool_size=2, probe=probe)
+
+
+class OnMySQL(OnServer):
+    kind = "mysql"
+
+    def storage(self, probe: Probe | None = None) -> Storage:
+        from edda.storage.mysql import MySQLStorage
+
+        return MySQLStorage(self.url, pool_size=2, probe=probe)
+
+
+def need(server: databases.Server | None, name: str, setting: str) -> databases.Server:
+    """Skip without a server, but never silently where it counts."""
+    if server is not None:
+        return server
+    reason = f"no {name}: set {setting}, run one on its usual local port, or install its server binaries"
+    if os.environ.get("CI"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+class MakeDatabase(Protocol):
+    def __call__(self, kind: str, *, fresh: bool = False) -> Database: ...
+
+
+@pytest.fixture
+def make_database(tmp_path: Path) -> Iterator[MakeDatabase]:
+    """Without data; `fresh` also without tables, which takes longer."""
+    made: list[Database] = []
+
+    def make(kind: str, *, fresh: bool = False) -> Database:
+        made.append(new_database(kind, tmp_path / f"edda{len(made)}.db", fresh))
+        return made[-1]
+
+    yield make
+    for database in made:
+        database.drop()
+
+
+def new_database(kind: str, path: Path, fresh: bool = False) -> Database:
+    match kind:
+        case "memory":
+            return InMemory()
+        case "sqlite":
+            return InFile(path)
+        case "postgres":
+            return OnPostgres(need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL"), fresh=fresh)
+        case "mysql":
+            return OnMySQL(need(databases.mysql(), "MariaDB or MySQL", "EDDA_TEST_MYSQL_URL"), fresh=fresh)
+        case _:
+            raise ValueError(kind)
+
+
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest, make_database: MakeDatabase) -> Database:
+    return make_database(request.param)
+
+
+class MakeStorage(Protocol):
+    async def __call__(self, probe: Probe | None = None) -> Storage: ...
+
+
+@pytest.fixture
+async def make_storage(database: Database) -> AsyncIterator[MakeStorage]:
+    """Opens one more storage on the test's database, not migrated: what a second process sees."""
+    made: list[Storage] = []
+
+    async def make(probe: Probe | None = None) -> Storage:
+        storage = database.storage(probe)
+        made.append(storage)
+        await storage.open()
+        return storage
+
+    yield make
+    for storage in made:
+        await storage.close()
+
+
+@pytest.fixture
+async def storage(make_storage: MakeStorage) -> Storage:
+    storage = await make_storage()
+    await storage.migrate()
+    return storage
