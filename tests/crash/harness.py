@@ -194,7 +194,15 @@ class Founder(Player):
             self.acknowledged.add(self.run_id)
 
 
-async def count_open(storage: Storage) -> int:
+async def count_open_at_last(player: Player) -> int:
+    """Open runs, after a worker has had its time with them."""
+    async with player.app() as app, asyncio.timeout(DEADLINE):
+        while left := await _count_open(app.engine.storage):
+            await asyncio.sleep(0.02)
+        return left
+
+
+async def _count_open(storage: Storage) -> int:
     return sum([len(await storage.find(RunFilter(status=status))) for status in OPEN])
 
 

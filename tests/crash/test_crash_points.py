@@ -9,7 +9,7 @@ import pytest
 from edda.testing import CrashPoints, How, Point
 from tests.conftest import Database, MakeDatabase
 
-from .harness import Founder, Outcome, Player, Taker, count_open
+from .harness import Founder, Outcome, Player, Taker, count_open_at_last
 from .scenarios import HOLDING, SCENARIOS, Scenario
 
 DURABLE = ("sqlite", "postgres", "mysql")
@@ -106,7 +106,5 @@ async def test_a_run_born_in_a_batch_is_there_if_its_start_returned(
         assert disturbed.outcome.result == straight.expected, point
         assert not disturbed.repeated, point
         await player.check_remains()
-    storage = database.storage()
-    await storage.open()
-    assert await count_open(storage) == 0, "a run that nobody asked for any more must end all the same"
-    await storage.close()
+    # A run whose start had no answer may be there or not; if it is, it must end though nobody asks for it any more.
+    assert await count_open_at_last(player) == 0

@@ -133,10 +133,17 @@ class LiveRun:
             return await self.workflow.fn(self._context, *args, **kwargs)
 
         self._execution = Execution(
-            self.run_id, main, claimed.entries, started_at=claimed.created_at, on_abandon=self._abandoned
+            self.run_id,
+            main,
+            claimed.entries,
+            started_at=claimed.created_at,
+            on_abandon=self._abandoned,
+            same=self._host.codec.same,
         )
         self._context.attach(self._execution)
         self._watch_replay()
+        if self._start is None and self.is_stored and self.epoch == 1:
+            self._tell_started()  # stored by somebody who did not run it
         if self._attempt(self._execution.start):
             for letter in claimed.mail:
                 self._read(letter)
@@ -503,6 +510,9 @@ class LiveRun:
     def _was_stored(self) -> None:
         if not self.stored.done():
             self.stored.set_result(None)
+        self._tell_started()
+
+    def _tell_started(self) -> None:
         if self._host.hooks is not None:
             data = self._host.codec.decode(self._claimed.input)
             self._tell(lambda hooks: hooks.on_workflow_start(self.run_id, self.workflow.name, data))

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+try:
+    from pytest_asyncio import fixture as async_fixture
+except ImportError:  # another plugin, such as AnyIO's, takes plain fixtures
+    async_fixture = pytest.fixture
+
 if TYPE_CHECKING:
     from .app import VirtualApp
 
 
-@pytest.fixture
+@async_fixture
 async def edda_app() -> AsyncIterator[VirtualApp]:
     """An app in memory, with virtual time."""
     from .app import VirtualApp  # imported when asked for: pytest loads this file for every project that has Edda
