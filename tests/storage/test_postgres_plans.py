@@ -92,9 +92,18 @@ def literal(value: object) -> str:
 
 
 def element(item: object) -> str:
+    if isinstance(item, tuple):
+        return '"(' + ",".join(field(part) for part in item) + ')"'
     if isinstance(item, bytes):
         return rf'"\\x{item.hex()}"'
     return "NULL" if item is None else f'"{item}"'
+
+
+def field(part: object) -> str:
+    """Of a row in an array: each of the two takes a backslash for its own."""
+    if isinstance(part, bytes):
+        return rf"\\\\x{part.hex()}"
+    return "" if part is None else str(part)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

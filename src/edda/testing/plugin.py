@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-
-try:
-    from pytest_asyncio import fixture as async_fixture
-except ImportError:  # another plugin, such as AnyIO's, takes plain fixtures
-    async_fixture = pytest.fixture
 
 if TYPE_CHECKING:
     from .app import VirtualApp
 
 
-@async_fixture
-async def edda_app() -> AsyncIterator[VirtualApp]:
+async def open_app() -> AsyncIterator[VirtualApp]:
     """An app in memory, with virtual time."""
     from .app import VirtualApp  # imported when asked for: pytest loads this file for every project that has Edda
 
     async with VirtualApp() as app:
         yield app
+
+
+def _fixture() -> Any:
+    try:
+        import pytest_asyncio
+    except ImportError:  # another plugin, such as AnyIO's, takes plain fixtures
+        return pytest.fixture(name="edda_app")
+    return pytest_asyncio.fixture(name="edda_app")
+
+
+edda_app = _fixture()(open_app)

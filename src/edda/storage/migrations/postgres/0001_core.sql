@@ -83,3 +83,17 @@ CREATE TABLE edda_delivery (
     value       bytea   NOT NULL,
     PRIMARY KEY (run_id, n)
 );
+
+-- The rows of a batch, as the journal sends them. Never changed: a release that needs other columns adds other types.
+CREATE TYPE edda_run_row AS (
+    id text, gen integer, workflow text, input bytea, created_at bigint, deadline bigint);
+CREATE TYPE edda_sched_row AS (
+    run_id text, workflow text, gen integer, epoch integer, owner text, status text, reason text, ready_at bigint,
+    absorbed integer, attempts integer);
+CREATE TYPE edda_hist_row AS (
+    run_id text, gen integer, epoch integer, seq integer, kind text, step text, name text, ok boolean, at bigint,
+    attempt integer, n integer, input bytea, value bytea);
+CREATE TYPE edda_move_row AS (
+    run_id text, move text, absorbed integer, ready_at bigint, status text, reason text);
+CREATE TYPE edda_result_row AS (
+    run_id text, gen integer, status text, value bytea, ended_at bigint);
