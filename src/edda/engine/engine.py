@@ -172,7 +172,10 @@ class Engine:
     async def _begin_here(self, start: Start) -> bool:
         """The quick way: the run is ours from its first record on. False: it must be stored for anybody."""
         worker = self.worker
-        if worker is None or start.workflow not in self._names():
+        if worker is None:
+            return False
+        if start.workflow not in self._names():
+            logger.warning("this app does not run %s: the run is stored for a worker that does", start.workflow)
             return False
         await worker.journal.wait_for_room()
         if not worker.has_room:

@@ -137,6 +137,7 @@ class LiveRun:
             main,
             claimed.entries,
             started_at=claimed.created_at,
+            resumed=claimed.epoch > 1,
             on_abandon=self._abandoned,
             same=self._host.codec.same,
         )
@@ -316,6 +317,12 @@ class LiveRun:
                 self._settle(command, outcome)
                 self.pump()
 
+    def _body_gone(self, body: asyncio.Task[None]) -> None:
+        """A body cancelled before its first turn never reached its own `finally`."""
+        if body in self._bodies:
+            self._bodies.discard(body)
+            self.pump()
+
     def _policy(self, command: Command) -> RetryPolicy:
         call: StepCall = command.call
         return call.retry_policy or self._host.retry_policy
@@ -361,6 +368,7 @@ class LiveRun:
     def _abandoned(self, command: Command) -> None:
         self._resting.discard(command)
         if command.body is not None:
+            command.body.add_done_callback(self._body_gone)
             command.body.cancel()
 
     # Time

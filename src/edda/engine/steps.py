@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
+from edda.core.paths import show
 from edda.core.retry import RetryPolicy
 from edda.errors import PayloadError, RetryExhaustedError, TerminalError
 from edda.workflow.activity import StepCall
@@ -52,7 +53,11 @@ class Threads:
             self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="edda-activity")
         context = copy_context()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: context.run(_call_in_thread, call, args))
+        body = loop.run_in_executor(self._pool, lambda: context.run(_call_in_thread, call, args))
+        try:
+            return await asyncio.shield(body)
+        except asyncio.CancelledError:
+            return await body  # nobody can stop a thread: what it does counts, if late; a second cancel gives it up
 
     def close(self) -> None:
         if self._pool is not None:
@@ -104,7 +109,7 @@ def _judge(
     elapsed = (ctx.microseconds - command.issued_at) / 1_000_000
     if policy.allows(attempt, elapsed + delay):
         return Retry(encode_failure(codec, error), error, delay)
-    exhausted = RetryExhaustedError(f"{command.id} failed {attempt} times, the last time with {error!r}")
+    exhausted = RetryExhaustedError(f"{command.id} failed {attempt} times, the last time with {show(error)}")
     exhausted.__cause__ = error
     return _fail(codec, exhausted)
 

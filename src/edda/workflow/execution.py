@@ -103,6 +103,7 @@ class Execution:
         history: Sequence[Entry] = (),
         *,
         started_at: int = 0,
+        resumed: bool = False,
         on_abandon: Callable[[Command], None] = lambda command: None,
         same: Callable[[bytes, bytes], bool] = bytes.__eq__,
     ) -> None:
@@ -114,7 +115,8 @@ class Execution:
         """New commands the driver has not seen yet."""
         self.in_memory = 0
         """Pending commands that die with the process."""
-        self.replaying = bool(history)
+        self.replaying = resumed
+        """Until it stands where it stood: the code behind the last entry was run before, too."""
         self.now = started_at
         self.loop = WorkflowLoop(self, started_at / MICROSECONDS, name)
         self.on_abandon = on_abandon
@@ -138,6 +140,7 @@ class Execution:
                 self.loop.run_to_idle()  # after EVERY entry, as it was live
         finally:
             self.loop.leave(outside)
+        self.replaying = False
         self._history = ()
 
     def deliver(self, entry: Entry) -> None:
@@ -298,7 +301,6 @@ class Execution:
 
     def _advance(self, entry: Entry) -> None:
         self.length += 1
-        self.replaying = self.length < len(self._history)
         if entry.at > self.now:
             self.now = entry.at
             self.loop.now = entry.at / MICROSECONDS

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from asyncio import _get_running_loop, _set_running_loop
 from collections import deque
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 Ts = TypeVarTuple("Ts")
 
 Outside = tuple[asyncio.AbstractEventLoop | None, Any]
+
+_NOT_THE_USERS = (os.path.dirname(asyncio.__file__), os.path.dirname(os.path.dirname(__file__)))
 
 MOST_CALLBACKS = 200_000
 """In one slice; more is a loop that waits for nothing."""
@@ -128,6 +131,17 @@ def _refuse(method: str) -> Any:
 
     refuse.__name__ = method
     return refuse
+
+
+def _place(coro: Any) -> str:
+    """The innermost line of the user's own: a task's stack shows its outermost coroutine only."""
+    place = "not started"
+    while coro is not None:
+        frame = getattr(coro, "cr_frame", None)
+        if frame is not None and not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        coro = getattr(coro, "cr_await", None)
+    return place
 
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
@@ -290,9 +304,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         lines = []
         for task in self.tasks.values():
             if not task.done():
-                frames = task.get_stack(limit=1)
-                where = f"{frames[-1].f_code.co_filename}:{frames[-1].f_lineno}" if frames else "not started"
-                lines.append(f"{task.get_name()} at {where}")
+                lines.append(f"{task.get_name()} at {_place(task.get_coro())}")
         return "; ".join(lines)
 
     def _close_abandoned(self, generator: AsyncGenerator[Any, Any]) -> None:

@@ -1,0 +1,83 @@
+"""The whole run: which system is measured when, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from . import databases
+from .figures import Commits, Figures, Latency, Recovery, Replay, Sample, Throughput
+from .process import DriverError
+from .scenarios import Effort, Scenario
+from .systems import System
+
+
+@dataclass(frozen=True)
+class Turn:
+    scenario: Scenario
+    database: str
+    round: int
+    system: System
+
+
+@dataclass(frozen=True)
+class Plan:
+    scenarios: Sequence[Scenario]
+    databases: Sequence[str]
+    systems: Sequence[System]
+    rounds: int
+    effort: Effort
+
+    def turns(self) -> Iterator[Turn]:
+        """Round robin: what disturbs the machine for a minute disturbs all systems alike."""
+        for number in range(self.rounds):
+            for scenario in self.scenarios:
+                if scenario.rounds is None or number < scenario.rounds:
+                    for database in self.databases:
+                        yield from (Turn(scenario, database, number, each) for each in self._rotated(number, scenario))
+
+    def _rotated(self, number: int, scenario: Scenario) -> Sequence[System]:
+        """Another one goes first in each round."""
+        taking_part = [system for system in self.systems if scenario.raw or not system.is_raw]
+        first = number % max(1, len(taking_part))
+        return [*taking_part[first:], *taking_part[:first]]
+
+
+async def carry_out(plan: Plan) -> list[Sample]:
+    turns, samples = list(plan.turns()), []
+    for number, turn in enumerate(turns, 1):
+        where = f"{turn.scenario.key} {turn.database} round {turn.round + 1} {turn.system.label}"
+        print(f"[{number:3}/{len(turns)}] {where:<44}", end="", flush=True)
+        started = time.monotonic()
+        sample = await take(turn, plan.effort)
+        said = summary(sample.figures) if sample.figures else f"FAILED: {sample.error}"
+        print(f"{said}  ({time.monotonic() - started:.0f} s)", flush=True)
+        samples.append(sample)
+    return samples
+
+
+async def take(turn: Turn, effort: Effort) -> Sample:
+    """A system that fails is reported as such; the others go on."""
+    figures, error = None, None
+    with databases.fresh(turn.database) as database:
+        try:
+            figures = await turn.scenario.measure(turn.system, database, effort)
+        except DriverError as failure:
+            error = str(failure)
+    return Sample(turn.scenario.key, turn.system.name, turn.database, turn.round, figures, error)
+
+
+def summary(figures: Figures) -> str:
+    match figures:
+        case Throughput():
+            failed = f", {figures.errors} errors" if figures.errors else ""
+            return f"{figures.rate:8.1f} workflows/s, {figures.cpu_ms:.2f} ms CPU each{failed}"
+        case Latency():
+            return f"{figures.step_ms:8.2f} ms/step, {figures.workflow_ms:.1f} ms/workflow"
+        case Commits():
+            return f"{figures.rate:8.0f} commits/s, {figures.median_ms:.2f} ms each, {figures.in_flight} in flight"
+        case Recovery():
+            return f"{figures.seconds:8.1f} s, {figures.finished} of {figures.held} finished"
+        case Replay():
+            return ", ".join(f"{point.steps}: {point.total_seconds:.2f} s" for point in figures.points)

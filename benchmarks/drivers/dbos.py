@@ -1,0 +1,95 @@
+"""DBOS: async workflows and steps, called directly, which is its quickest way."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from typing import Any
+
+from .driver import PATIENCE, REST_SECONDS, Probe, until, until_told
+from .session import serve
+
+# Not installed where this file is type-checked.
+dbos: Any = importlib.import_module("dbos")
+probe = Probe()
+
+
+async def _step(number: int) -> int:
+    probe.step()
+    return number
+
+
+async def _gate(number: int) -> None:
+    await probe.pass_gate(number)
+
+
+async def _mark(number: int) -> None:
+    probe.mark(number)
+
+
+step, gate, mark = (dbos.DBOS.step()(body) for body in (_step, _gate, _mark))
+
+
+async def _run_steps(steps: int) -> int:
+    for number in range(steps):
+        await step(number)
+    return steps
+
+
+async def _be_interrupted(number: int) -> None:
+    await gate(number)
+    await mark(number)
+
+
+async def _rest(steps: int) -> None:
+    probe.begin()
+    for number in range(steps):
+        await step(number)
+    await dbos.DBOS.sleep_async(REST_SECONDS)
+    await mark(0)
+
+
+run_steps, be_interrupted, rest = (dbos.DBOS.workflow()(body) for body in (_run_steps, _be_interrupted, _rest))
+
+
+class DbosDriver:
+    def __init__(self, url: str) -> None:
+        self.config = {
+            "name": "bench",
+            "system_database_url": url.replace("postgresql://", "postgresql+psycopg://"),
+            "log_level": "WARNING",
+        }
+
+    async def open(self) -> None:
+        dbos.DBOS(config=self.config)
+        # Blocking by design; its own examples launch before the loop starts.
+        await asyncio.to_thread(dbos.DBOS.launch)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(dbos.DBOS.destroy)
+
+    async def run(self, steps: int) -> None:
+        await run_steps(steps)
+
+    async def hold(self, number: int) -> None:
+        await dbos.DBOS.start_workflow_async(be_interrupted, number)
+
+    async def suspend(self, steps: int) -> str:
+        handle = await dbos.DBOS.start_workflow_async(rest, steps)
+        run_id = str(handle.get_workflow_id())
+
+        async def sleep_is_recorded() -> bool:
+            return len(await dbos.DBOS.list_workflow_steps_async(run_id)) > steps
+
+        await until(lambda: len(probe.steps) >= steps, PATIENCE)
+        # Before that a fresh process would sleep anew.
+        await until_told(sleep_is_recorded, PATIENCE)
+        return run_id
+
+    async def resume(self, run_id: str) -> None:
+        """Launching recovers it."""
+
+
+if __name__ == "__main__":
+    serve(DbosDriver(sys.argv[1]), probe, uvloop=False)

@@ -1,0 +1,82 @@
+"""What the bench asks of a system, and what the bodies of its steps report."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+REST_SECONDS = 3.0
+"""How long a workflow of the replay scenario sleeps: long enough to end its process meanwhile."""
+
+PATIENCE = 600.0
+"""Seconds for writing a long history."""
+
+
+class Probe:
+    """Seen from inside bodies. Some systems run those on threads: appending to a list is safe from any."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+        self.bodies: list[float] = []
+        self.held: set[int] = set()
+        self.marks: dict[int, float] = {}
+        self.gate_closed = False
+
+    def begin(self) -> None:
+        """First line of a workflow's code, also when it is replayed."""
+        self.bodies.append(time.monotonic())
+
+    def step(self) -> None:
+        self.steps.append(time.monotonic())
+
+    async def pass_gate(self, number: int) -> None:
+        """The step in which the first worker is killed; the second worker's gate is open."""
+        self.held.add(number)
+        if self.gate_closed:
+            await asyncio.Event().wait()
+
+    def mark(self, number: int) -> None:
+        """The last step of a workflow that was interrupted or asleep."""
+        self.marks[number] = time.monotonic()
+
+
+class Driver(Protocol):
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def run(self, steps: int) -> None:
+        """One workflow of trivial steps, from its start to its result."""
+        ...
+
+    async def hold(self, number: int) -> None:
+        """Start a workflow of two steps: the gate and the mark."""
+        ...
+
+    async def suspend(self, steps: int) -> str:
+        """Start a workflow of trivial steps, a wait and mark 0; returns its id when it waits."""
+        ...
+
+    async def resume(self, run_id: str) -> None:
+        """Wake it in a fresh process, if the system does not do so by itself."""
+        ...
+
+
+async def until(fact: Callable[[], bool], timeout: float) -> bool:
+    """Look every few milliseconds; what is timed is noted by the bodies, not here."""
+
+    async def look() -> bool:
+        return fact()
+
+    return await until_told(look, timeout)
+
+
+async def until_told(ask: Callable[[], Awaitable[bool]], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not await ask():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.005)
+    return True

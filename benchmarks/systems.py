@@ -1,0 +1,54 @@
+"""The systems under test and how each of them is run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import venvs
+
+
+@dataclass(frozen=True)
+class System:
+    name: str
+    label: str
+    distribution: str
+    """Whose version is reported."""
+    requirements: tuple[str, ...] = ()
+    """Of a venv of its own; none: the interpreter that runs the bench."""
+    standby: frozenset[str] = frozenset()
+    """Databases on which a second, running worker takes over; elsewhere one is started right after the kill."""
+    replay_sizes: tuple[int, ...] = ()
+    """Steps in the histories to replay; smaller where writing them takes minutes."""
+
+    @property
+    def python(self) -> Path:
+        return venvs.python_of(self.name) if self.requirements else Path(sys.executable)
+
+    @property
+    def is_raw(self) -> bool:
+        return self.name == "raw"
+
+
+OURS = System(
+    "ours",
+    "Edda",
+    "edda-framework",
+    standby=frozenset({"postgresql", "sqlite"}),
+    replay_sizes=(1, 1_000, 2_000, 5_000, 10_000),
+)
+REFERENCE = System(
+    "reference",
+    "reference",
+    "edda-framework",
+    requirements=("edda-framework[postgresql]==0.16.2", "uvloop"),
+    # It does not support two processes on one SQLite file.
+    standby=frozenset({"postgresql"}),
+    replay_sizes=(1, 250, 500, 1_000),
+)
+# Without its separate recovery service a worker recovers only what its own executor id left behind, when it starts.
+DBOS = System("dbos", "DBOS", "dbos", requirements=("dbos",), replay_sizes=(1, 250, 500, 1_000, 2_000))
+RAW = System("raw", "raw commits", "asyncpg")
+
+SYSTEMS = {system.name: system for system in (OURS, REFERENCE, DBOS, RAW)}

@@ -1,0 +1,113 @@
+"""`python -m tests.torture`: the long fault runs."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from .drain import roll
+from .hammer import Report, Task, hammer
+from .memory import measure
+from .places import KINDS, fresh
+
+ENOUGH = {"postgres": 1000, "mysql": 300, "sqlite": 300}
+CRASHING = ("postgres", "mysql")
+CRASHING_FOR = 120.0
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Without a command: the journal hammer on every database, quiet servers and crashing ones."""
+    if context.invoked_subcommand is None:
+        tasks = [Task(kind, takeovers=ENOUGH[kind], seed=_seed()) for kind in KINDS]
+        tasks += [Task(kind, seconds=CRASHING_FOR, crashes=True, seed=_seed()) for kind in CRASHING]
+        _finish([_strike(task, None) for task in tasks])
+
+
+@main.command()
+@click.option("--database", type=click.Choice(KINDS), multiple=True, help="All of them, if none is named.")
+@click.option("--takeovers", type=int, help="Go on until there were so many.")
+@click.option("--seconds", type=float, default=3600.0, show_default=True, help="But not for longer than this.")
+@click.option("--crashes", is_flag=True, help="Crash the database server too, every few seconds.")
+@click.option("--control", is_flag=True, help="Break the protocol on purpose; fails if nobody notices.")
+@click.option("--seed", type=int, help="Of a run before.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep ledgers and logs in a new folder below this one.")
+def journal(
+    database: tuple[str, ...],
+    takeovers: int | None,
+    seconds: float,
+    crashes: bool,
+    control: bool,
+    seed: int | None,
+    keep: Path | None,
+) -> None:
+    """Kill, stop, rob and cut off workers until there were enough takeovers; then check every invariant."""
+    reports = []
+    for kind in database or KINDS:
+        enough = takeovers or (None if seconds < 3600 else ENOUGH[kind])
+        task = Task(kind, enough, seconds, _seed() if seed is None else seed, crashes, control)
+        reports.append(_strike(task, keep))
+    _finish(reports, expected=control)
+
+
+@main.command()
+@click.option("--database", type=click.Choice(KINDS), default="sqlite", show_default=True)
+@click.option("--runs", type=int, default=50_000, show_default=True)
+@click.option("--warm-up", type=int, default=5_000, show_default=True, help="Runs before memory is compared.")
+@click.option("--bound", type=float, default=20.0, show_default=True, help="Megabytes it may grow by after that.")
+def memory(database: str, runs: int, warm_up: int, bound: float) -> None:
+    """Send many workflows through one process and watch its memory."""
+    growth = measure(database, runs, warm_up, lambda line: click.echo(f"  {line}", err=True))
+    click.echo(str(growth))
+    sys.exit(1 if growth.megabytes > bound else 0)
+
+
+@main.command()
+@click.option("--database", type=click.Choice(KINDS), default="postgres", show_default=True)
+@click.option("--times", type=int, default=30, show_default=True)
+def drain(database: str, times: int) -> None:
+    """Restart workers with SIGTERM, one after the other, under load."""
+    with TemporaryDirectory(prefix="edda_torture_") as folder, fresh(database, Path(folder)) as place:
+        asyncio.run(place.prepare())
+        rolled = asyncio.run(roll(place, Path(folder), times))
+    for violation in rolled.violations[:20]:
+        click.echo(f"  VIOLATION {violation}")
+    click.echo(str(rolled))
+    sys.exit(1 if rolled.violations or rolled.repeated or rolled.codes != {0} else 0)
+
+
+def _seed() -> int:
+    return secrets.randbelow(1_000_000)
+
+
+def _strike(task: Task, keep: Path | None) -> Report:
+    began = time.monotonic()
+
+    def progress(line: str) -> None:
+        click.echo(f"  {task.database} {time.monotonic() - began:4.0f} s: {line}", err=True)
+
+    if keep is not None:
+        keep /= f"{task.database}-{task.seed}"
+        keep.mkdir(parents=True)
+    report = hammer(task, progress, keep)
+    for violation in report.violations[:20]:
+        click.echo(f"  VIOLATION {violation}")
+    click.echo(str(report))
+    return report
+
+
+def _finish(reports: list[Report], expected: bool = False) -> None:
+    """The control is right when every one of its runs shows violations."""
+    bad = [report for report in reports if bool(report.violations) != expected]
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The worker processes under fire: born, killed, stopped and woken again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from itertools import count
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from .worker import Orders
+from .zygote import Zygote
+
+PATIENCE = 60.0
+
+
+class Member(Struct, eq=False):
+    pid: int
+    orders: Orders
+    stopped_until: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.orders.file("ready").exists()
+
+    @property
+    def log(self) -> str:
+        file = self.orders.file("log")
+        return file.read_text() if file.exists() else ""
+
+    def send(self, what: signal.Signals) -> None:
+        os.kill(self.pid, what)
+
+
+class Fleet:
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._zygote = Zygote()
+        self._numbers = count(1)
+        self.members: list[Member] = []
+
+    def launch(self) -> Member:
+        number = next(self._numbers)
+        orders = structs.replace(self._orders, name=f"{self._orders.name}{number}", seed=self._orders.seed + number)
+        member = Member(self._zygote.fork(orders), orders)
+        self.members.append(member)
+        return member
+
+    def kill(self, member: Member) -> None:
+        self.members.remove(member)
+        self._zygote.kill(member.pid)
+
+    def stop(self, member: Member, seconds: float) -> None:
+        member.send(signal.SIGSTOP)
+        member.stopped_until = time.monotonic() + seconds
+
+    def wake(self, *, all: bool = False) -> None:
+        """Those whose time has come."""
+        for member in self.members:
+            if member.stopped_until is not None and (all or time.monotonic() >= member.stopped_until):
+                member.send(signal.SIGCONT)
+                member.stopped_until = None
+
+    @property
+    def awake(self) -> list[Member]:
+        return [member for member in self.members if member.stopped_until is None]
+
+    def calm_down(self) -> None:
+        self.wake(all=True)
+        for member in self.members:
+            member.send(signal.SIGUSR1)
+
+    def deserters(self) -> list[Member]:
+        """Processes that ended though nobody killed them."""
+        ended = set(self._zygote.look())
+        gone = [member for member in self.members if member.pid in ended]
+        self.members = [member for member in self.members if member.pid not in ended]
+        return gone
+
+    def wait_until_ready(self) -> None:
+        give_up = time.monotonic() + PATIENCE
+        while not all(member.is_ready for member in self.members):
+            assert not self.deserters(), "a worker ended before it began"
+            assert time.monotonic() < give_up, "the workers do not begin"
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self._zygote.close()
+
+
+# PostgreSQL's driver leaves such a future behind when its line is cut while it connects; a lost task is another matter.
+_DRIVERS_OWN = "asyncio: Future exception was never retrieved"
+
+
+def complaints(folder: Path) -> list[str]:
+    """What the product itself called an error, and what was printed though it should have been handled."""
+    found = []
+    for log in sorted(folder.glob("*.log")):
+        lines = (line for line in log.read_text().splitlines() if _DRIVERS_OWN not in line)
+        found += [line for line in lines if " ERROR " in line or " CRITICAL " in line]
+    for output in sorted(folder.glob("*.output")):
+        found += output.read_text().splitlines()
+    return found

@@ -1,0 +1,57 @@
+"""The cheap invariants, looked at every second while the noise goes on, and what is remembered of each look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .audit import FIND_TAMPERING
+from .lines import Line, text
+
+# Each is one statement, so each is one consistent look; every row it returns is a violation.
+FORBIDDEN = {
+    "open though it has a result": "SELECT s.run_id FROM edda_sched s JOIN edda_result r ON r.run_id = s.run_id",
+    "owned by a worker without a fence": """SELECT s.run_id FROM edda_sched s LEFT JOIN edda_fence f
+        ON f.worker = s.owner WHERE s.owner IS NOT NULL AND f.worker IS NULL""",
+    "has read mail that was not delivered": "SELECT run_id FROM edda_sched WHERE absorbed > delivered",
+    "unowned, with mail, and not ready": """SELECT run_id FROM edda_sched
+        WHERE owner IS NULL AND delivered > absorbed AND ready_at IS NULL""",
+    "stored without its row": """SELECT s.run_id FROM edda_sched s LEFT JOIN edda_run r
+        ON r.id = s.run_id AND r.gen = s.gen WHERE r.id IS NULL""",
+    "changed after it was written": FIND_TAMPERING,
+}
+LATELY = "SELECT run_id, seq, epoch, kind, step, value FROM edda_hist WHERE at > {since}"
+ENDED_LATELY = "SELECT run_id, 0, 0, status, '', value FROM edda_result WHERE ended_at > {since}"
+OVERLAP = 10_000_000
+"""Microseconds that each look reaches back beyond the one before: rows are committed later than they are dated."""
+
+
+class Glance:
+    def __init__(self) -> None:
+        self._remembered: dict[tuple[str, int], tuple[Any, ...]] = {}
+        self._since = 0
+        self.violations: list[str] = []
+
+    async def look(self, line: Line, now: int) -> None:
+        for what, statement in FORBIDDEN.items():
+            for (run_id,) in await line.rows(statement):
+                self.violations.append(f"run {text(run_id)}: {what}")
+        await self._compare(line, self._since)
+        self._since = now - OVERLAP
+
+    async def look_back(self, line: Line) -> None:
+        """At the end: everything that was ever seen is still there, and the same."""
+        seen = set(self._remembered)
+        self._remembered, remembered = {}, self._remembered
+        await self._compare(line, 0)
+        for key in seen:
+            if self._remembered.get(key) != remembered[key]:
+                self.violations.append(
+                    f"run {key[0]}, entry {key[1]}: was {remembered[key]}, now {self._remembered.get(key)}"
+                )
+
+    async def _compare(self, line: Line, since: int) -> None:
+        for statement in (LATELY, ENDED_LATELY):
+            for run_id, seq, *facts in await line.rows(statement.format(since=since)):
+                key, row = (text(run_id), seq), tuple(facts)
+                if self._remembered.setdefault(key, row) != row:
+                    self.violations.append(f"run {key[0]}, entry {seq}: was {self._remembered[key]}, now {row}")

@@ -1,0 +1,187 @@
+"""The journal hammer: workers that start runs without end, and somebody who lets nothing of theirs be."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from .audit import COUNT_TAKEOVERS
+from .fleet import Fleet, complaints
+from .glance import Glance
+from .invariants import read_remains, success, violations
+from .ledger import read_ledgers
+from .noise import WORKERS, Noise
+from .places import Crashable, Place, crashable, fresh
+from .worker import Orders
+
+COUNT_OPEN = "SELECT count(*) FROM edda_sched"
+
+
+class Task(Struct, frozen=True):
+    """What a run of the hammer is to do, and when it has done enough."""
+
+    database: str
+    takeovers: int | None = None
+    seconds: float = 3600.0
+    seed: int = 0
+    crashes: bool = False
+    """The database server itself crashes every few seconds."""
+    broken: bool = False
+    """The control: workers that ignore the fence."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds in which all runs must end when the noise is over; nobody hopes for it from broken workers."""
+        return 5.0 if self.broken else 60.0
+
+
+class Report(Struct, frozen=True):
+    task: Task
+    counts: dict[str, object]
+    violations: tuple[str, ...]
+
+    def __str__(self) -> str:
+        name = f"{self.task.database}{'+crashes' if self.task.crashes else ''}{'+broken' if self.task.broken else ''}"
+        facts = self.counts | {"violations": len(self.violations), "seed": self.task.seed}
+        return f"journal {name} " + " ".join(f"{key}={value}" for key, value in facts.items())
+
+
+class Hammer:
+    def __init__(self, task: Task, place: Place, crasher: Crashable | None, folder: Path) -> None:
+        self._task = task
+        self._place = place
+        self._crasher = crasher
+        self._folder = folder
+        self._rng = random.Random(task.seed)
+        self._line = place.line()
+        self._glance = Glance()
+        orders = Orders(place.url, str(folder), "w", seed=task.seed * 100_000, is_wild=True, is_broken=task.broken)
+        self._fleet = Fleet(orders)
+        self._noise = Noise(place, self._fleet, folder, self._rng)
+        self._over = asyncio.Event()
+        self._crashes = 0
+        self._found: list[str] = []
+
+    async def strike(self, progress: Callable[[str], None]) -> Report:
+        began = time.monotonic()
+        await self._place.prepare()
+        await self._place.slow_down()
+        try:
+            await self._noise.open()
+            for _ in range(WORKERS):
+                self._fleet.launch()
+            self._fleet.wait_until_ready()
+            await self._make_noise(progress)
+            rest = await self._let_finish()
+            return await self._judge(time.monotonic() - began, rest)
+        finally:
+            self._fleet.close()
+            await self._noise.close()
+            self._line.close()
+
+    async def _make_noise(self, progress: Callable[[str], None]) -> None:
+        end = time.monotonic() + self._task.seconds
+        looks = asyncio.create_task(self._look_on(progress))
+        crashes = asyncio.create_task(self._crash_servers())
+        alarm = asyncio.create_task(self._wake_sleepers())
+        try:
+            while time.monotonic() < end and not looks.done():
+                await asyncio.sleep(self._rng.uniform(0.01, 0.12))
+                await self._noise.make()
+        finally:
+            self._over.set()
+            looks.cancel()
+            await asyncio.gather(crashes, looks, return_exceptions=True)
+            alarm.cancel()
+
+    async def _wake_sleepers(self) -> None:
+        """By itself: the next deed may have to wait for a lock that a stopped process holds."""
+        while True:
+            await asyncio.sleep(0.02)
+            self._fleet.wake()
+
+    async def _look_on(self, progress: Callable[[str], None]) -> None:
+        """Ends when there were enough takeovers."""
+        reported = time.monotonic()
+        while True:
+            await asyncio.sleep(1)
+            await self._glance.look(self._line, time.time_ns() // 1000)
+            self._found += [f"worker {member.orders.name} ended by itself" for member in self._fleet.deserters()]
+            takeovers: int = (await self._line.rows(COUNT_TAKEOVERS))[0][0]
+            if time.monotonic() - reported > 10:
+                reported = time.monotonic()
+                progress(f"{takeovers} takeovers, {len(self._glance.violations) + len(self._found)} violations so far")
+            if self._task.takeovers is not None and takeovers >= self._task.takeovers:
+                return
+
+    async def _crash_servers(self) -> None:
+        """Never cancelled: whoever ends the noise must find a server that runs."""
+        while self._crasher is not None and not await self._is_over_within(self._rng.uniform(2, 6)):
+            await asyncio.to_thread(self._crasher.crash)
+            await asyncio.sleep(self._rng.uniform(0, 1))
+            await asyncio.to_thread(self._crasher.restart)
+            self._crashes += 1
+
+    async def _is_over_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        return self._over.is_set()
+
+    async def _let_finish(self) -> float:
+        self._fleet.calm_down()
+        await self._place.speed_up()
+        began = time.monotonic()
+        while time.monotonic() < began + self._task.patience:
+            if (await self._line.rows(COUNT_OPEN))[0][0] == 0:
+                break
+            await asyncio.sleep(0.1)
+        return time.monotonic() - began
+
+    async def _judge(self, seconds: float, rest: float) -> Report:
+        await self._glance.look(self._line, time.time_ns() // 1000)
+        await self._glance.look_back(self._line)
+        remains, told = await read_remains(self._line), read_ledgers(self._folder)
+        found = [*self._found, *self._glance.violations, *violations(remains, told), *complaints(self._folder)]
+        counts: dict[str, object] = {
+            "takeovers": remains.takeovers,
+            "moved": remains.moved,
+            "kills": self._noise.kills,
+            "stops": self._noise.stops,
+            "steals": self._noise.steals,
+            "cuts": self._noise.cuts + told.cuts,
+            "crashes": self._crashes,
+            "runs": len(remains.runs),
+            "steps": sum(1 for _ in remains.records),
+            "effects": len(told.effects),
+            "ok": f"{success(remains, told):.1%}",
+            "seconds": round(seconds),
+            "rest": round(rest, 1),
+        }
+        return Report(self._task, counts, tuple(found))
+
+
+def hammer(task: Task, progress: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Report:
+    """Synchronous, and without a loop of its own until the zygote is there."""
+    with (
+        tempfile.TemporaryDirectory(prefix="edda_torture_", ignore_cleanup_errors=True) as folder,
+        _place_for(task, Path(folder)) as (place, crasher),
+    ):
+        return asyncio.run(Hammer(task, place, crasher, keep or Path(folder)).strike(progress))
+
+
+@contextmanager
+def _place_for(task: Task, folder: Path) -> Iterator[tuple[Place, Crashable | None]]:
+    if task.crashes:
+        with crashable(task.database) as (place, crasher):
+            yield place, crasher
+    else:
+        with fresh(task.database, folder) as place:
+            yield place, None

@@ -1,0 +1,94 @@
+"""What happens to the workers from outside, one deed at a time."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from edda import EddaApp
+from edda.core.model import RunId
+from edda.errors import EddaError
+
+from .fleet import Fleet
+from .ledger import Ledger
+from .lines import text
+from .places import Place
+from .worker import shared_id
+from .workload import LEASE, WORKFLOWS, errand
+
+WORKERS = 4
+
+OWNED = "SELECT run_id FROM edda_sched WHERE owner IS NOT NULL"
+_BACKENDS = {
+    "postgres": "SELECT pid FROM pg_stat_activity WHERE application_name = 'edda' AND datname = current_database()",
+    "mysql": "SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id()",
+}
+_TERMINATE = {"postgres": "SELECT pg_terminate_backend({pid})", "mysql": "KILL {pid}"}
+
+
+class Noise:
+    """Counts what it did."""
+
+    def __init__(self, place: Place, fleet: Fleet, folder: Path, rng: random.Random) -> None:
+        self._place = place
+        self._fleet = fleet
+        self._line = place.line()
+        self._rng = rng
+        self._client = EddaApp("supervisor", place.url, workflows=WORKFLOWS, worker=False, auto_migrate=False)
+        self._ledger = Ledger(folder / "supervisor.ledger")
+        self.kills = self.stops = self.steals = self.cuts = 0
+
+    async def open(self) -> None:
+        await self._client.initialize()
+
+    async def close(self) -> None:
+        await self._client.shutdown()
+        self._line.close()
+        self._ledger.close()
+
+    async def make(self) -> None:
+        deeds = (self._kill, self._stop, self._steal, self._terminate, self._start, self._nothing)
+        await self._rng.choices(deeds, weights=(6, 30, 20, 6, 10, 28))[0]()
+
+    async def _nothing(self) -> None:
+        pass
+
+    async def _kill(self) -> None:
+        self._fleet.kill(self._rng.choice(self._fleet.members))
+        self._fleet.launch()
+        self.kills += 1
+
+    async def _stop(self) -> None:
+        awake = self._fleet.awake
+        if len(awake) > WORKERS // 2:
+            self._fleet.stop(self._rng.choice(awake), LEASE * self._rng.choice((0.5, 1.5, 2.5)))
+            self.stops += 1
+
+    async def _start(self) -> None:
+        """A run that nobody owns yet, often one that a worker starts at the same moment."""
+        try:
+            starter = errand.options(id=shared_id()) if self._rng.random() < 0.5 else errand
+            self._ledger.note("acked", await self._client.start(starter))
+        except EddaError as error:
+            self._ledger.note("failed", repr(error))
+
+    async def _steal(self) -> None:
+        """One run from a worker that lives."""
+        owned = await self._line.rows(OWNED)
+        try:
+            if owned and await self._client.engine.storage.disown(RunId(text(self._rng.choice(owned)[0]))):
+                self.steals += 1
+        except EddaError:  # the database is away or busy; another run will be stolen another time
+            return
+
+    async def _terminate(self) -> None:
+        """A connection, from the server's side."""
+        if self._place.kind not in _BACKENDS:
+            return
+        pids = await self._line.rows(_BACKENDS[self._place.kind])
+        try:
+            if pids:
+                await self._line.once(_TERMINATE[self._place.kind].format(pid=int(self._rng.choice(pids)[0])))
+                self.cuts += 1
+        except Exception:  # a driver's: it ended by itself, or the whole server did
+            self._line.close()

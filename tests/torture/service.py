@@ -1,0 +1,23 @@
+"""What `edda worker tests.torture.service:app` runs: the workload, with its ledger where the environment says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edda import EddaApp
+from edda.core.model import RunId
+
+from .ledger import Holder, WorkerLedger
+from .workload import WORKFLOWS, World
+
+app = EddaApp("service", os.environ["EDDA_DB_URL"], workflows=WORKFLOWS)
+
+
+def _holder_of(run_id: str) -> Holder:
+    worker = app.engine.worker
+    assert worker is not None
+    return Holder(worker.info.id, worker.live[RunId(run_id)].epoch)
+
+
+World.witness = WorkerLedger(Path(os.environ["EDDA_TORTURE_LEDGERS"], f"{os.getpid()}.ledger"), _holder_of)

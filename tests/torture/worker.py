@@ -1,0 +1,155 @@
+"""One life of a worker process: an EddaApp, and a hand that starts and cancels runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from edda import EddaApp
+from edda.app import open_storage
+from edda.core.model import RunId, WorkerId
+from edda.engine.settings import Settings
+from edda.errors import EddaError, StorageError
+
+from .control import break_fence
+from .ledger import Holder, WorkerLedger
+from .sabotage import Saboteur
+from .workload import LEASE, WORKFLOWS, World, errand
+
+logger = logging.getLogger(__name__)
+
+HASTY = Settings(
+    lease=LEASE,
+    heartbeat=LEASE / 5,
+    sweep=0.2,
+    takeover_grace=0.0,
+    linger=0.02,
+    poll=0.2,
+    orphan_sweep=2.0,
+    capacity=24,
+    parked_first=0.5,
+)
+
+
+class Orders(Struct, frozen=True):
+    """What one life is told at its birth."""
+
+    url: str
+    folder: str
+    """Where its ledger and its log go."""
+    name: str
+    seed: int = 0
+    is_wild: bool = False
+    """Starts runs of its own, and sabotages itself."""
+    is_broken: bool = False
+    """Ignores the fence; for the control."""
+    lease: float | None = LEASE
+    """None: the settings that users get."""
+
+    @property
+    def settings(self) -> Settings | None:
+        if self.lease is None:
+            return None
+        return replace(HASTY, lease=self.lease, heartbeat=self.lease / 5)
+
+    def file(self, kind: str) -> Path:
+        return Path(self.folder, f"{self.name}.{kind}")
+
+
+class Life:
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._ledger = WorkerLedger(orders.file("ledger"), self._holder_of)
+        self._saboteur = Saboteur(urlsplit(orders.url).port, lambda: self._ledger.note("cut"))
+        self._saboteur.quiet = not orders.is_wild
+        self._starting = orders.is_wild
+        self._app: EddaApp | None = None
+        World.witness = self._ledger
+
+    async def run(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._calm_down)
+        self._app = await self._open()
+        self._orders.file("ready").touch()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._start_runs(self._app))
+            group.create_task(self._cut_lines())
+
+    def _calm_down(self) -> None:
+        self._starting = False
+        self._saboteur.quiet = True
+
+    async def _open(self) -> EddaApp:
+        while True:
+            app = self._make_app()
+            try:
+                await app.initialize()
+            except StorageError as error:
+                logger.info("not yet: %s", error)
+                app.kill()
+                await asyncio.sleep(0.1)
+            else:
+                return app
+
+    def _make_app(self) -> EddaApp:
+        url, settings = self._orders.url, self._orders.settings
+        storage = open_storage(url, pool_size=3, probe=self._saboteur if self._orders.is_wild else None)
+        if self._orders.is_broken:
+            break_fence(storage)
+        return EddaApp("torture", url, workflows=WORKFLOWS, settings=settings, storage=storage, auto_migrate=False)
+
+    def _holder_of(self, run_id: str) -> Holder:
+        """Asked by a body as it begins. A body of a run that this process no longer holds was never to begin."""
+        worker = self._app.engine.worker if self._app is not None else None
+        run = worker.live.get(RunId(run_id)) if worker is not None else None
+        if worker is None or run is None:
+            logger.error("a body of run %s began though the run is not in memory", run_id)
+            return Holder(WorkerId("nobody"), 0)
+        return Holder(worker.info.id, run.epoch)
+
+    async def _start_runs(self, app: EddaApp) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(0.02, 0.25))
+            worker = app.engine.worker
+            if not self._starting or worker is None or len(worker.live) > HASTY.capacity // 2:
+                continue
+            try:
+                run_id = await app.start(errand.options(id=shared_id()) if random.random() < 0.1 else errand)
+                self._ledger.note("acked", run_id)
+                if random.random() < 0.06:
+                    await self._cancel(app, run_id)
+            except EddaError as error:
+                self._ledger.note("failed", repr(error))
+
+    async def _cancel(self, app: EddaApp, run_id: str) -> None:
+        await asyncio.sleep(random.uniform(0, 0.3))
+        self._ledger.note("cancel", run_id)
+        await app.cancel(run_id)
+
+    async def _cut_lines(self) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(0.2, 3.0))
+            self._saboteur.cut()
+
+
+def shared_id() -> str:
+    """The same in every process for half a second: several of them start one run."""
+    return f"shared-{int(time.time() * 2)}"
+
+
+def live(orders: Orders) -> None:
+    random.seed(orders.seed)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(filename=orders.file("log"), level=logging.INFO, format=form)
+    try:
+        asyncio.run(Life(orders).run())
+    except BaseException:  # whatever ended this life has to be found by whoever looks for it
+        logger.critical("this worker process broke", exc_info=True)
+        raise

@@ -1,0 +1,139 @@
+"""One incarnation of a run under test: an `Execution` that notes all it does and is fed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from edda.core.model import MICROSECONDS, Entry, EntryKind
+from edda.workflow.execution import Command, Execution
+
+STARTED_AT = 1_700_000_000 * MICROSECONDS
+
+
+class StepFailedError(Exception):
+    """What a recorded failure is raised as here."""
+
+
+class Flow:
+    """What a body under test is given: the two verbs."""
+
+    def __init__(self) -> None:
+        self.execution: Execution | None = None
+
+    def step(self, name: str, *args: Any, id: str | None = None) -> Coroutine[Any, Any, Any]:
+        assert self.execution is not None
+        return self.execution.call(EntryKind.STEP, name, msgspec.json.encode(args), decode=decode, id=id)
+
+    def nap(self, seconds: int) -> Coroutine[Any, Any, Any]:
+        assert self.execution is not None
+        return self.execution.call(EntryKind.TIMER, "nap", due=self.execution.now + seconds * MICROSECONDS)
+
+
+Body = Callable[[Flow], Coroutine[Any, Any, Any]]
+
+
+def decode(entry: Entry) -> Any:
+    value = msgspec.json.decode(entry.value)
+    return value if entry.ok else StepFailedError(value)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A step that nobody waits for any more; its outcome may still come."""
+
+    id: str
+    name: str
+    input: bytes
+
+
+class Incarnation(Execution):
+    def __init__(self, body: Body, history: Sequence[Entry] = (), name: str = "run") -> None:
+        flow = Flow()
+        notes: list[str] = []
+        lost: list[Lost] = []
+
+        def abandon(command: Command) -> None:
+            notes.append(f"abandon {command!r}")
+            if command.kind is EntryKind.STEP:
+                lost.append(Lost(command.id, command.name, command.input))
+
+        super().__init__(name, lambda: body(flow), history, started_at=STARTED_AT, on_abandon=abandon)
+        self.history = list(history)
+        self.notes = notes
+        """What was asked for and given up, in order."""
+        self.lost = lost
+        self._flow = flow
+        flow.execution = self
+
+    # Notes. The short cut of the replay issues nothing, but it stands for an issue.
+
+    def _issue(self, command: Command) -> None:
+        super()._issue(command)
+        self.notes.append(f"issue {command!r} at {command.issued_at} due {command.due} {command.input!r}")
+
+    def _next_if_mine(self, command: Command) -> Any:
+        taken = super()._next_if_mine(command)
+        if taken is not None:
+            self.notes.append(f"issue {command!r} at {command.issued_at} due {command.due} {command.input!r}")
+        return taken
+
+    @property
+    def numbers(self) -> int:
+        """How many tasks and futures were made; asking uses one up."""
+        return self.loop.next_number()
+
+    @property
+    def waits(self) -> list[tuple[object, ...]]:
+        return [
+            (c.kind, c.id, c.name, c.input, c.due, c.attempt, c.retry_at, c.needs, c.issued_at)
+            for c in self.pending.values()
+        ]
+
+    # Feeding
+
+    def deliver(self, entry: Entry) -> None:
+        self.history.append(entry)
+        super().deliver(entry)
+
+    def complete(self, id: str, value: Any = None, *, after: float = 0) -> None:
+        self._settle(self.pending[id], value, ok=True, after=after)
+
+    def fail(self, id: str, value: Any = "failed") -> None:
+        self._settle(self.pending[id], value, ok=False)
+
+    def request_cancel(self, reason: str = "stop") -> None:
+        self.deliver(Entry(self.length + 1, EntryKind.CANCEL, "", reason, ok=True, at=self.now))
+
+    def _settle(self, command: Command, value: Any, *, ok: bool, after: float = 0) -> None:
+        at = max(self.now + int(after * MICROSECONDS), command.due or 0)
+        recorded = b"" if command.kind is EntryKind.TIMER else msgspec.json.encode(value)
+        self.deliver(
+            Entry(self.length + 1, command.kind, command.id, command.name, ok, at, input=command.input, value=recorded)
+        )
+
+    # Leaving
+
+    def drop(self) -> None:
+        super().drop()
+        self._flow.execution = None  # as the engine does: the code's context would keep the execution alive
+
+
+def started(body: Body, history: Sequence[Entry] = ()) -> Incarnation:
+    run = Incarnation(body, history)
+    run.start()
+    return run
+
+
+@contextmanager
+def running(body: Body, history: Sequence[Entry] = ()) -> Iterator[Incarnation]:
+    run = Incarnation(body, history)
+    try:
+        run.start()
+        yield run
+    finally:
+        run.drop()
