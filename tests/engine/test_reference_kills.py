@@ -110,3 +110,18 @@ async def test_two_processes_that_start_at_once_on_a_new_database_both_live(
         caller = await client(make_app_on, fresh)
         run_id = await caller.start(shop.deliver, str(tmp_path / "ledger"), "letter")
         assert await caller.handle(run_id).result(timeout=30) == "letter done"
+
+
+async def test_a_process_that_died_on_this_host_is_not_waited_for(
+    shared_database: Database, make_app_on: MakeApp, tmp_path: Path
+) -> None:
+    """Its lease would hold for ten minutes more; its process number is gone."""
+    ledger = tmp_path / "ledger"
+    caller = await client(make_app_on, shared_database)
+    async with program("serve", url_of(shared_database), 600.0, hang=True) as worker:
+        await worker.hear("serving")
+        run_id = await caller.start(shop.deliver, str(ledger), "letter")
+        await worker.hear("working")
+        await worker.kill()
+    await survivor(make_app_on, shared_database)
+    assert await caller.handle(run_id).result(timeout=15) == "letter done"

@@ -225,3 +225,11 @@ async def test_a_batch_and_a_disown_at_once_leave_no_row_of_a_zombie(
         assert fence is not None
         assert fence.moves == number + 1
         owner.fence = fence
+
+
+async def test_neighbours_are_the_workers_of_one_host(storage: Storage) -> None:
+    for name, host in (("a", "here"), ("b", "here"), ("c", "there")):
+        await storage.register(WorkerInfo(WorkerId(name), "service", host, 42), 60_000_000)
+    assert {info.id for info in await storage.neighbours("here")} == {"a", "b"}
+    await storage.retire(WorkerId("a"))
+    assert await storage.neighbours("here") == (WorkerInfo(WorkerId("b"), "service", "here", 42),)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from edda.workflow.workflow import StartOptions, Workflow
 from .backoff import Backoff
 from .clock import Clock
 from .hooks import HookCaller, WorkflowHooks
+from .host import host_name
 from .ids import Ids
 from .settings import Settings
 from .steps import Threads
@@ -108,7 +108,7 @@ class Engine:
         self._threads.close()
 
     def _new_worker(self) -> Worker:
-        info = WorkerInfo(self._ids.worker(), self._service, socket.gethostname(), os.getpid())
+        info = WorkerInfo(self._ids.worker(), self._service, host_name(), os.getpid())
         return Worker(
             info,
             self.storage,

@@ -24,6 +24,7 @@ from .backoff import Backoff
 from .clock import Clock
 from .heartbeat import Heartbeat
 from .hooks import HookCaller
+from .host import is_dead
 from .journal import JournalWriter, Source
 from .run import LiveRun
 from .settings import Settings
@@ -330,17 +331,28 @@ class Worker:
         orphans_due = 0.0
         while not self.draining:
             try:
+                moved = await self._bury_neighbours()
                 if self.heartbeat.may_take_over:
-                    moved = await self._take_over_all()
+                    moved += await self._take_over_all()
                     if time.monotonic() >= orphans_due:
                         orphans_due = time.monotonic() + self.settings.orphan_sweep
                         moved += await self._storage.free_orphans()
-                    if moved:
-                        await self._storage.announce()
-                        self.nudge()
+                if moved:
+                    await self._storage.announce()
+                    self.nudge()
             except Transient as error:
                 logger.debug("sweep failed: %s", error)
             await asyncio.sleep(self.settings.sweep * random.uniform(0.75, 1.25))
+
+    async def _bury_neighbours(self) -> int:
+        """Workers of this very host whose processes are gone: nobody has to wait for their leases."""
+        buried = 0
+        for info in await self._storage.neighbours(self.info.host):
+            if info.id != self.info.id and is_dead(info.pid):
+                logger.warning("worker %s is dead: process %d is gone", info.id, info.pid)
+                await self._storage.retire(info.id)
+                buried += 1
+        return buried
 
     async def _take_over_all(self) -> int:
         moved = 0

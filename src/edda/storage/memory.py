@@ -97,6 +97,9 @@ class MemoryStorage:
     async def retire(self, worker: WorkerId) -> None:
         await self._commit(self.database.retire, worker)
 
+    async def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
+        return await self._commit(self.database.neighbours, host)
+
     async def take_over(self, me: WorkerId) -> Takeover | None:
         return await self._commit(self.database.take_over, me)
 

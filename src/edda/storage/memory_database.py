@@ -86,6 +86,7 @@ class MemoryDatabase:
     def __init__(self, now: Callable[[], int] = wall_clock) -> None:
         self.now = now
         self.workers: dict[WorkerId, int] = {}
+        self.infos: dict[WorkerId, WorkerInfo] = {}
         """Worker -> end of its lease."""
         self.fences: dict[WorkerId, Fence] = {}
         self.runs: dict[RunId, dict[int, Start]] = {}
@@ -157,7 +158,11 @@ class MemoryDatabase:
         now = self.now()
         self.fences[worker.id] = Fence(worker.id, 0, 0)
         self.workers[worker.id] = now + lease
+        self.infos[worker.id] = worker
         return now
+
+    def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
+        return tuple(info for id, info in self.infos.items() if id in self.workers and info.host == host)
 
     def retire(self, worker: WorkerId) -> None:
         self.fences.pop(worker, None)

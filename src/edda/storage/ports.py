@@ -56,7 +56,11 @@ class Workers(Protocol):
         ...
 
     async def retire(self, worker: WorkerId) -> None:
-        """Leave for good: what is still owned is ready for others at once."""
+        """A worker leaves for good, or is known to be dead: what it still owns is ready for others at once."""
+        ...
+
+    async def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
+        """The workers registered from this host: it can tell which of their processes are dead."""
         ...
 
     async def take_over(self, me: WorkerId) -> Takeover | None:

@@ -25,6 +25,7 @@ BEAT = (
     b"UPDATE edda_worker SET expires_at = " + NOW + b" + %b WHERE id = %b; "
     b"SELECT " + NOW + b" FROM edda_worker WHERE id = %b"
 )
+NEIGHBOURS = b"SELECT id, service, host, pid FROM edda_worker WHERE host = %b"
 FIND_LAPSED = b"SELECT id FROM edda_worker WHERE expires_at < " + NOW + b" AND id <> %b LIMIT 1 FOR UPDATE SKIP LOCKED"
 DELETE_WORKER = b"DELETE FROM edda_worker WHERE id = %b"
 DELETE_FENCE = b"DELETE FROM edda_fence WHERE worker = %b"
@@ -60,6 +61,10 @@ class MySQLWorkers:
             await session.send(bind(BEGIN), *_removal(worker))
             await _free_all(session, worker)
             await session.run(COMMIT)
+
+    async def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
+        rows = (await self._pool.run(NEIGHBOURS, host)).rows
+        return tuple(WorkerInfo(worker_id(id), service, where, pid) for id, service, where, pid in rows)
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
         async with self._pool.session() as session:

@@ -22,6 +22,8 @@ BEAT = timed("""
 WITH clock AS MATERIALIZED (SELECT {now} AS now)
 UPDATE edda_worker SET expires_at = now + $2 FROM clock WHERE id = $1 RETURNING now""")
 
+NEIGHBOURS = "SELECT id, service, host, pid FROM edda_worker WHERE host = $1"
+
 FIND_LAPSED = timed("""
 SELECT id FROM edda_worker WHERE expires_at < (SELECT {now}) AND id <> $1
  ORDER BY expires_at LIMIT 1 FOR UPDATE SKIP LOCKED""")
@@ -72,6 +74,10 @@ class PostgresWorkers:
             await session.execute(DELETE_WORKER, worker)
             await session.execute(DELETE_FENCE, worker)
             await session.execute(FREE, worker)
+
+    async def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
+        async with self._pool.session() as session:
+            return tuple(WorkerInfo(*row) for row in await session.fetch(NEIGHBOURS, host))
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
         async with self._pool.session() as session, session.transaction():

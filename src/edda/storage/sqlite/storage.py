@@ -146,6 +146,9 @@ class SQLiteStorage:
         await self._transact(lambda db: workers.retire(db, worker, self._now()))
         self._bury(worker)
 
+    async def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
+        return await self._read(lambda db: workers.neighbours(db, host))
+
     async def take_over(self, me: WorkerId) -> Takeover | None:
         takeover = await self._transact(lambda db: workers.take_over(db, me, self._presence.is_lost, self._now()))
         if takeover:

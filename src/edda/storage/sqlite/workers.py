@@ -14,6 +14,7 @@ AT_ONCE = 5_000
 _FENCE = "INSERT INTO edda_fence (worker, batch_no, moves) VALUES (?, 0, 0)"
 _WORKER = "INSERT INTO edda_worker (id, service, host, pid, started_at, expires_at) VALUES (?, ?, ?, ?, ?, ?)"
 _BEAT = "UPDATE edda_worker SET expires_at = ? WHERE id = ?"
+_NEIGHBOURS = "SELECT id, service, host, pid FROM edda_worker WHERE host = ?"
 _OTHERS = "SELECT id, expires_at FROM edda_worker WHERE id <> ? ORDER BY expires_at, id"
 _DROP_FENCE = "DELETE FROM edda_fence WHERE worker = ?"
 _DROP_WORKER = "DELETE FROM edda_worker WHERE id = ?"
@@ -36,6 +37,10 @@ def register(db: Connection, worker: WorkerInfo, lease: int, now: int) -> int:
 
 def beat(db: Connection, worker: WorkerId, lease: int, now: int) -> int | None:
     return now if db.run(_BEAT, (now + lease, worker)) else None
+
+
+def neighbours(db: Connection, host: str) -> tuple[WorkerInfo, ...]:
+    return tuple(WorkerInfo(*row) for row in db.rows(_NEIGHBOURS, (host,)))
 
 
 def retire(db: Connection, worker: WorkerId, now: int) -> int:
