@@ -89,6 +89,7 @@ class EddaApp:
         self._hooks = hooks
         self._retry_policy = default_retry_policy or DEFAULT_RETRY_POLICY
         self._engine: Engine | None = None
+        self._leaving = False
 
     # Life
 
@@ -109,12 +110,16 @@ class EddaApp:
 
     async def shutdown(self, grace: float | None = None) -> None:
         """Drain: steps under way may finish within the grace; everything else goes to other workers at once."""
-        engine, self._engine = self._engine, None
-        if engine is None:
+        engine = self._engine
+        if engine is None or self._leaving:
             return
-        remove_started(engine)
-        await engine.stop(self._settings.shutdown_grace if grace is None else grace)
-        await self._storage.close()
+        self._leaving = True  # steps that are finishing may still use the app
+        try:
+            await engine.stop(self._settings.shutdown_grace if grace is None else grace)
+            await self._storage.close()
+        finally:
+            remove_started(engine)
+            self._engine, self._leaving = None, False
 
     def kill(self) -> None:
         """Die without a word, as a crashed process does. For tests."""

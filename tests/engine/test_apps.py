@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edda import EddaApp, RunStatus, WorkflowContext, activity, sleep, workflow
+from edda import EddaApp, RetryPolicy, RunStatus, WorkflowContext, activity, sleep, workflow
 from edda.core.model import EntryKind
 from edda.engine.settings import Settings
 from edda.errors import AppError, EddaError, MigrationError
@@ -104,7 +104,9 @@ async def test_a_shutdown_lets_a_step_finish_and_hands_the_run_on(make_app: Make
     run_id = await old.start(order)
     await begun.wait()
     stopping = asyncio.create_task(old.shutdown(grace=20))
-    await until(lambda: old._engine is None, "the shutdown has begun")
+    worker = old.engine.worker
+    assert worker is not None
+    await until(lambda: worker.draining, "the shutdown has begun")
     finish.set()
     await stopping
     new = await make_app()
@@ -304,3 +306,31 @@ def test_options_of_the_reference_are_accepted_and_typing_errors_are_not() -> No
     EddaApp("shop", "memory://", outbox_enabled=True, pool_timeout=30, leader_lease_duration=10)
     with pytest.raises(TypeError, match="outbox_enabeld"):
         EddaApp("shop", "memory://", outbox_enabeld=True)
+
+
+async def test_a_step_that_finishes_during_shutdown_may_still_use_the_app(make_app: MakeApp) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    @workflow
+    async def greet(ctx: WorkflowContext, name: str) -> str:
+        return f"hello {name}"
+
+    @activity(retry_policy=RetryPolicy(max_attempts=1))
+    async def start_another(ctx: WorkflowContext) -> str:
+        began.set()
+        await go_on.wait()
+        return await greet.start("late")
+
+    @workflow
+    async def parent(ctx: WorkflowContext) -> str:
+        return await start_another(ctx)
+
+    app = await make_app()
+    run_id = await app.start(parent)
+    await began.wait()
+    leaving = asyncio.create_task(app.shutdown())
+    await asyncio.sleep(0)  # the drain has begun
+    go_on.set()
+    await leaving
+    await app.initialize()
+    assert await app.handle(await app.handle(run_id).result(timeout=10)).result(timeout=10) == "hello late"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 from edda import EddaApp
 from edda.core.model import RunId
+from edda.engine.engine import Engine
 
 from .ledger import Holder, WorkerLedger
 from .workload import WORKFLOWS, World
@@ -14,8 +16,14 @@ from .workload import WORKFLOWS, World
 app = EddaApp("service", os.environ["EDDA_DB_URL"], workflows=WORKFLOWS)
 
 
+@cache
+def _engine() -> Engine:
+    """Remembered: an app that shuts down gives out its engine no more, while bodies under way still finish."""
+    return app.engine
+
+
 def _holder_of(run_id: str) -> Holder:
-    worker = app.engine.worker
+    worker = _engine().worker
     assert worker is not None
     return Holder(worker.info.id, worker.live[RunId(run_id)].epoch)
 

@@ -62,7 +62,9 @@ class Incarnation(Execution):
             if command.kind is EntryKind.STEP:
                 lost.append(Lost(command.id, command.name, command.input))
 
-        super().__init__(name, lambda: body(flow), history, started_at=STARTED_AT, on_abandon=abandon)
+        super().__init__(
+            name, lambda: body(flow), history, started_at=STARTED_AT, resumed=bool(history), on_abandon=abandon
+        )
         self.history = list(history)
         self.notes = notes
         """What was asked for and given up, in order."""

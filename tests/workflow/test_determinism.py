@@ -438,6 +438,11 @@ def test_a_change_that_fits_goes_on(body: Body) -> None:
         run.outcome()
 
 
+def test_recorded_steps_in_a_row_are_gone_through_without_being_issued_again() -> None:
+    with running(deliver_order, HISTORY[:2]) as run:
+        assert [command.id for command in run.take_issued()] == ["nap:1"]
+
+
 def test_the_run_goes_on_after_the_code_is_restored() -> None:
     refusal(lambda: replay(a_step_has_another_name, HISTORY))
     with running(deliver_order, HISTORY) as run:

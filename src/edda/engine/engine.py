@@ -73,11 +73,11 @@ class Engine:
         self._waiters: dict[RunId, set[asyncio.Future[End]]] = {}
         self._rebirth: asyncio.Task[None] | None = None
         self._stopping = False
+        self._stopped = False
 
     # Life
 
     async def start(self, with_worker: bool) -> None:
-        self._stopping = False
         if self._hooks is not None:
             self._caller = HookCaller(self._hooks)
         if with_worker:
@@ -96,10 +96,11 @@ class Engine:
         if self._caller is not None:
             await self._caller.close()
         self._threads.close()
+        self._stopped = True
 
     def kill(self) -> None:
         """Die as a process does: nothing more is written, nobody is told."""
-        self._stopping = True
+        self._stopping = self._stopped = True
         if self._rebirth is not None:
             self._rebirth.cancel()
         if self.worker is not None:
@@ -258,13 +259,13 @@ class Engine:
 
     async def _await_end(self, run_id: RunId) -> tuple[RunStatus, bytes]:
         """Runs of this process tell us; for others we look, less and less often."""
-        if self._stopping:
-            raise AppError("the app is shut down")
         ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(ended)
         pause = 0.02
         try:
             while True:
+                if self._stopped:
+                    raise AppError(f"the app is shut down; run {run_id} goes on elsewhere")
                 is_here = self.worker is not None and run_id in self.worker.live
                 if not is_here:
                     record = await self._look(run_id)

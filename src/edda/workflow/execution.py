@@ -19,8 +19,7 @@ from edda.core.model import MICROSECONDS, Entry, EntryKind
 from edda.errors import NonDeterminismError, NotInWorkflowError
 
 from . import ordering  # noqa: F401 - the workflow loop is deterministic only with it
-from .loop import Branch, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
-from .suspension import bare_yield
+from .loop import Branch, Refused, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
 
 MovesNoCode = frozenset({EntryKind.RETRY, EntryKind.LATE})
 
@@ -80,13 +79,6 @@ class Command:
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.id!r}"
-
-    def settle(self, entry: Entry) -> Any:
-        """The recorded value, or the recorded error raised."""
-        value = self.decode(entry)
-        if not entry.ok:
-            raise value
-        return value
 
 
 def _nothing(_entry: Entry) -> None:
@@ -172,6 +164,8 @@ class Execution:
         """Leave memory. Always called at the end, whatever the end was."""
         self.loop.drop()
         for command in self.pending.values():
+            if command.handle is not None:
+                command.handle.cancel()  # its callback may refer to it: `as_completed` and its time-out do
             command.handle = command.future = command.call = command.context = None
         self.pending.clear()
         self.issued.clear()
@@ -193,7 +187,7 @@ class Execution:
         """A plain function: the id is taken when the verb is CALLED, in the caller's branch; awaited maybe later."""
         loop = self.loop
         if loop.unwinding or loop.closing:
-            return self._refuse_unwinding()
+            return Refused(loop)
         task = asyncio.current_task(loop) if loop.thread == get_ident() else None
         if type(task) is not WorkflowTask:
             raise NotInWorkflowError(
@@ -206,7 +200,7 @@ class Execution:
 
     def set_timer(self, branch: Branch, handle: TimerHandle) -> None:
         command = Command(EntryKind.TIMER, branch.next_id("timer"), "timer", b"", _nothing)
-        command.due = -int(-handle.when() * MICROSECONDS // 1)  # rounded late: never early
+        command.due = _due(handle.when())
         command.handle = handle
         handle.abandon = lambda: self._abandon(command)
         self._issue(command)
@@ -232,19 +226,14 @@ class Execution:
             with suppress(CancelledError):
                 await asyncio.wait(left)
 
-    async def _refuse_unwinding(self) -> None:
-        while self.loop.defied:
-            await bare_yield()
-        self.loop.raise_suspended()
-
     async def _await_command(self, command: Command) -> Any:
         loop = self.loop
         if loop.unwinding or loop.closing:
-            await self._refuse_unwinding()
+            await Refused(loop)
         if self.replaying:
-            entry = self._next_if_mine(command)
-            if entry is not None:
-                return command.settle(entry)
+            taken = self._next_if_mine(command)
+            if taken is not None:
+                return taken[0]
         command.future = loop.create_future()
         self._issue(command)
         try:
@@ -252,8 +241,10 @@ class Execution:
         except CancelledError:
             self._abandon(command)
             raise
+        finally:
+            command.future = None  # or an error, its traceback, this frame and the future would keep each other alive
 
-    def _next_if_mine(self, command: Command) -> Entry | None:
+    def _next_if_mine(self, command: Command) -> tuple[Any] | None:
         """The replay's short cut: nothing else can run and the next entry would wake just this branch."""
         if self.loop.ready or self.length >= len(self._history):
             return None
@@ -265,12 +256,16 @@ class Execution:
         task = asyncio.current_task(self.loop)
         if task is None or task.cancelling() or command.id in self.pending:
             return None
+        try:
+            value = command.decode(entry)
+        except Exception:  # a value that cannot be read: `_wake` meets it again, where the code cannot catch it
+            return None
         command.issued_at = self.now
         self.loop.next_number()  # the future that was not made: numbers stay the same
         self._advance(entry)
         if self.on_replayed is not None:
             self.on_replayed(command, entry)
-        return entry
+        return (value,)
 
     def _issue(self, command: Command) -> None:
         if command.id in self.pending:
@@ -326,7 +321,8 @@ class Execution:
     def _expected(self, entry: Entry) -> Command:
         command = self.pending.get(entry.step)
         if command is None or (command.kind is not entry.kind and entry.kind is not EntryKind.RETRY):
-            waits = ", ".join(map(repr, self.pending.values())) or "nothing: it is done"
+            nothing = "nothing: it is done" if self.idle is Idle.DONE else "nothing that is recorded"
+            waits = ", ".join(map(repr, self.pending.values())) or nothing
             raise NonDeterminismError(
                 f"run {self.name}, entry {entry.seq}: the history has {entry.kind} {entry.step!r} here, the code waits "
                 f"for {waits}. The workflow's code changed while the run was under way: restore the steps that were "
@@ -362,6 +358,12 @@ class Execution:
                 command.future.set_result(value)
             else:
                 command.future.set_exception(value)
+
+
+def _due(when: float) -> int:
+    """Rounded late: on the loop's own clock, a float, a timer is never early."""
+    due = -int(-when * MICROSECONDS // 1)
+    return due if due / MICROSECONDS >= when else due + 1
 
 
 def _shown(data: bytes, most: int = 120) -> str:

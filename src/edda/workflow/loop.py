@@ -14,7 +14,7 @@ import os
 import sys
 from asyncio import _get_running_loop, _set_running_loop
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVarTuple, Unpack
@@ -102,14 +102,42 @@ class WorkflowFuture(asyncio.Future[Any]):
 class WorkflowTask(asyncio.Task[Any]):
     """A branch of a run; numbered like its futures."""
 
+    number = 0
+
     def __init__(self, coro: Coroutine[Any, Any, Any], loop: WorkflowLoop, branch: Branch, name: str, context: Any):
-        self.number = loop.next_number()  # before super(): asyncio hashes the task there
         self.branch = branch
-        super().__init__(coro, loop=loop, name=name, context=context)
+        self.context = context if context is not None else copy_context()  # asyncio's own is out of reach before 3.12
+        # asyncio keeps all tasks of the process in one set, by the hash of this moment: it must not be the number yet,
+        # or the first task of every run in memory would collide with those of all others.
+        super().__init__(coro, loop=loop, name=name, context=self.context)
+        self.number = loop.next_number()
         self._log_destroy_pending = False
 
     def __hash__(self) -> int:
-        return self.number
+        return self.number or object.__hash__(self)
+
+
+class Refused(Coroutine[Any, Any, Any]):
+    """What a verb gives back while the run leaves memory; unlike a real coroutine it may be left unawaited."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, loop: WorkflowLoop) -> None:
+        self._loop = loop
+
+    def __await__(self) -> Generator[None, None, NoReturn]:
+        while self._loop.defied:
+            yield
+        self._loop.raise_suspended()
+
+    def send(self, value: Any) -> NoReturn:
+        self._loop.raise_suspended()
+
+    def throw(self, *error: Any) -> NoReturn:
+        raise error[0]
+
+    def close(self) -> None:
+        pass
 
 
 class TimerOwner(Protocol):
@@ -191,7 +219,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return handle
 
     def create_future(self) -> WorkflowFuture:
-        if self.unwinding or self.closing:
+        if (self.unwinding or self.closing) and not self.defied:
             self.raise_suspended()  # TaskGroup.__aexit__ and Condition.wait would wait for ever
         future = WorkflowFuture(loop=self)
         future.number = self.next_number()
@@ -202,7 +230,10 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     ) -> WorkflowTask:
         if self.unwinding or self.closing:
             coro.close()
-            self.raise_suspended()
+            if self.closing and not self.unwinding:
+                self.raise_suspended()
+            # Not raised: the other coroutines in the `gather` of a `finally` would warn that nobody awaited them.
+            return self.add_task(Refused(self), Branch(), "leaving")
         path = self.current_branch().next_id(getattr(coro, "__name__", type(coro).__name__))
         # Unnamed tasks get the path: a process-wide "Task-4711" would leak into texts, and texts into arguments.
         return self.add_task(coro, Branch(path + "/"), name or path, context)
@@ -334,19 +365,15 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         coro: Any = task.get_coro()
         if getattr(coro, "cr_frame", None) is None or close_if_fresh(coro):
             return
-        context: Context | None = task.get_context() if hasattr(task, "get_context") else None
-        if context is None:
-            unwind(coro)
-        else:
-            context.run(unwind, coro)
+        task.context.run(unwind, coro)
 
-    @staticmethod
-    def _untie(task: Any) -> None:
-        waiter = task._fut_waiter
-        if waiter is not None and not isinstance(waiter, asyncio.Task):
-            waiter.cancel()
-        for callback, _ in task._callbacks or ():
-            task.remove_done_callback(callback)
+    def _untie(self, future: Any) -> None:
+        """Cut the callbacks, also of what it waits for: a cancelled `gather` keeps its own till its branches end."""
+        for callback, _ in future._callbacks or ():
+            future.remove_done_callback(callback)
+        for below in (getattr(future, "_fut_waiter", None), *getattr(future, "_children", ())):
+            if below is not None and below._callbacks:
+                self._untie(below)
 
     # What cannot be replayed
 

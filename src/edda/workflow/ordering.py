@@ -1,4 +1,4 @@
-"""Three places where asyncio's own order depends on addresses or on the Python version.
+"""Four places where asyncio's own order depends on addresses or on the Python version.
 
 Importing this module mends them for workflow loops; on any other loop asyncio behaves as ever.
 """
@@ -45,6 +45,20 @@ def _order_wait_for() -> None:
     _replace("wait_for", wait_for)
 
 
+def _order_all_tasks() -> None:
+    """The original goes through every task of the process, in the order of their addresses."""
+    original = asyncio.all_tasks
+
+    def all_tasks(loop: asyncio.AbstractEventLoop | None = None) -> set[asyncio.Task[Any]]:
+        asked = loop if loop is not None else _get_running_loop()
+        if isinstance(asked, WorkflowLoop):
+            return {task for task in asked.tasks.values() if not task.done()}
+        return original(loop)
+
+    all_tasks.__doc__ = original.__doc__
+    _replace("all_tasks", all_tasks)
+
+
 def _order_gatherings() -> None:
     """A set of `gather()` results would iterate by address; hash each by its first branch."""
     gathering: Any = asyncio.tasks._GatheringFuture  # type: ignore[attr-defined]
@@ -57,6 +71,7 @@ def _replace(name: str, function: Any) -> None:
 
 
 _order_as_completed()
+_order_all_tasks()
 _order_gatherings()
 if sys.version_info < (3, 12):
     _order_wait_for()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import types
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -50,9 +49,3 @@ def _throw_until_ended(coro: Coroutine[Any, Any, Any]) -> None:
             return
     logger.error("%r does not let go: it swallows BaseException in a loop; it stays in memory", coro)
     _stuck.append(coro)
-
-
-@types.coroutine
-def bare_yield() -> Generator[None, None, None]:
-    """Give control back to whoever throws, without a future."""
-    yield
