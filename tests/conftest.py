@@ -61,7 +61,8 @@ class InFile(Database):
     def storage(self, probe: Probe | None = None) -> Storage:
         from edda.storage.sqlite import SQLiteStorage
 
-        return SQLiteStorage(str(self.path), probe=probe)
+        # Tests end processes, never the machine: no commit has to wait for the disk.
+        return SQLiteStorage(str(self.path), probe=probe, synchronous="OFF")
 
 
 class OnServer(Database):

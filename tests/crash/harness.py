@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from itertools import count, pairwise
 
 from msgspec import Struct
@@ -15,7 +15,7 @@ from edda.core.states import ENDED, OPEN
 from edda.engine.ids import Ids
 from edda.engine.settings import Settings
 from edda.errors import EddaError, StorageUnavailableError
-from edda.storage.ports import Storage
+from edda.storage.ports import Pulse, Storage
 from edda.testing import CrashPoints, How, Point
 from tests.conftest import Database
 
@@ -44,6 +44,33 @@ class Disturbed(Struct, frozen=True):
     """Steps that were recorded at the crash and ran again after it."""
 
 
+class Witness:
+    """Looks at a database from outside, and can end the leases of the dead."""
+
+    def __init__(self, database: Database, storage: Storage, pulse: Pulse) -> None:
+        self.database = database
+        self.storage = storage
+        self._pulse = pulse
+
+    async def expire(self, workers: Iterable[WorkerId]) -> None:
+        """Put the end of their leases into the past, so that nobody has to wait for it."""
+        for worker in workers:
+            await self._pulse.beat(worker, -60_000_000)
+
+
+@asynccontextmanager
+async def witness_of(database: Database) -> AsyncIterator[Witness]:
+    storage = database.storage()
+    await storage.open()
+    try:
+        await storage.migrate()
+        pulse = await storage.pulse()
+        yield Witness(database, storage, pulse)
+        await pulse.close()
+    finally:
+        await storage.close()
+
+
 class RememberedIds(Ids):
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +84,8 @@ class RememberedIds(Ids):
 class Player:
     calm = CALM
 
-    def __init__(self, database: Database, scenario: Scenario) -> None:
-        self.database = database
+    def __init__(self, witness: Witness, scenario: Scenario) -> None:
+        self.witness = witness
         self.scenario = scenario
         self.run_id = RunId(f"{scenario.name}-{next(_runs)}")
         self.ids = RememberedIds()
@@ -68,7 +95,7 @@ class Player:
         settings = self.calm if probe is not None else HASTY
         return EddaApp(
             "crash",
-            storage=self.database.storage(probe),
+            storage=self.witness.database.storage(probe),
             workflows=[self.scenario.workflow],
             settings=settings,
             ids=self.ids,
@@ -90,9 +117,6 @@ class Player:
     async def launch(self, app: EddaApp) -> None:
         starter = self.scenario.workflow.options(id=self.run_id)
         await app.start(starter, ARGUMENT.get(self.scenario.name, 1))
-
-    async def migrate(self) -> None:
-        await self.app().migrate()
 
     async def undisturbed(self, probe: CrashPoints) -> Outcome:
         app = self.app(probe)
@@ -134,13 +158,8 @@ class Player:
 
     async def _look_after(self) -> frozenset[str]:
         """The steps whose outcome is recorded; and nobody waits for the dead worker's lease."""
-        storage = self.database.storage()
-        await storage.open()
-        try:
-            history = await storage.history(self.run_id) if await storage.get(self.run_id) else ()
-            await expire(storage, self.ids.workers)
-        finally:
-            await storage.close()
+        history = await self.witness.storage.history(self.run_id)
+        await self.witness.expire(self.ids.workers)
         return frozenset(entry.step for entry in history if entry.kind is EntryKind.STEP)
 
     async def _recover(self) -> str:
@@ -163,19 +182,14 @@ class Player:
 
     async def check_remains(self) -> None:
         """The invariants: ended once, a history without gaps, nothing left behind."""
-        storage = self.database.storage()
-        await storage.open()
-        try:
-            record = await storage.get(self.run_id)
-            assert record is not None
-            assert record.status in ENDED
-            history = await storage.history(self.run_id)
-            assert [entry.seq for entry in history] == list(range(1, len(history) + 1))
-            outcomes = [entry.step for entry in history if entry.kind in {EntryKind.STEP, EntryKind.TIMER}]
-            assert len(outcomes) == len(set(outcomes)), "a step has two outcomes"
-            assert all(earlier.at <= later.at for earlier, later in pairwise(history))
-        finally:
-            await storage.close()
+        record = await self.witness.storage.get(self.run_id)
+        assert record is not None
+        assert record.status in ENDED
+        history = await self.witness.storage.history(self.run_id)
+        assert [entry.seq for entry in history] == list(range(1, len(history) + 1))
+        outcomes = [entry.step for entry in history if entry.kind in {EntryKind.STEP, EntryKind.TIMER}]
+        assert len(outcomes) == len(set(outcomes)), "a step has two outcomes"
+        assert all(earlier.at <= later.at for earlier, later in pairwise(history))
 
 
 class Taker(Player):
@@ -204,11 +218,3 @@ async def count_open_at_last(player: Player) -> int:
 
 async def _count_open(storage: Storage) -> int:
     return sum([len(await storage.find(RunFilter(status=status))) for status in OPEN])
-
-
-async def expire(storage: Storage, workers: Iterable[WorkerId]) -> None:
-    """Put the end of their leases into the past, so that nobody has to wait for it."""
-    pulse = await storage.pulse()
-    for worker in workers:
-        await pulse.beat(worker, -60_000_000)
-    await pulse.close()

@@ -9,6 +9,8 @@ import pytest
 from .hammer import Task, hammer
 from .places import KINDS
 
+pytestmark = pytest.mark.alone
+
 SECONDS = 14.0
 """Of noise; coming up, calming down and checking take the rest."""
 SYMPTOMS = ("rows of older epochs", "epochs go back", "ran again", "refuses its record")

@@ -25,6 +25,8 @@ from .places import KINDS, Place, crashable, fresh
 from .workload import errand, gated, long
 from .zygote import ROOT
 
+pytestmark = pytest.mark.alone
+
 RECOVERY = {"postgres": 20.0, "mysql": 20.0, "sqlite": 3.0}
 """Seconds from the kill to the last result, with the settings that users get."""
 STEADY_LEASE = 1.5
