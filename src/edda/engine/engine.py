@@ -7,6 +7,7 @@ import logging
 import os
 from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from edda.core.codec import Codec
@@ -247,7 +248,7 @@ class Engine:
 
     async def await_result(self, instance_id: str, returns: Any, timeout: float | None) -> Any:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
                 status, value = await self._await_end(RunId(instance_id))
         except TimeoutError:
             raise TimeoutError(f"run {instance_id} did not end within {timeout} seconds; it goes on") from None

@@ -66,6 +66,7 @@ class Host(Protocol):
     """The worker, as its runs see it."""
 
     client: Client
+    loop: asyncio.AbstractEventLoop
     clock: Clock
     codec: Codec
     journal: JournalWriter
@@ -90,7 +91,7 @@ class LiveRun:
         self.epoch = claimed.epoch
         self.gen = claimed.gen
         self.workflow = workflow
-        self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stored: asyncio.Future[None] = host.loop.create_future()
         self.closed = False
         self._host = host
         self._claimed = claimed
@@ -138,6 +139,7 @@ class LiveRun:
             claimed.entries,
             started_at=claimed.created_at,
             resumed=claimed.epoch > 1,
+            outside=self._host.loop,
             on_abandon=self._abandoned,
             same=self._host.codec.same,
         )
@@ -295,7 +297,7 @@ class LiveRun:
         while self._blocked and self._blocked[0].needs <= self._flushed and self._host.may_act:
             command = self._blocked.popleft()
             if execution.pending.get(command.id) is command:
-                body = asyncio.get_running_loop().create_task(self._body(command), context=command.context)
+                body = self._host.loop.create_task(self._body(command), context=command.context)
                 command.body = body
                 self._bodies.add(body)
 

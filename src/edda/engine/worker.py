@@ -54,6 +54,7 @@ class Worker:
         on_lost: Callable[[Worker], None],
     ) -> None:
         self.info = info
+        self.loop = asyncio.get_running_loop()
         self.client = client
         self.clock = clock
         self.codec = codec
@@ -163,7 +164,7 @@ class Worker:
         run = LiveRun(self, self._find(start.workflow), claimed, start)
         self.live[run.run_id] = run
         self.journal.put(run)
-        asyncio.get_running_loop().call_soon(run.begin)
+        self.loop.call_soon(run.begin)
         return run
 
     def nudge(self) -> None:
@@ -176,7 +177,7 @@ class Worker:
             old.abandon()
         run = LiveRun(self, self._find(claimed.workflow), claimed)
         self.live[run.run_id] = run
-        asyncio.get_running_loop().call_soon(run.begin)
+        self.loop.call_soon(run.begin)
 
     @property
     def may_act(self) -> bool:

@@ -96,6 +96,7 @@ class Execution:
         *,
         started_at: int = 0,
         resumed: bool = False,
+        outside: asyncio.AbstractEventLoop | None = None,
         on_abandon: Callable[[Command], None] = lambda command: None,
         same: Callable[[bytes, bytes], bool] = bytes.__eq__,
     ) -> None:
@@ -110,7 +111,7 @@ class Execution:
         self.replaying = resumed
         """Until it stands where it stood: the code behind the last entry was run before, too."""
         self.now = started_at
-        self.loop = WorkflowLoop(self, started_at / MICROSECONDS, name)
+        self.loop = WorkflowLoop(self, started_at / MICROSECONDS, name, outside)
         self.on_abandon = on_abandon
         self.on_replayed: Callable[[Command, Entry], None] | None = None
         self._main = main
@@ -124,24 +125,24 @@ class Execution:
     def start(self) -> None:
         """Replay the whole history; the run then stands where it stood."""
         self._root = self.loop.add_task(self._run(), self.loop.root, "workflow")
-        outside = self.loop.enter()
+        hooks = self.loop.enter()
         try:
             self.loop.run_to_idle()
             while self.length < len(self._history):
                 self._apply(self._history[self.length])
                 self.loop.run_to_idle()  # after EVERY entry, as it was live
         finally:
-            self.loop.leave(outside)
+            self.loop.leave(hooks)
         self.replaying = False
         self._history = ()
 
     def deliver(self, entry: Entry) -> None:
         self._apply(entry)
-        outside = self.loop.enter()
+        hooks = self.loop.enter()
         try:
             self.loop.run_to_idle()
         finally:
-            self.loop.leave(outside)
+            self.loop.leave(hooks)
 
     def take_issued(self) -> list[Command]:
         issued, self.issued = self.issued, []

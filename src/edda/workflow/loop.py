@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import sys
-from asyncio import _get_running_loop, _set_running_loop
+from asyncio import _set_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Ts = TypeVarTuple("Ts")
-
-Outside = tuple[asyncio.AbstractEventLoop | None, Any]
 
 _NOT_THE_USERS = (os.path.dirname(asyncio.__file__), os.path.dirname(os.path.dirname(__file__)))
 
@@ -173,8 +171,12 @@ def _place(coro: Any) -> str:
 
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
-    def __init__(self, owner: TimerOwner, now: float, name: str) -> None:
+    def __init__(
+        self, owner: TimerOwner, now: float, name: str, outside: asyncio.AbstractEventLoop | None = None
+    ) -> None:
         self.owner: TimerOwner | None = owner
+        self.outside = outside
+        """The loop that is running around every slice; asking for it each time costs a system call before 3.12."""
         self.name = name
         self.now = now
         self.root = Branch()
@@ -293,18 +295,17 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         """Code that catches `Suspended` and asks again, over and over, must be made to yield instead."""
         return self._raised > 1000
 
-    def enter(self) -> Outside:
+    def enter(self) -> Any:
         """Make this the running loop; `leave` puts back what was there."""
-        outside = _get_running_loop(), sys.get_asyncgen_hooks()
+        hooks = sys.get_asyncgen_hooks()
         _set_running_loop(self)
         self.thread = get_ident()
         sys.set_asyncgen_hooks(None, self._close_abandoned)
-        return outside
+        return hooks
 
-    def leave(self, outside: Outside) -> None:
-        previous, hooks = outside
+    def leave(self, hooks: Any) -> None:
         sys.set_asyncgen_hooks(*hooks)
-        _set_running_loop(previous)
+        _set_running_loop(self.outside)
         self.thread = None
 
     def run_to_idle(self) -> None:
@@ -349,14 +350,14 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         """Unwind every branch, newest first, and break the cycles, so that reference counts free it all."""
         self.unwinding = True
         self.ready.clear()
-        outside = self.enter()
+        hooks = self.enter()
         try:
             for task in reversed([t for t in self.tasks.values() if not t.done()]):
                 self._unwind_task(task)
             for task in self.tasks.values():
                 self._untie(task)
         finally:
-            self.leave(outside)
+            self.leave(hooks)
         self.tasks.clear()
         self.ready.clear()
         self.owner = None
