@@ -8,24 +8,20 @@ is committed.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from collections import deque
 from collections.abc import Callable
-from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edda.core.failure import encode_failure
 from edda.core.model import (
     MICROSECONDS,
-    Absorb,
     Bundle,
     ClaimedRun,
     Delivery,
     End,
     Entry,
     EntryKind,
-    Move,
     Release,
     Start,
 )
@@ -42,7 +38,10 @@ from edda.workflow.context import ActivityContext, RunContext
 from edda.workflow.current import Client, running
 from edda.workflow.execution import Command, Execution, Idle
 
+from .draft import Draft
+from .herald import AT_END, Herald
 from .steps import Outcome, Retry, Success, Threads, outside_task, run_body
+from .timetable import Timetable
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
@@ -51,13 +50,12 @@ if TYPE_CHECKING:
     from edda.workflow.workflow import Workflow
 
     from .clock import Alarm, Clock
-    from .hooks import Call, HookCaller
+    from .hooks import HookCaller
     from .journal import JournalWriter
     from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_NO_STATUS_YET = RunStatus.RUNNING
 _WAITING = {EntryKind.TIMER: RunStatus.WAITING_FOR_TIMER, EntryKind.STEP: RunStatus.WAITING_FOR_TIMER}
 """What a pending command makes a run that leaves memory; a step then waits for its next attempt."""
 
@@ -95,26 +93,21 @@ class LiveRun:
         self.closed = False
         self._host = host
         self._claimed = claimed
-        self._start = start
         self._context = RunContext(self.run_id, workflow.name, self.gen, host.codec)
         self._execution: Execution | None = None
-        self._flushed = -1 if start is not None else len(claimed.entries)
-        self._unsent: list[Entry] = []
-        self._move: Move | None = None
+        self._draft = Draft(self.run_id, self.epoch, self.gen, start, len(claimed.entries))
         self._absorbed = claimed.absorbed
-        self._absorbed_sent = claimed.absorbed
         self._bodies: set[asyncio.Task[None]] = set()
         self._blocked: deque[Command] = deque()
         """Steps that wait for the journal, in the order they were issued."""
         self._resting: set[Command] = set()
         """Steps between two attempts."""
-        self._timers: list[tuple[int, int, Command]] = []
-        self._order = count()
+        self._timetable = Timetable()
         self._alarm: Alarm | None = None
         self.alarm_at: int | None = None
         self._draining = False
         self._timed_out = any(entry.kind is EntryKind.TIMEOUT for entry in claimed.entries)
-        self._after_flush: deque[tuple[int, Call]] = deque()
+        self._herald = Herald(host.hooks, self.run_id, workflow.name) if host.hooks is not None else None
 
     # Life
 
@@ -144,9 +137,10 @@ class LiveRun:
             same=self._host.codec.same,
         )
         self._context.attach(self._execution)
-        self._watch_replay()
-        if self._start is None and self.is_stored and self.epoch == 1:
-            self._tell_started()  # stored by somebody who did not run it
+        if self._herald is not None:
+            self._execution.on_replayed = self._herald.tell_replayed
+            if self.is_stored and self.epoch == 1 and not claimed.entries:  # stored by somebody who did not run it
+                self._tell_started(self._herald)
         if self._attempt(self._execution.start):
             for letter in claimed.mail:
                 self._read(letter)
@@ -154,11 +148,11 @@ class LiveRun:
 
     @property
     def is_stored(self) -> bool:
-        return self._flushed >= 0
+        return self._draft.committed >= 0
 
     @property
     def is_leaving(self) -> bool:
-        return self._move is not None
+        return self._draft.last is not None
 
     @property
     def is_resting(self) -> bool:
@@ -168,7 +162,7 @@ class LiveRun:
     def pump(self) -> None:
         """Do all that can be done now; called after every change."""
         execution = self._execution
-        if self.closed or self._move is not None or execution is None:
+        if self.closed or self.is_leaving or execution is None:
             return
         if execution.loop.refused is not None:
             self._park(execution.loop.refused)
@@ -207,7 +201,7 @@ class LiveRun:
 
     def stop_bodies(self) -> None:
         """The grace is over: the run is handed back without waiting for its bodies."""
-        if not self.closed and self._move is None:
+        if not self.closed and not self.is_leaving:
             self._hand_back()
 
     def abandon(self) -> None:
@@ -254,7 +248,7 @@ class LiveRun:
         assert execution is not None
         moment = max(self._host.clock.now() if at is None else at, execution.now)
         entry = Entry(execution.length + 1, kind, step, name, ok, moment, input, value, attempt, n)
-        self._unsent.append(entry)
+        self._draft.add(entry)
         self._host.journal.put(self)
         self._attempt(execution.deliver, entry)
 
@@ -267,7 +261,7 @@ class LiveRun:
         return True
 
     def read_mail(self, letter: Delivery) -> None:
-        if not self.closed and self._move is None and self._execution is not None:
+        if not self.closed and not self.is_leaving and self._execution is not None:
             with outside_task():
                 self._read(letter)
                 self.pump()
@@ -285,7 +279,7 @@ class LiveRun:
     def _accept(self, command: Command) -> None:
         if command.kind is EntryKind.TIMER:
             assert command.due is not None
-            heapq.heappush(self._timers, (command.due, next(self._order), command))
+            self._timetable.add(command.due, command)
         elif command.retry_at is not None:
             self._rest(command, self._retry_due(command))
         else:
@@ -294,7 +288,7 @@ class LiveRun:
     def _start_bodies(self) -> None:
         execution = self._execution
         assert execution is not None
-        while self._blocked and self._blocked[0].needs <= self._flushed and self._host.may_act:
+        while self._blocked and self._blocked[0].needs <= self._draft.committed and self._host.may_act:
             command = self._blocked.popleft()
             if execution.pending.get(command.id) is command:
                 body = self._host.loop.create_task(self._body(command), context=command.context)
@@ -304,8 +298,8 @@ class LiveRun:
     async def _body(self, command: Command) -> None:
         host = self._host
         ctx = ActivityContext(self.run_id, self.workflow.name, command.id, command.attempt, self.gen, host.clock.now)
-        if host.hooks is not None:
-            self._tell(lambda hooks: hooks.on_activity_start(self.run_id, command.id, command.name, False))
+        if self._herald is not None:
+            self._herald.tell_begun(command)
         outcome: Outcome | None = None
         try:
             outcome = await run_body(command, ctx, host.codec, self._policy(command), host.threads)
@@ -314,7 +308,7 @@ class LiveRun:
         finally:
             self._bodies.discard(command.body)
             command.body = None
-        if not self.closed and self._move is None:
+        if not self.closed and not self.is_leaving:
             with outside_task():
                 self._settle(command, outcome)
                 self.pump()
@@ -345,7 +339,8 @@ class LiveRun:
             self._record(EntryKind.STEP, command, outcome)
 
     def _record(self, kind: EntryKind, command: Command, outcome: Outcome) -> None:
-        told = None if self._host.hooks is None else _told(self.run_id, command, outcome)
+        if self._herald is not None and self._execution is not None:
+            self._herald.tell_settled(self._execution.length + 1, command, outcome)
         self.deliver(
             kind,
             command.id,
@@ -355,8 +350,6 @@ class LiveRun:
             value=outcome.value,
             attempt=command.attempt,
         )
-        if told is not None:
-            self._tell_when_stored(told)
 
     def _retry_due(self, command: Command) -> int:
         assert command.retry_at is not None
@@ -365,7 +358,7 @@ class LiveRun:
 
     def _rest(self, command: Command, due: int) -> None:
         self._resting.add(command)
-        heapq.heappush(self._timers, (due, next(self._order), command))
+        self._timetable.add(due, command)
 
     def _abandoned(self, command: Command) -> None:
         self._resting.discard(command)
@@ -378,9 +371,7 @@ class LiveRun:
     def _next_due(self) -> int | None:
         execution = self._execution
         assert execution is not None
-        while self._timers and execution.pending.get(self._timers[0][2].id) is not self._timers[0][2]:
-            heapq.heappop(self._timers)
-        due = self._timers[0][0] if self._timers else None
+        due = self._timetable.next_due(execution.pending)
         deadline = None if self._timed_out else self._claimed.deadline
         if due is None or deadline is None:
             return deadline if due is None else due
@@ -400,7 +391,7 @@ class LiveRun:
     def _fire(self) -> None:
         """Deliver what is due: earliest first, one entry each, run to idle in between."""
         self._alarm = self.alarm_at = None
-        while not self.closed and self._move is None and self._execution is not None:
+        while not self.closed and not self.is_leaving and self._execution is not None:
             due = self._next_due()
             if due is None or due > self._host.clock.now():
                 break
@@ -415,7 +406,7 @@ class LiveRun:
             self._timed_out = True
             self.deliver(EntryKind.TIMEOUT, name="the run passed its deadline", at=due)
             return
-        command = heapq.heappop(self._timers)[2]
+        command = self._timetable.pop()
         if command.kind is EntryKind.TIMER:
             self.deliver(EntryKind.TIMER, command.id, command.name, at=max(due, self._host.clock.now()))
         else:
@@ -438,7 +429,8 @@ class LiveRun:
         try:
             result = execution.outcome()
             end = End(RunStatus.COMPLETED, codec.encode(result), clock.now())
-            self._tell_at_end(lambda hooks: hooks.on_workflow_complete(self.run_id, self.workflow.name, result))
+            if self._herald is not None:
+                self._herald.tell_completed(result)
         except asyncio.CancelledError as error:
             end = self._cancelled(error)
         except ParkedError as error:
@@ -455,12 +447,14 @@ class LiveRun:
     def _cancelled(self, error: asyncio.CancelledError) -> End:
         if self._timed_out:
             return self._failed(WorkflowTimeoutError(f"run {self.run_id} passed its deadline"))
-        self._tell_at_end(lambda hooks: hooks.on_workflow_cancelled(self.run_id, self.workflow.name))
+        if self._herald is not None:
+            self._herald.tell_cancelled()
         reason = str(error.args[0]) if error.args and error.args[0] else "cancelled"
         return End(RunStatus.CANCELLED, self._host.codec.encode(reason), self._host.clock.now())
 
     def _failed(self, error: BaseException) -> End:
-        self._tell_at_end(lambda hooks: hooks.on_workflow_failed(self.run_id, self.workflow.name, error))
+        if self._herald is not None:
+            self._herald.tell_failed(error)
         return End(RunStatus.FAILED, encode_failure(self._host.codec, error), self._host.clock.now())
 
     def _park(self, error: Exception) -> None:
@@ -470,45 +464,27 @@ class LiveRun:
         self._leave(Release(self._absorbed, due, RunStatus.PARKED, f"{type(error).__name__}: {error}"[:2000]))
 
     def _hand_back(self) -> None:
-        self._leave(Release(self._absorbed, 0, _NO_STATUS_YET))
+        self._leave(Release(self._absorbed, 0, RunStatus.RUNNING))
 
-    def _leave(self, move: Move) -> None:
+    def _leave(self, last: Release | End) -> None:
         """From here on nothing is delivered; the run is gone when this is committed."""
-        if self._move is None:
-            self._move = move
+        if not self.is_leaving:
+            self._draft.last = last
             self._silence()
             self._host.journal.put(self)
 
     # The journal's side
 
     def take(self, most: int) -> Bundle | None:
-        if self.closed:
-            return None
-        entries = tuple(self._unsent[:most])
-        del self._unsent[: len(entries)]
-        start, self._start = self._start, None
-        move = self._move if not self._unsent else None
-        if move is None:
-            move = self._absorbed_by(entries)
-        if not entries and start is None and move is None:
-            return None
-        return Bundle(self.run_id, self.epoch, self.gen, entries, start, move)
-
-    def _absorbed_by(self, entries: tuple[Entry, ...]) -> Absorb | None:
-        read = [entry.n for entry in entries if entry.n is not None]
-        if not read:
-            return None
-        self._absorbed_sent = read[-1]
-        return Absorb(read[-1])
+        return None if self.closed else self._draft.take(most)
 
     def flushed(self, bundle: Bundle, early: bool) -> None:
-        self._flushed = max(self._flushed, 0) + len(bundle.entries)
+        self._draft.settle(bundle)
         if bundle.start is not None:
             self._was_stored()
-        while self._after_flush and self._after_flush[0][0] <= self._flushed:
-            self._tell(self._after_flush.popleft()[1])
+        if self._herald is not None:
+            self._herald.flushed(AT_END if isinstance(bundle.move, End) else self._draft.committed)
         if isinstance(bundle.move, End):
-            self._tell_rest()
             self._close()
             self._host.run_ended(self, bundle.move)
         elif isinstance(bundle.move, Release):
@@ -520,12 +496,11 @@ class LiveRun:
     def _was_stored(self) -> None:
         if not self.stored.done():
             self.stored.set_result(None)
-        self._tell_started()
+        if self._herald is not None:
+            self._tell_started(self._herald)
 
-    def _tell_started(self) -> None:
-        if self._host.hooks is not None:
-            data = self._host.codec.decode(self._claimed.input)
-            self._tell(lambda hooks: hooks.on_workflow_start(self.run_id, self.workflow.name, data))
+    def _tell_started(self, herald: Herald) -> None:
+        herald.tell_started(self._host.codec.decode(self._claimed.input))
 
     def rejected(self, bundle: Bundle, error: StorageRejectedError) -> None:
         """The database refuses what this run has to say: a run that was never stored fails its starter,
@@ -534,55 +509,9 @@ class LiveRun:
             if not self.stored.done():
                 self.stored.set_exception(error)
         elif not isinstance(bundle.move, End):
-            self._unsent.clear()
-            self._move = self._failed(error)
+            self._draft.replace(self._failed(error))
             self._silence()
             self._host.journal.put(self)
             return
         self._close()
         self._host.run_ended(self, End(RunStatus.FAILED, encode_failure(self._host.codec, error), 0))
-
-    # Hooks
-
-    def _tell(self, call: Call) -> None:
-        if self._host.hooks is not None:
-            self._host.hooks.call(call)
-
-    def _tell_when_stored(self, call: Call) -> None:
-        assert self._execution is not None
-        self._after_flush.append((self._execution.length, call))
-
-    def _tell_at_end(self, call: Call) -> None:
-        if self._host.hooks is not None:
-            self._after_flush.append((1 << 62, call))
-
-    def _tell_rest(self) -> None:
-        while self._after_flush:
-            self._tell(self._after_flush.popleft()[1])
-
-    def _watch_replay(self) -> None:
-        """Hooks hear of replayed steps too, marked as such."""
-        if self._host.hooks is None or self._execution is None:
-            return
-
-        def replayed(command: Command, entry: Entry) -> None:
-            if entry.kind is EntryKind.STEP and entry.ok:
-                result = command.decode(entry)
-                self._tell(lambda hooks: hooks.on_activity_start(self.run_id, command.id, command.name, True))
-                self._tell(
-                    lambda hooks: hooks.on_activity_complete(self.run_id, command.id, command.name, result, True)
-                )
-
-        self._execution.on_replayed = replayed
-
-
-def _told(run_id: str, command: Command, outcome: Outcome) -> Call:
-    id, name, attempt = command.id, command.name, command.attempt
-    if isinstance(outcome, Success):
-        result = outcome.result
-        return lambda hooks: hooks.on_activity_complete(run_id, id, name, result, False)
-    error = outcome.error
-    if isinstance(outcome, Retry):
-        delay = outcome.delay
-        return lambda hooks: hooks.on_activity_retry(run_id, id, name, error, attempt, delay)
-    return lambda hooks: hooks.on_activity_failed(run_id, id, name, error)

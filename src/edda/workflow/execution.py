@@ -21,8 +21,6 @@ from edda.errors import NonDeterminismError, NotInWorkflowError
 from . import ordering  # noqa: F401 - the workflow loop is deterministic only with it
 from .loop import Branch, Refused, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
 
-MovesNoCode = frozenset({EntryKind.RETRY, EntryKind.LATE})
-
 
 class Idle(Enum):
     """Where a run stands when nothing in it can go on by itself."""
