@@ -75,7 +75,7 @@ def bars(axes: Axes, plan: Plan, results: Results, systems: Sequence[System], va
             if height:
                 bar = axes.bar(place + offset * BAR, height, BAR * 0.95, color=COLOURS[system.name])
                 bar.patches[0].set(hatch=HATCHES[database], edgecolor="white")
-                axes.bar_label(bar, labels=[f"{height:,.3g}\n{database}"], fontsize=7)
+                axes.bar_label(bar, labels=[f"{_figure(height)}\n{database}"], fontsize=7)
     axes.set_yscale("log")
     axes.margins(y=0.2)
     axes.set_xticks([place + BAR * (len(plan.databases) - 1) / 2 for place in range(len(systems))])
@@ -94,3 +94,7 @@ def step_time(results: Results, system: str, database: str) -> float | None:
 
 def recovery_time(results: Results, system: str, database: str) -> float | None:
     return median(results.figures(Recovery, "F", system, database), lambda each: each.seconds)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
