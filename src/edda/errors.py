@@ -6,8 +6,12 @@ EddaError
 │   ├── RetryExhaustedError             an activity failed on its last attempt
 │   ├── WorkflowCancelledError          the run was cancelled
 │   ├── WorkflowTimeoutError            the run passed its deadline        (a TimeoutError)
+│   ├── EventTimeoutError               no event came in time              (a TimeoutError)
+│   ├── EventValidationError            an event's data does not fit the model (a ValueError)
 │   ├── RemoteError                     a recorded error whose class is not to be found here
 │   └── ArgumentError                   arguments that do not fit the signature (a TypeError)
+├── EventError                      what is not a CloudEvent, or not one we take (a ValueError)
+├── EventDeliveryError              the receiver of an event did not take it
 ├── InstanceNotFoundError           no run has this id                     (a LookupError)
 ├── InstanceConflictError           the id belongs to another workflow or input
 ├── UnknownWorkflowError            this process has no such workflow      (a LookupError)
@@ -54,12 +58,37 @@ class WorkflowTimeoutError(WorkflowError, TimeoutError):
     """The run passed the deadline given with `options(timeout=...)`."""
 
 
+class EventTimeoutError(WorkflowError, TimeoutError):
+    """No event came within `timeout_seconds`."""
+
+
+class EventValidationError(WorkflowError, ValueError):
+    """The data of an event does not fit the model that `wait_event` was given; the message names every field."""
+
+
 class RemoteError(WorkflowError):
     """Stands for a recorded error whose class cannot be found in this process."""
 
 
 class ArgumentError(WorkflowError, TypeError):
     """The arguments do not fit the signature; nothing was stored."""
+
+
+class EventError(EddaError, ValueError):
+    """Not a CloudEvent, or not one that is taken here; `attribute` is what is wrong, `status` the HTTP answer."""
+
+    def __init__(self, message: str, *, attribute: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.attribute = attribute
+        self.status = status
+
+
+class EventDeliveryError(EddaError):
+    """The receiver of an event did not take it; `retryable` says whether sending it again may help."""
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 class InstanceNotFoundError(EddaError, LookupError):

@@ -49,7 +49,7 @@ class Codec:
 
     def decode(self, data: bytes, annotation: Any = Any) -> Any:
         """The value as annotated; where the annotation is not true, the value as it is."""
-        data = self._open(data)
+        data = self.unseal(data)
         shape = shape_of(annotation)
         tagged = TAG_BYTES in data
         value = _parse(data, tagged)
@@ -64,9 +64,20 @@ class Codec:
         return one == other or self._canonical(one) == self._canonical(other)
 
     def _canonical(self, data: bytes) -> bytes:
-        return msgspec.json.encode(_parse(self._open(data)), order="deterministic")
+        return msgspec.json.encode(_parse(self.unseal(data)), order="deterministic")
 
-    def _open(self, data: bytes) -> bytes:
+    @property
+    def is_sealing(self) -> bool:
+        """Whether values are kept from whoever reads the database."""
+        return self._transform is not None
+
+    def seal(self, data: bytes) -> bytes:
+        """Bytes that are JSON already, such as an event."""
+        if len(data) > self.max_bytes:
+            raise PayloadTooLargeError(f"{len(data):,} bytes are more than the limit of {self.max_bytes:,}")
+        return data if self._transform is None else self._transform.seal(data)
+
+    def unseal(self, data: bytes) -> bytes:
         return data if self._transform is None else self._transform.open(data)
 
     def _too_large(self, value: Any, size: int) -> PayloadTooLargeError:

@@ -6,6 +6,7 @@ only the codec reads. Records are `msgspec` structs because thousands are made e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NewType
 
@@ -32,6 +33,10 @@ class EntryKind(StrEnum):
     """The run's own deadline passed."""
     LATE = "late"
     """The outcome of an activity that nobody waited for any more; moves no code."""
+    EVENT = "event"
+    """An event that was waited for, or, if not ok, the end of waiting for it."""
+    STRAY = "stray"
+    """An event whose wait was over when it came; moves no code, and the event is free for the next wait."""
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -48,6 +53,8 @@ class Entry(Struct, frozen=True, gc=False):
     attempt: int = 1
     n: int | None = None
     """Its number in the run's inbox, if it came from outside."""
+    event: int | None = None
+    """The number of the event in the log, if it brought one."""
 
 
 class Fence(Struct, frozen=True):
@@ -97,8 +104,29 @@ class End(Struct, frozen=True):
 Move = Absorb | Release | End
 
 
+class Wait(Struct, frozen=True):
+    """A run asks for the next event under a key, or under the same key addressed to this run alone."""
+
+    step: str
+    key: bytes
+    own_key: bytes
+    type: str
+    match: bytes
+    """For people, with the type: what it waits for."""
+    due: int | None = None
+    """For people: when it stops waiting. The run itself keeps the time."""
+    floor: int | None = None
+    """Only events with a higher number; None: those since the run was started."""
+
+
 class Bundle(Struct, frozen=True):
-    """All that one run puts into one batch. Move None: the history grows, nothing else changes."""
+    """All that one run puts into one batch. Move None: the history grows, nothing else changes.
+
+    Waits are registered only if the inbox is read to its end (`delivered` is `absorbed`), and one that finds its
+    event in the log gets it as a letter instead. A Release with waits happens only if all of them were registered;
+    else the run stays with its worker, who has mail to read. So a bundle with waits, drops or frees has a start or
+    a move, frees never come with waits, and the waits of a bundle with a start have no floor.
+    """
 
     run_id: RunId
     epoch: int
@@ -106,6 +134,11 @@ class Bundle(Struct, frozen=True):
     entries: tuple[Entry, ...] = ()
     start: Start | None = None
     move: Move | None = None
+    waits: tuple[Wait, ...] = ()
+    drops: tuple[str, ...] = ()
+    """Steps that wait no longer."""
+    frees: tuple[int, ...] = ()
+    """Letters whose event is given back to the log, for the next wait that asks for it."""
 
     @property
     def size(self) -> int:
@@ -113,6 +146,15 @@ class Bundle(Struct, frozen=True):
         for entry in self.entries:
             size += len(entry.input) + len(entry.value)
         return size
+
+
+class Written(Struct, frozen=True):
+    """What became of a batch that is in."""
+
+    ready: frozenset[RunId] = frozenset()
+    """Released, and ready again at once: mail had come in."""
+    unmet: Mapping[RunId, frozenset[str]] = {}
+    """Steps whose waits were not registered, because there is mail. Their runs were not released."""
 
 
 class Delivery(Struct, frozen=True):
@@ -124,6 +166,8 @@ class Delivery(Struct, frozen=True):
     at: int
     step: str = ""
     value: bytes = b""
+    event: int | None = None
+    """The number of the event it brings; its body is then the value."""
 
 
 class ClaimedRun(Struct, frozen=True):
@@ -141,6 +185,10 @@ class ClaimedRun(Struct, frozen=True):
     """How often it was parked in a row; decides how long it rests next time."""
     entries: tuple[Entry, ...]
     mail: tuple[Delivery, ...]
+    waits: tuple[str, ...] = ()
+    """The steps that are registered."""
+    start_seq: int = 0
+    """The newest event when it was started; it sees those after it."""
 
 
 class Claim(Struct, frozen=True):
@@ -184,6 +232,12 @@ class WorkerInfo(Struct, frozen=True):
     pid: int
 
 
+class Registered(Struct, frozen=True):
+    info: WorkerInfo
+    is_lapsed: bool
+    """Its lease is over, or it is known to be dead."""
+
+
 class Takeover(Struct, frozen=True):
     worker: WorkerId
     moved: int
@@ -195,3 +249,51 @@ class CancelOutcome(StrEnum):
     """Somebody asked before."""
     ENDED = "ended"
     MISSING = "missing"
+
+
+class Event(Struct, frozen=True):
+    """An event as it is stored. `body` holds all of it; the rest is what it is found by."""
+
+    source: str
+    id: str
+    type: str
+    target: RunId | None
+    """The only run that may get it."""
+    body: bytes
+
+
+class EventKey(Struct, frozen=True):
+    """Under which key waits are looked for, and under which one the event is kept for waits to come.
+
+    The two differ only for an event with a target.
+    """
+
+    plain: bytes
+    kept: bytes
+
+
+class Incoming(Struct, frozen=True):
+    event: Event
+    keys: tuple[EventKey, ...] = ()
+    starts: tuple[Start, ...] = ()
+    """Runs that it starts if it is new."""
+
+
+class Accepted(Struct, frozen=True):
+    fresh: frozenset[int]
+    """Positions in the post of those that were not known before."""
+    woke: bool
+    """Somebody has something to do because of it."""
+
+
+class StoredEvent(Struct, frozen=True):
+    seq: int
+    received_at: int
+    event: Event
+
+
+class Shapes(Struct, frozen=True):
+    """The sets of paths that waits for a type match on; a new one raises the version."""
+
+    version: int = 0
+    known: tuple[str, ...] = ()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from edda.errors import TerminalError
+from edda.errors import EventDeliveryError, EventError, NotInWorkflowError, TerminalError
+
+_HOPELESS = (TerminalError, EventError, NotInWorkflowError)
+"""Another try would meet the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,9 @@ class RetryPolicy:
 
     def covers(self, error: BaseException) -> bool:
         """Whether this kind of error is worth another try at all."""
-        if isinstance(error, (TerminalError, *self.non_retryable_error_types)):
+        if isinstance(error, (*_HOPELESS, *self.non_retryable_error_types)):
+            return False
+        if isinstance(error, EventDeliveryError) and not error.retryable:
             return False
         return isinstance(error, self.retryable_error_types)
 

@@ -81,6 +81,16 @@ class Signature:
         return self._spread(values)
 
     @cached_property
+    def parameters(self) -> dict[str, Any]:
+        """The annotations of the named parameters, the context left out."""
+        return {name: self._hints.get(name, Any) for name in self._names}
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether it has `**kwargs`."""
+        return self._extra is not None
+
+    @cached_property
     def returns(self) -> Any:
         return self._hints.get("return", Any)
 
