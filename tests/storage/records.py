@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from edda.core.model import MICROSECONDS, Bundle, End, Entry, EntryKind, Move, RunId, Start
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from edda.core.model import (
+    MICROSECONDS,
+    Bundle,
+    End,
+    Entry,
+    EntryKind,
+    Event,
+    EventKey,
+    Incoming,
+    Move,
+    Release,
+    RunId,
+    Start,
+    Wait,
+)
 from edda.core.states import RunStatus
 
 HOUR = 3600 * MICROSECONDS
@@ -11,28 +28,77 @@ LAPSED = -HOUR
 LATER = 4_000_000_000 * MICROSECONDS
 """A due time that no test lives to see (the year 2096)."""
 WORKFLOW = "checkout"
+SOURCE = "/shop"
+TYPE = "order.paid"
+
+ASLEEP = Release(0, None, RunStatus.WAITING_FOR_EVENT, TYPE)
+"""Until an event comes, with an inbox where nothing ever was."""
 
 
 def start(run_id: str, *, ready_at: int | None = None, workflow: str = WORKFLOW, created_at: int = 1_000) -> Start:
     return Start(RunId(run_id), workflow, b"input of " + run_id.encode(), created_at, ready_at)
 
 
-def entry(seq: int, value: bytes = b"", n: int | None = None) -> Entry:
+def entry(seq: int, value: bytes = b"", n: int | None = None, event: int | None = None) -> Entry:
     return Entry(
-        seq, EntryKind.STEP, f"step{seq}", "pay", ok=True, at=2_000 + seq, input=b"in", value=value, attempt=1, n=n
+        seq,
+        EntryKind.STEP,
+        f"step{seq}",
+        "pay",
+        ok=True,
+        at=2_000 + seq,
+        input=b"in",
+        value=value,
+        attempt=1,
+        n=n,
+        event=event,
     )
 
 
 def bundle(
-    run_id: str, *entries: Entry, move: Move | None = None, start: Start | None = None, epoch: int = 1
+    run_id: str,
+    *entries: Entry,
+    move: Move | None = None,
+    start: Start | None = None,
+    epoch: int = 1,
+    waits: Sequence[Wait] = (),
+    drops: Sequence[str] = (),
+    frees: Sequence[int] = (),
 ) -> Bundle:
-    return Bundle(RunId(run_id), epoch, 0, entries, start, move)
+    return Bundle(RunId(run_id), epoch, 0, entries, start, move, tuple(waits), tuple(drops), tuple(frees))
 
 
-def born(run_id: str, *entries: Entry, move: Move | None = None, workflow: str = WORKFLOW) -> Bundle:
+def born(
+    run_id: str,
+    *entries: Entry,
+    move: Move | None = None,
+    workflow: str = WORKFLOW,
+    waits: Sequence[Wait] = (),
+) -> Bundle:
     """A run started by the worker that writes it."""
-    return bundle(run_id, *entries, move=move, start=start(run_id, workflow=workflow))
+    return bundle(run_id, *entries, move=move, start=start(run_id, workflow=workflow), waits=waits)
 
 
 def done(value: bytes = b"result") -> End:
     return End(RunStatus.COMPLETED, value, 9_000)
+
+
+def key(name: str, target: str | None = None) -> bytes:
+    return blake2b(f"{name} for {target}".encode(), digest_size=16).digest()
+
+
+def wait(run_id: str, step: str, name: str, *, floor: int | None = None, due: int | None = None) -> Wait:
+    return Wait(step, key(name), key(name, run_id), TYPE, name.encode(), due, floor)
+
+
+def incoming(
+    id: str,
+    *names: str,
+    source: str = SOURCE,
+    type: str = TYPE,
+    target: str | None = None,
+    starts: Sequence[Start] = (),
+) -> Incoming:
+    """An event that fits waits for these names; its body is its id."""
+    event = Event(source, id, type, None if target is None else RunId(target), id.encode())
+    return Incoming(event, tuple(EventKey(key(name), key(name, target)) for name in names), tuple(starts))

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from uuid import uuid4
 
 import pytest
 
-from edda.core.model import Absorb, Bundle, End, Fence, Release, RunFilter, RunId, RunRecord, WorkerId
+from edda.core.model import (
+    Absorb,
+    Bundle,
+    End,
+    Fence,
+    Incoming,
+    Release,
+    RunFilter,
+    RunId,
+    RunRecord,
+    WorkerId,
+    Written,
+)
 from edda.core.states import RunStatus
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import Storage
@@ -16,7 +28,7 @@ from tests.conftest import MakeStorage
 
 from .conftest import MakeWorker
 from .probes import Listener, SimulatedDeath, Trap
-from .records import HOUR, LATER, WORKFLOW, born, bundle, done, entry, start
+from .records import ASLEEP, HOUR, LATER, SOURCE, TYPE, WORKFLOW, born, bundle, done, entry, incoming, key, start, wait
 from .worker import Worker
 
 Call = Callable[[Storage, Worker], Awaitable[object]]
@@ -28,8 +40,22 @@ async def write_on(storage: Storage, worker: Worker) -> None:
     await storage.write(fence, [born(f"run-{uuid4()}", entry(1), entry(2))])
 
 
+async def wait_on(storage: Storage, worker: Worker) -> None:
+    fence = await worker.storage.read_fence(worker.id)
+    assert fence is not None
+    run = f"run-{uuid4()}"
+    again = bundle("run-1", move=Absorb(0), waits=[wait("run-1", "w", "order")])
+    await storage.write(fence, [again, born(run, move=ASLEEP, waits=[wait(run, "w", "order")])])
+
+
+async def accept_on(storage: Storage, worker: Worker) -> None:
+    post = [incoming(f"e-{uuid4()}", "order", starts=[start(f"run-{uuid4()}")]) for _ in range(2)]
+    await storage.accept(post, {})
+
+
 CALLS: dict[str, Call] = {
     "write": write_on,
+    "write with waits": wait_on,
     "read_fence": lambda storage, worker: storage.read_fence(worker.id),
     "owned": lambda storage, worker: storage.owned(worker.id),
     "register": lambda storage, worker: Worker(storage, f"new-{uuid4()}").register(),
@@ -46,7 +72,21 @@ CALLS: dict[str, Call] = {
     "get": lambda storage, worker: storage.get(RunId("run-1")),
     "history": lambda storage, worker: storage.history(RunId("run-1")),
     "find": lambda storage, worker: storage.find(RunFilter()),
+    "accept": accept_on,
+    "accept with other shapes": lambda storage, worker: storage.accept([incoming("e1", "order")], {TYPE: 9}),
+    "shapes": lambda storage, worker: storage.shapes([TYPE]),
+    "learn": lambda storage, worker: storage.learn("other", f"shape-{uuid4()}"),
+    "fill": lambda storage, worker: storage.fill("other", "order", [(key("order"), 1)], 0),
+    "log": lambda storage, worker: storage.log(TYPE, 0, 100, 10),
+    "last_event": lambda storage, worker: storage.last_event(),
+    "find_event": lambda storage, worker: storage.find_event(SOURCE, "e1"),
+    "waits": lambda storage, worker: storage.waits(RunId("run-1")),
+    "prune_events": lambda storage, worker: storage.prune_events(LATER, 10),
+    "prune_letters": lambda storage, worker: storage.prune_letters(LATER, 10),
+    "prune_runs": lambda storage, worker: storage.prune_runs(LATER, 10),
 }
+RUN_TRANSACTIONS = ("start", "claim", "register", "cancel", "take_over", "retire", "disown")
+EVENT_TRANSACTIONS = ("accept", "learn", "fill", "prune_events", "prune_letters", "prune_runs")
 
 
 @pytest.fixture
@@ -62,9 +102,12 @@ async def trapped(storage: Storage, make_storage: MakeStorage, trap: Trap) -> St
 
 @pytest.fixture
 async def busy(worker: Worker) -> Worker:
-    """One owned run, and one for anybody."""
-    await worker.write(born("run-1", entry(1)))
+    """One owned run, one for anybody, one that has ended with mail, and a few events."""
+    await worker.write(born("run-1", entry(1)), born("ended"))
     await worker.storage.start([start("run-2")])
+    await worker.storage.cancel(RunId("ended"), b"stop")
+    await worker.write(bundle("ended", move=done()))
+    await worker.storage.accept([incoming(f"old-{n}", "other") for n in range(3)], {})
     return worker
 
 
@@ -122,6 +165,7 @@ async def test_a_beat_on_a_lost_connection_says_so_and_the_next_one_works(
     pulse = await trapped.pulse()
     assert await pulse.beat(busy.id, HOUR) is not None
     for point in (0, 1):
+        await busy.write()  # a file at rest is not asked
         trap.arm(point, StorageUnavailableError("cut"))
         with pytest.raises(StorageUnavailableError):
             await pulse.beat(busy.id, HOUR)
@@ -139,11 +183,13 @@ def every_form(turn: int) -> list[Bundle]:
         born(f"{turn}-new", entry(1)),
         born(f"{turn}-new-rest", entry(1), move=rest),
         born(f"{turn}-new-end", entry(1), move=done()),
+        bundle(f"{turn}-wait", entry(1), move=ASLEEP, waits=[wait(f"{turn}-wait", "w", "order")]),
+        born(f"{turn}-new-wait", entry(1), move=ASLEEP, waits=[wait(f"{turn}-new-wait", "w", "order")]),
     ]
 
 
 def before_every_form(turn: int) -> list[Bundle]:
-    return [born(f"{turn}-{name}") for name in ("keep", "absorb", "rest", "end")]
+    return [born(f"{turn}-{name}") for name in ("keep", "absorb", "rest", "end", "wait")]
 
 
 async def is_in(storage: Storage, turn: int) -> bool:
@@ -154,6 +200,8 @@ async def is_in(storage: Storage, turn: int) -> bool:
         if each.start or isinstance(each.move, Release | End):  # the other forms show in the history alone
             run = await storage.get(each.run_id)
             facts.append(run is not None and _as_written(run, each))
+        if each.waits:
+            facts.append(await storage.waits(each.run_id) == each.waits)
     assert all(facts) or not any(facts), "a part of the batch is in"
     return all(facts)
 
@@ -232,7 +280,40 @@ async def test_a_cancelled_write_is_in_once_after_it_is_sent_again(storage: Stor
         assert await is_in(storage, turn)
 
 
-@pytest.mark.parametrize("name", ["start", "claim", "register", "cancel", "take_over", "retire", "disown"])
+async def test_a_process_that_dies_in_an_accept_leaves_all_of_the_post_or_nothing(
+    storage: Storage, make_storage: MakeStorage, worker: Worker
+) -> None:
+    outcomes: list[bool] = []
+    while not outcomes or not outcomes[-1]:
+        turn = len(outcomes)
+        sleeper, started = f"{turn}-sleeper", f"{turn}-started"
+        await worker.send(born(sleeper, waits=[wait(sleeper, step, sleeper) for step in ("a", "b")]))
+        post = [incoming(f"{turn}-{n}", sleeper, starts=[start(started)]) for n in range(2)]
+        trap = Trap()
+        dying = await make_storage(trap)
+        await dying.now()
+        trap.arm(turn, SimulatedDeath())
+        with pytest.raises(SimulatedDeath):
+            await dying.accept(post, {})
+        dying.kill()
+        outcomes.append(await is_accepted(storage, worker, post))
+        await storage.accept(post, {})
+        assert await is_accepted(storage, worker, post)
+    assert outcomes == [False] * (len(outcomes) - 1) + [True]
+
+
+async def is_accepted(storage: Storage, worker: Worker, post: Sequence[Incoming]) -> bool:
+    """Whether the post is in; it fails if only a part of it is."""
+    bodies = [letter.value for letter in await storage.mail(worker.id)]
+    facts = [await storage.get(post[0].starts[0].run_id) is not None]
+    for each in post:
+        facts.append(await storage.find_event(SOURCE, each.event.id) is not None)
+        facts.append(bodies.count(each.event.body) == 1)
+    assert all(facts) or not any(facts), "a part of the post is in"
+    return all(facts)
+
+
+@pytest.mark.parametrize("name", [*RUN_TRANSACTIONS, *EVENT_TRANSACTIONS])
 async def test_a_process_that_dies_in_any_other_transaction_leaves_a_database_others_can_use(
     storage: Storage, make_storage: MakeStorage, busy: Worker, name: str
 ) -> None:
@@ -250,7 +331,7 @@ async def test_a_process_that_dies_in_any_other_transaction_leaves_a_database_ot
         assert await storage.get(RunId("run-1")) is not None
         fence = await storage.read_fence(busy.id)
         assert fence is not None
-        assert await storage.write(fence, []) == frozenset()
+        assert await storage.write(fence, []) == Written()
     else:
         raise AssertionError("it never came to its end")
     assert await storage.cancel(RunId("run-2"), b"stop") in ("requested", "already")

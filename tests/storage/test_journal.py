@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edda.core.model import Absorb, Bundle, End, Entry, EntryKind, Fence, Release, RunId, WorkerId
+from edda.core.model import Absorb, Bundle, End, Entry, EntryKind, Fence, Release, RunId, WorkerId, Written
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -54,7 +54,7 @@ async def test_a_worker_without_a_fence_row_writes_nothing(storage: Storage) -> 
 async def test_a_batch_sent_again_is_in_once(storage: Storage, worker: Worker) -> None:
     batch = [born("run-1", entry(1))]
     before = worker.fence
-    assert await storage.write(before, batch) == frozenset()
+    assert await storage.write(before, batch) == Written()
     assert await storage.write(before, batch) is None
     assert await storage.read_fence(worker.id) == Fence(worker.id, 1, 0)
     assert await storage.history(R1) == (entry(1),)

@@ -2,95 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 from uuid import uuid4
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Incarnations
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
-from edda.core.model import (
-    Absorb,
-    Bundle,
-    Claim,
-    ClaimedRun,
-    Delivery,
-    End,
-    Entry,
-    Fence,
-    Move,
-    Release,
-    RunFilter,
-    RunId,
-    RunRecord,
-    Start,
-    Takeover,
-    WorkerId,
-)
+from edda.core.model import Absorb, Bundle, End, Entry, Fence, Move, Release, RunFilter, RunId, Takeover, WorkerId
 from edda.core.states import ENDED, OPEN, RunStatus
-from edda.errors import StorageError
-from edda.storage.memory import MemoryStorage
 from edda.storage.ports import Storage
 from tests.conftest import Database, new_database
 
-from .records import HOUR, LAPSED, LATER, entry
+from .comparison import WORKFLOWS, Comparison, comparable, due_times, payloads, runs, starts
+from .records import HOUR, LAPSED, entry
 from .worker import Worker
 
-T = TypeVar("T")
-
-RUNS = [RunId(f"run-{number}") for number in range(6)]
-WORKFLOWS = ["checkout", "refund"]
-
-runs = st.sampled_from(RUNS)
 workflows = st.lists(st.sampled_from(WORKFLOWS), unique=True)
 leases = st.sampled_from([HOUR, HOUR, LAPSED])
-due_times = st.sampled_from([None, 1, LATER, LATER + 1])
-payloads = st.binary(max_size=8)
 statuses = st.sampled_from(sorted(RunStatus))
 
 
-class Comparison(RuleBasedStateMachine):
+class Life(Comparison):
     workers = Incarnations("workers")
 
     def __init__(self, database: Database) -> None:
-        super().__init__()
+        super().__init__(database)
         self.registered: list[WorkerId] = []
-        self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self.database = database
-        self.model = MemoryStorage()
-        self.storages: tuple[Storage, Storage] = (self.model, database.storage())
-
-    @initialize()
-    def open(self) -> None:
-        async def open_and_migrate(storage: Storage) -> None:
-            await storage.open()
-            await storage.migrate()
-
-        self.ask(open_and_migrate)
-
-    def teardown(self) -> None:
-        self.ask(lambda storage: storage.close())
-        self.runner.close()
-        self.database.drop()
-
-    def ask(
-        self, call: Callable[[Storage], Awaitable[T]], comparable: Callable[[T], object] = lambda answer: answer
-    ) -> None:
-        """Both get the same call and have to give the same answer, or the same error."""
-
-        async def outcome(storage: Storage) -> object:
-            try:
-                return comparable(await call(storage))
-            except StorageError as error:
-                return type(error)
-
-        model, subject = (self.runner.run(outcome(storage)) for storage in self.storages)
-        assert subject == model
 
     # Workers
 
@@ -151,7 +91,7 @@ class Comparison(RuleBasedStateMachine):
         return Bundle(run, sched.epoch, sched.gen, entries, None, move)
 
     def _draw_start(self, data: st.DataObject, run: RunId) -> Bundle:
-        start = data.draw(_starts(run), label="start")
+        start = data.draw(starts(run), label="start")
         if start.ready_at is not None:
             return Bundle(run, 0, 0, (), start)
         return Bundle(run, 1, 0, self._draw_entries(data, run, range(0)), start, data.draw(_moves(0), label="move"))
@@ -167,7 +107,7 @@ class Comparison(RuleBasedStateMachine):
 
     @rule(worker=workers, workflows=workflows)
     def claim(self, worker: WorkerId, workflows: list[str]) -> None:
-        self.ask(lambda storage: storage.claim(worker, workflows, 100), _claimed)
+        self.ask(lambda storage: self.claimed(storage, worker, workflows))
 
     @rule(workflows=workflows)
     def next_due(self, workflows: list[str]) -> None:
@@ -181,8 +121,8 @@ class Comparison(RuleBasedStateMachine):
 
     @rule(chosen=st.lists(runs, min_size=1), data=st.data())
     def start(self, chosen: list[RunId], data: st.DataObject) -> None:
-        starts = [data.draw(_starts(run)) for run in chosen]
-        self.ask(lambda storage: storage.start(starts))
+        new = [data.draw(starts(run)) for run in chosen]
+        self.ask(lambda storage: storage.start(new))
 
     @rule(run=runs, value=payloads)
     def cancel(self, run: RunId, value: bytes) -> None:
@@ -206,33 +146,11 @@ class Comparison(RuleBasedStateMachine):
         before: tuple[int, RunId] | None,
     ) -> None:
         filter = RunFilter(status, workflow, since, until, before, limit)
-        self.ask(lambda storage: storage.find(filter), _records)
+        self.ask(lambda storage: storage.find(filter), comparable)
 
     @invariant()
     def the_same_is_stored(self) -> None:
-        self.ask(lambda storage: _everything(storage, self.registered))
-
-
-async def _everything(storage: Storage, workers: list[WorkerId]) -> object:
-    return (
-        _records(await storage.find(RunFilter(limit=100))),
-        [await storage.history(run) for run in RUNS],
-        [(await storage.read_fence(worker), await storage.owned(worker)) for worker in workers],
-        [_letters(await storage.mail(worker)) for worker in workers],
-        await storage.free_orphans(),
-    )
-
-
-def _starts(run: RunId) -> st.SearchStrategy[Start]:
-    return st.builds(
-        Start,
-        run_id=st.just(run),
-        workflow=st.sampled_from(WORKFLOWS),
-        input=payloads,
-        created_at=st.integers(0, 4),
-        ready_at=due_times,
-        deadline=st.none() | st.just(LATER),
-    )
+        self.ask(lambda storage: self.stored(storage, self.registered))
 
 
 def _moves(absorbed: int) -> st.SearchStrategy[Move | None]:
@@ -247,27 +165,10 @@ def _moves(absorbed: int) -> st.SearchStrategy[Move | None]:
     )
 
 
-# Two databases have two clocks: a time that is "now" on its own is compared as one that has come.
-
-
-def _records(records: tuple[RunRecord, ...]) -> list[RunRecord]:
-    return [replace(record, ready_at=record.ready_at and max(record.ready_at, LATER - 1)) for record in records]
-
-
-def _letters(letters: tuple[Delivery, ...]) -> list[Delivery]:
-    return [replace(letter, at=0) for letter in letters]
-
-
-def _claimed(claim: Claim) -> list[tuple[ClaimedRun, list[Delivery]]]:
-    """In which order runs are claimed is free between workflows, and between runs that are due alike."""
-    ordered = sorted(claim.runs, key=lambda run: run.run_id)
-    return [(replace(run, mail=()), _letters(run.mail)) for run in ordered]
-
-
 @pytest.mark.timeout(900)  # a failure takes minutes to be made small
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mysql"])
 def test_an_adapter_does_what_the_model_does(kind: str, tmp_path: Path) -> None:
-    class OnThisDatabase(Comparison):
+    class OnThisDatabase(Life):
         def __init__(self) -> None:
             super().__init__(new_database(kind, tmp_path / f"{uuid4()}.db"))
 

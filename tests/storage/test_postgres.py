@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
@@ -28,14 +27,10 @@ from edda.storage.postgres.workers import DELETE_WORKER
 from tests.conftest import MakeDatabase, MakeStorage, OnPostgres
 
 from .conftest import MakeWorker
+from .outsider import WAITING, Death, Log, Outsider, become
 from .records import HOUR, LAPSED, WORKFLOW, born, bundle, done, entry, start
 from .worker import Worker
 
-Outsider: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
-
-WAITING = """
-SELECT count(*) FROM pg_stat_activity
- WHERE application_name = 'edda' AND datname = current_database() AND wait_event_type = 'Lock'"""
 ALL_GONE = """
 SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'edda' AND datname = current_database()"""
 CUT = """
@@ -71,36 +66,6 @@ async def session(database: OnPostgres) -> AsyncIterator[Session]:
     session = await Address(database.url, statement_cache_size=100, probe=None).connect(30)
     yield session
     await session.close()
-
-
-async def become(fact: Callable[[], Awaitable[object]]) -> None:
-    for _ in range(1000):
-        if await fact():
-            return
-        await asyncio.sleep(0.01)  # between two looks
-    pytest.fail("it never became so")
-
-
-class Log:
-    """A probe that keeps what was sent, and raises at the statement it is told to."""
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-        self.fail_before: dict[str, BaseException] = {}
-        self.fail_after: dict[str, BaseException] = {}
-
-    def before(self, statement: str) -> None:
-        self.sent.append(statement)
-        if statement in self.fail_before:
-            raise self.fail_before[statement]
-
-    def after(self, statement: str) -> None:
-        if statement in self.fail_after:
-            raise self.fail_after[statement]
-
-
-class Death(BaseException):
-    """The process dies here."""
 
 
 async def test_a_batch_is_one_statement(make_storage: MakeStorage, storage: Storage, make_worker: MakeWorker) -> None:
@@ -153,7 +118,7 @@ async def test_a_takeover_waits_for_the_batch_in_flight_and_takes_what_that_wrot
     await outsider.execute("UPDATE edda_fence SET batch_no = batch_no + 1 WHERE worker = 'dead'")
     takeover = asyncio.create_task(storage.take_over(WorkerId("alive")))
     await become(lambda: outsider.fetchval(WAITING))
-    await outsider.execute("INSERT INTO edda_sched VALUES ('a', 'w', 'running', 'dead', 1, 0)")
+    await outsider.execute("INSERT INTO edda_sched VALUES ('a', 'w', 'running', 'dead', 1, 0, 0)")
     await batch.commit()
     taken = await takeover
     assert taken is not None
@@ -211,7 +176,7 @@ async def test_the_workflow_that_has_waited_longest_is_served_first(storage: Sto
 async def test_a_claim_that_history_has_overtaken_is_void(storage: Storage, worker: Worker, outsider: Outsider) -> None:
     """Stopped between the claim and its reading; meanwhile another worker took the run and absorbed a letter."""
     await storage.start([start("a", ready_at=1), start("b", ready_at=1)])
-    await outsider.execute("INSERT INTO edda_hist VALUES ('a', 0, 1, 1, 'cancel', '', '', true, 1, 1, 1, '', '')")
+    await outsider.execute("INSERT INTO edda_hist VALUES ('a', 0, 1, 1, 'cancel', '', '', true, 1, 1, 1, NULL, '', '')")
     claim = await worker.claim()
     assert [run.run_id for run in claim.runs] == ["b"]
 
@@ -221,8 +186,8 @@ async def test_a_worker_with_very_many_runs_is_freed_in_steps(
 ) -> None:
     await make_worker("dead", lease=LAPSED)
     await outsider.execute(
-        """INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen)
-           SELECT i, 'w', 'running', 'dead', 1, 0 FROM generate_series(1, 5010) i"""
+        """INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, start_seq)
+           SELECT i, 'w', 'running', 'dead', 1, 0, 0 FROM generate_series(1, 5010) i"""
     )
     taken = await storage.take_over(WorkerId("alive"))
     assert taken is not None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -23,6 +21,8 @@ from edda.storage.postgres.workers import FIND_ORPHANS, FREE
 from tests import databases
 from tests.conftest import need
 
+from .postgres_plans import literal, look
+
 RUNS = 120_000
 EVER = 2**63 - 1
 
@@ -30,11 +30,11 @@ EVER = 2**63 - 1
 # somebody: to one of three busy workers or, ten in all, to a small one. One owned run in thirty has mail.
 SEEDS = (
     """
-INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, ready_at, delivered, absorbed)
+INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, start_seq, ready_at, delivered, absorbed)
 SELECT 'run' || lpad(i::text, 8, '0'), 'workflow' || i % 5,
        (ARRAY['waiting_for_event', 'waiting_for_event', 'waiting_for_timer', 'waiting_for_timer', 'waiting_for_timer',
               'running', 'parked', 'running', 'running', 'running'])[kind + 1],
-       CASE WHEN i % 12000 = 35 THEN 'small' WHEN kind > 6 THEN 'busy' || i % 3 END, 1, 0,
+       CASE WHEN i % 12000 = 35 THEN 'small' WHEN kind > 6 THEN 'busy' || i % 3 END, 1, 0, 0,
        CASE WHEN kind = 5 THEN i WHEN kind IN (2, 3, 4, 6) THEN 4000000000000000 + i END, (i % 100 = 37)::int, 0
   FROM (SELECT i, i / 5 % 10 AS kind FROM generate_series(1, 120000) i) x""",
     """
@@ -46,64 +46,6 @@ SELECT 'run' || lpad(i::text, 8, '0'), 1, 'cancel', '', i, '' FROM generate_seri
     "INSERT INTO edda_fence SELECT 'busy' || i, 0, 0 FROM generate_series(0, 2) i",
     "VACUUM ANALYZE",
 )
-
-
-@dataclass(frozen=True)
-class Look:
-    """What one execution of a statement read."""
-
-    indexes: frozenset[str]
-    read_whole: frozenset[str]
-    """Tables that were scanned from end to end."""
-    pages: int
-    rows: int
-
-
-async def look(session: Session, statement: str, *values: object) -> Look:
-    """Execute the statement for real, and take it back."""
-    call = f"EXECUTE looked_at ({', '.join(literal(value) for value in values)})" if values else "EXECUTE looked_at"
-    await session.execute(f"PREPARE looked_at AS {statement}")
-    await session.execute("BEGIN")
-    answer = await session.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {call}")
-    await session.execute("ROLLBACK")
-    await session.execute("DEALLOCATE looked_at")
-    plan = json.loads(answer[0][0])[0]["Plan"]
-    nodes = list(walk(plan))
-    return Look(
-        indexes=frozenset(node["Index Name"] for node in nodes if "Index Name" in node),
-        read_whole=frozenset(node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"),
-        pages=plan["Shared Hit Blocks"] + plan["Shared Read Blocks"],
-        rows=plan["Actual Rows"],
-    )
-
-
-def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from walk(child)
-
-
-def literal(value: object) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, list | tuple):
-        return "'{" + ", ".join(element(item) for item in value) + "}'"
-    return str(value) if isinstance(value, int) else f"'{value}'"
-
-
-def element(item: object) -> str:
-    if isinstance(item, tuple):
-        return '"(' + ",".join(field(part) for part in item) + ')"'
-    if isinstance(item, bytes):
-        return rf'"\\x{item.hex()}"'
-    return "NULL" if item is None else f'"{item}"'
-
-
-def field(part: object) -> str:
-    """Of a row in an array: each of the two takes a backslash for its own."""
-    if isinstance(part, bytes):
-        return rf"\\\\x{part.hex()}"
-    return "" if part is None else str(part)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -1,8 +1,9 @@
-"""The very statements the SQLite storage sends, explained on 100,000 runs."""
+"""The very statements the SQLite storage sends, explained on 100,000 runs, events, waits and letters."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Coroutine
@@ -11,21 +12,53 @@ from typing import Any
 
 import pytest
 
-from edda.core.model import RunFilter, RunId, WorkerId
+from edda.core.model import Absorb, Event, EventKey, Fence, Incoming, RunFilter, RunId, Wait, WorkerId
 from edda.storage.sqlite import SQLiteStorage
 
 from .probes import Listener
 from .processes import opened
-from .records import HOUR
+from .records import ASLEEP, HOUR, born, bundle, done, entry, key, start, wait
 from .worker import Worker
 
 SEED = """
 WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < 100000)
-INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, ready_at, delivered, absorbed)
-SELECT printf('run-%06d', n), 'wf' || (n % 20), 'running', CASE WHEN n % 2 THEN 'w' || (n % 7) END, 1, 0,
-       CASE WHEN n % 2 = 0 THEN n END, 0, 0 FROM i"""
+INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, start_seq, ready_at, delivered, absorbed)
+SELECT printf('run-%06d', n), 'wf' || (n % 20), 'running', CASE WHEN n % 2 THEN 'w' || (n % 7) END, 1, 0, 0,
+       CASE WHEN n % 2 = 0 THEN n END, 1, 1 FROM i"""
 SEED_RUNS = """
 INSERT INTO edda_run (id, gen, workflow, input, created_at) SELECT run_id, 0, workflow, x'', epoch FROM edda_sched"""
+SEED_EVENTS = """
+WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < 100000)
+INSERT INTO edda_event (seq, source, id, type, received_at, body)
+SELECT n, '/shop', n, 't' || (n % 20), n, x'' FROM i"""
+SEED_KEYS = """
+INSERT INTO edda_event_key (key, seq) SELECT CAST(printf('%016d', seq % 1000) AS BLOB), seq FROM edda_event"""
+SEED_LETTERS = """
+INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
+SELECT printf('run-%06d', seq), 1, 'event', 'w', seq, x'', seq FROM edda_event"""
+SEED_WAITS = """
+INSERT INTO edda_wait (run_id, step, key, own_key, type, match)
+SELECT printf('run-%06d', seq), 'w', CAST(printf('%016d', seq) AS BLOB), CAST(printf('%016d', -seq) AS BLOB),
+       type, x'' FROM edda_event"""
+SEED_RESULTS = """
+INSERT INTO edda_result (run_id, gen, status, value, ended_at)
+SELECT printf('old-%06d', seq), 0, 'completed', x'', seq FROM edda_event"""
+SEED_SHAPES = """
+INSERT INTO edda_shape (type, shape, filled_from) SELECT 'u' || (seq % 1000), seq, 0 FROM edda_event"""
+SEEDS = (SEED, SEED_RUNS, SEED_EVENTS, SEED_KEYS, SEED_LETTERS, SEED_WAITS, SEED_RESULTS, SEED_SHAPES)
+
+KEY = b"%016d" % 77
+R1 = RunId("run-000001")
+BATCH = [
+    bundle(R1, entry(1), move=Absorb(1), waits=[Wait("x", KEY, key("own"), "t1", b"")]),
+    bundle("run-000002", move=Absorb(1), frees=[1], drops=["w"]),
+    bundle("run-000003", entry(1), move=done()),
+    born("run-new", move=ASLEEP, waits=[wait("run-new", "w", "order")]),
+]
+POST = [
+    Incoming(Event("/shop", "new", "t1", None, b""), (EventKey(KEY, KEY),), (start("run-started"),)),
+    Incoming(Event("/shop", "newer", "t1", RunId("run-000078"), b""), (EventKey(b"%016d" % 78, KEY),)),
+]
 
 CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], set[str]]] = {
     "claim": (lambda s: s.claim(WorkerId("here"), ["wf2", "wf4"], 10), {"edda_sched_ready"}),
@@ -34,8 +67,25 @@ CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], s
     "mail": (lambda s: s.mail(WorkerId("w1")), {"edda_sched_mail"}),
     "owned": (lambda s: s.owned(WorkerId("w1")), {"edda_sched_owner"}),
     "take_over": (lambda s: s.take_over(WorkerId("other")), {"edda_sched_owner"}),
+    "free_orphans": (lambda s: s.free_orphans(), {"edda_sched_owner"}),
     "get": (lambda s: s.get(RunId("run-000001")), set()),
     "history": (lambda s: s.history(RunId("run-000001")), set()),
+    "write": (lambda s: s.write(Fence(WorkerId("here"), 0, 0), BATCH), {"edda_delivery_once"}),
+    "accept": (lambda s: s.accept(POST, {}), {"edda_wait_key"}),
+    "shapes": (lambda s: s.shapes(["u1", "u2"]), set()),
+    "learn": (lambda s: s.learn("t1", "order"), set()),
+    "fill": (lambda s: s.fill("u1", "1001", [(KEY, 1), (KEY, 2)], 5), set()),
+    "log": (lambda s: s.log("t1", 50_000, 90_000, 10), {"edda_event_by_type"}),
+    "last_event": (lambda s: s.last_event(), set()),
+    "last_event before": (lambda s: s.last_event(50_000), {"edda_event_received"}),
+    "find_event": (lambda s: s.find_event("/shop", "77"), {"edda_event_once"}),
+    "waits": (lambda s: s.waits(RunId("run-000001")), set()),
+    "prune_events": (
+        lambda s: s.prune_events(HOUR + 50_000, 10),
+        {"edda_event_key_seq", "edda_event_received", "edda_delivery_once"},
+    ),
+    "prune_letters": (lambda s: s.prune_letters(50_000, 10), {"edda_delivery_at"}),
+    "prune_runs": (lambda s: s.prune_runs(50_000, 10), {"edda_result_ended"}),
 }
 
 
@@ -45,8 +95,8 @@ def seeded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     asyncio.run(close_after_migration(path))
     db = sqlite3.connect(path)
     with db:
-        db.execute(SEED)
-        db.execute(SEED_RUNS)
+        for statement in SEEDS:
+            db.execute(statement)
         if request.param == "analyzed":
             db.execute("ANALYZE")
     db.close()
@@ -89,7 +139,8 @@ async def plans_of(path: str, call: Callable[[SQLiteStorage], Coroutine[Any, Any
 
 def explain(db: sqlite3.Connection, sql: str) -> list[str]:
     named = dict.fromkeys(("run_id", "now"))
-    values = named if ":now" in sql else (None,) * (5 if "?5" in sql else 2 if "?2" in sql else sql.count("?"))
+    numbered = [int(number) for number in re.findall(r"\?(\d)", sql)]
+    values = named if ":now" in sql else (None,) * max([*numbered, 0 if numbered else sql.count("?")])
     return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
 
 

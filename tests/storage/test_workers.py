@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edda.core.model import Fence, RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import Fence, Registered, RunId, Takeover, WorkerId, WorkerInfo
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -227,9 +227,10 @@ async def test_a_batch_and_a_disown_at_once_leave_no_row_of_a_zombie(
         owner.fence = fence
 
 
-async def test_neighbours_are_the_workers_of_one_host(storage: Storage) -> None:
-    for name, host in (("a", "here"), ("b", "here"), ("c", "there")):
-        await storage.register(WorkerInfo(WorkerId(name), "service", host, 42), 60_000_000)
-    assert {info.id for info in await storage.neighbours("here")} == {"a", "b"}
+async def test_the_roster_has_everybody_and_says_whose_lease_is_over(storage: Storage) -> None:
+    for name, lease in (("a", HOUR), ("b", HOUR), ("c", LAPSED)):
+        await storage.register(WorkerInfo(WorkerId(name), "service", "here", 42), lease)
+    assert {(one.info.id, one.is_lapsed) for one in await storage.roster()} == {("a", False), ("b", False), ("c", True)}
     await storage.retire(WorkerId("a"))
-    assert await storage.neighbours("here") == (WorkerInfo(WorkerId("b"), "service", "here", 42),)
+    await storage.retire(WorkerId("c"))
+    assert await storage.roster() == (Registered(WorkerInfo(WorkerId("b"), "service", "here", 42), is_lapsed=False),)

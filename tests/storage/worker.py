@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import Bundle, Claim, Fence, RunId, WorkerId, WorkerInfo
+from edda.core.model import Bundle, Claim, Fence, RunId, WorkerId, WorkerInfo, Written
 from edda.storage.ports import Storage
 
 from .records import HOUR, WORKFLOW
@@ -18,10 +18,15 @@ class Worker:
         return await self.storage.register(WorkerInfo(self.id, "shop", "host", 4711), lease)
 
     async def write(self, *batch: Bundle) -> frozenset[RunId] | None:
-        again = await self.storage.write(self.fence, batch)
-        if again is not None:
+        """The runs that are ready again at once."""
+        written = await self.send(*batch)
+        return None if written is None else written.ready
+
+    async def send(self, *batch: Bundle) -> Written | None:
+        written = await self.storage.write(self.fence, batch)
+        if written is not None:
             self.fence = Fence(self.id, self.fence.batch_no + 1, self.fence.moves)
-        return again
+        return written
 
     async def claim(self, *workflows: str, limit: int = 100) -> Claim:
         return await self.storage.claim(self.id, workflows or (WORKFLOW,), limit)

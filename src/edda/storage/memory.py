@@ -6,28 +6,36 @@ A `MemoryStorage` is a connection to a `MemoryDatabase`; several on one database
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from edda.core.model import (
+    Accepted,
     Bundle,
     CancelOutcome,
     Claim,
     Delivery,
     Entry,
     Fence,
+    Incoming,
+    Registered,
     RunFilter,
     RunId,
     RunRecord,
+    Shapes,
     Start,
+    StoredEvent,
     Takeover,
+    Wait,
     WorkerId,
     WorkerInfo,
+    Written,
 )
 from edda.errors import StorageUnavailableError
 
-from .memory_database import MemoryDatabase, wall_clock
+from .memory_database import MemoryDatabase
+from .memory_tables import wall_clock
 from .ports import Probe
 
 P = ParamSpec("P")
@@ -82,7 +90,7 @@ class MemoryStorage:
     async def now(self) -> int:
         return await self._commit(self.database.now)
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> frozenset[RunId] | None:
+    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
         return await self._commit(self.database.write, fence, batch)
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
@@ -97,8 +105,8 @@ class MemoryStorage:
     async def retire(self, worker: WorkerId) -> None:
         await self._commit(self.database.retire, worker)
 
-    async def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
-        return await self._commit(self.database.neighbours, host)
+    async def roster(self) -> tuple[Registered, ...]:
+        return await self._commit(self.database.roster)
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
         return await self._commit(self.database.take_over, me)
@@ -141,6 +149,39 @@ class MemoryStorage:
 
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:
         return await self._commit(self.database.find, filter)
+
+    async def accept(self, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
+        return await self._commit(self.database.accept, post, versions)
+
+    async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
+        return await self._commit(self.database.shapes, types)
+
+    async def learn(self, type: str, shape: str) -> int:
+        return await self._commit(self.database.learn, type, shape)
+
+    async def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+        await self._commit(self.database.fill, type, shape, keys, after)
+
+    async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+        return await self._commit(self.database.log, type, after, upto, limit)
+
+    async def last_event(self, before: int | None = None) -> int:
+        return await self._commit(self.database.last_event, before)
+
+    async def find_event(self, source: str, id: str) -> StoredEvent | None:
+        return await self._commit(self.database.find_event, source, id)
+
+    async def waits(self, run_id: RunId) -> tuple[Wait, ...]:
+        return await self._commit(self.database.waits, run_id)
+
+    async def prune_events(self, before: int, limit: int) -> int:
+        return await self._commit(self.database.prune_events, before, limit)
+
+    async def prune_letters(self, before: int, limit: int) -> int:
+        return await self._commit(self.database.prune_letters, before, limit)
+
+    async def prune_runs(self, before: int, limit: int) -> int:
+        return await self._commit(self.database.prune_runs, before, limit)
 
     async def announce(self) -> None:
         await self._commit(self.database.announce)

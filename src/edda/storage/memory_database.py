@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import replace
 
 from edda.core.model import (
     Absorb,
@@ -20,6 +18,7 @@ from edda.core.model import (
     Entry,
     EntryKind,
     Fence,
+    Registered,
     Release,
     RunFilter,
     RunId,
@@ -28,89 +27,45 @@ from edda.core.model import (
     Takeover,
     WorkerId,
     WorkerInfo,
+    Written,
 )
-from edda.core.states import ENDED, WAITING, RunStatus
+from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 
+from .memory_events import MemoryEvents
+from .memory_pruning import MemoryPruning
+from .memory_tables import Result, Sched, check_values, wall_clock
+
 TAKEOVER_LIMIT = 5_000
-_RESTING = WAITING | {RunStatus.PARKED}
-_INT64 = range(-(2**63), 2**63)
 
 
-def wall_clock() -> int:
-    return time.time_ns() // 1_000
-
-
-class _Sched(Struct):
-    """The row of an open run, as `edda_sched` has it."""
-
-    run_id: RunId
-    workflow: str
-    gen: int
-    epoch: int
-    owner: WorkerId | None
-    ready_at: int | None
-    status: RunStatus = RunStatus.RUNNING
-    delivered: int = 0
-    absorbed: int = 0
-    cancelled: bool = False
-    attempts: int = 0
-    reason: str | None = None
-
-    def free(self, ready_at: int) -> None:
-        self.owner, self.ready_at, self.status = None, ready_at, RunStatus.RUNNING
-
-    def release(self, move: Release) -> bool:
-        """Whether mail had come, so that the run is ready again at once."""
-        mail = self.delivered != move.absorbed
-        self.owner, self.absorbed = None, move.absorbed
-        self.attempts = self.attempts + 1 if move.status is RunStatus.PARKED else 0
-        self.ready_at, self.status, self.reason = move.ready_at, move.status, move.reason
-        if mail:
-            self.ready_at, self.status, self.reason = 0, RunStatus.RUNNING, None
-        return mail
-
-    def status_at(self, now: int) -> RunStatus:
-        due = self.owner is None and self.ready_at is not None and self.ready_at <= now
-        return RunStatus.RUNNING if due and self.status in _RESTING else self.status
-
-
-class _Result(Struct, frozen=True):
-    gen: int
-    status: RunStatus
-    value: bytes
-    ended_at: int
-
-
-class MemoryDatabase:
+class MemoryDatabase(MemoryEvents, MemoryPruning):
     def __init__(self, now: Callable[[], int] = wall_clock) -> None:
-        self.now = now
-        self.workers: dict[WorkerId, int] = {}
-        self.infos: dict[WorkerId, WorkerInfo] = {}
-        """Worker -> end of its lease."""
-        self.fences: dict[WorkerId, Fence] = {}
-        self.runs: dict[RunId, dict[int, Start]] = {}
-        """Run -> generation -> how it was started."""
-        self.histories: dict[tuple[RunId, int], dict[int, Entry]] = {}
-        self.results: dict[RunId, _Result] = {}
-        self.scheds: dict[RunId, _Sched] = {}
-        self.inboxes: dict[RunId, list[Delivery]] = {}
+        super().__init__(now)
         self.listeners: set[asyncio.Event] = set()
 
     # The journal
 
-    def write(self, fence: Fence, batch: Sequence[Bundle]) -> frozenset[RunId] | None:
+    def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
         if self.fences.get(fence.worker) != fence:
             return None
         for bundle in batch:  # all of them before the first change: a batch goes in whole or not at all
             self._check(bundle)
         self.fences[fence.worker] = Fence(fence.worker, fence.batch_no + 1, fence.moves)
-        return frozenset(bundle.run_id for bundle in batch if self._apply(fence.worker, bundle))
+        ready = set[RunId]()
+        unmet = dict[RunId, frozenset[str]]()
+        for bundle in batch:
+            self._add(fence.worker, bundle)
+            if steps := self._settle_waits(bundle):
+                unmet[bundle.run_id] = steps
+            if self._move(bundle, unmet=bool(steps)):
+                ready.add(bundle.run_id)
+        return Written(frozenset(ready), unmet)
 
     def _check(self, bundle: Bundle) -> None:
-        for record in (bundle, bundle.start, bundle.move, *bundle.entries):
+        for record in (bundle, bundle.start, bundle.move, *bundle.entries, *bundle.waits):
             if record is not None:
-                _check_values(record)
+                check_values(record)
         seqs = {entry.seq for entry in bundle.entries}
         recorded = self.histories.get((bundle.run_id, bundle.gen), {})
         if len(seqs) < len(bundle.entries) or not seqs.isdisjoint(recorded):
@@ -120,26 +75,46 @@ class MemoryDatabase:
         if isinstance(bundle.move, End) and bundle.run_id in self.results:
             raise StorageRejectedError(f"run {bundle.run_id} has a result")
 
-    def _apply(self, worker: WorkerId, bundle: Bundle) -> bool:
-        if bundle.start:
-            owner = worker if bundle.start.ready_at is None else None
-            self._insert(bundle.start, bundle.gen, bundle.epoch, owner, bundle.start.ready_at)
+    def _add(self, worker: WorkerId, bundle: Bundle) -> None:
+        if start := bundle.start:
+            owner = worker if start.ready_at is None else None
+            self.insert(
+                start,
+                ready_at=start.ready_at,
+                start_seq=self.newest,
+                gen=bundle.gen,
+                epoch=bundle.epoch,
+                owner=owner,
+            )
         history = self.histories.setdefault((bundle.run_id, bundle.gen), {})
         history.update((entry.seq, entry) for entry in bundle.entries)
+
+    def _settle_waits(self, bundle: Bundle) -> frozenset[str]:
+        """Returns the steps that are not registered, because there is mail to read first."""
+        sched = self.scheds.get(bundle.run_id)
+        if sched is None:
+            return frozenset()
+        self.drop(bundle)
+        self.give_back(bundle)
+        if not bundle.waits:
+            return frozenset()
+        if isinstance(bundle.move, Absorb | Release) and sched.delivered != bundle.move.absorbed:
+            return frozenset(wait.step for wait in bundle.waits)
+        return self.register_waits(sched, bundle.waits)
+
+    def _move(self, bundle: Bundle, unmet: bool) -> bool:
+        """Whether the run is ready again at once."""
         sched = self.scheds.get(bundle.run_id)
         match bundle.move:
             case End(status, value, at):
-                self.results[bundle.run_id] = _Result(bundle.gen, status, value, at)
+                self.results[bundle.run_id] = Result(bundle.gen, status, value, at)
                 self.scheds.pop(bundle.run_id, None)
-            case Absorb(absorbed) if sched:
-                sched.absorbed = absorbed
-            case Release() as move if sched:
+                self.waiting.pop(bundle.run_id, None)
+            case Release() as move if sched and not unmet:
                 return sched.release(move)
+            case Absorb(absorbed) | Release(absorbed) if sched:
+                sched.absorbed = absorbed
         return False
-
-    def _insert(self, start: Start, gen: int, epoch: int, owner: WorkerId | None, ready_at: int | None) -> None:
-        self.runs.setdefault(start.run_id, {})[gen] = start
-        self.scheds[start.run_id] = _Sched(start.run_id, start.workflow, gen, epoch, owner, ready_at)
 
     def read_fence(self, worker: WorkerId) -> Fence | None:
         return self.fences.get(worker)
@@ -147,7 +122,7 @@ class MemoryDatabase:
     def owned(self, worker: WorkerId) -> dict[RunId, int]:
         return {sched.run_id: sched.epoch for sched in self._owned_by(worker)}
 
-    def _owned_by(self, worker: WorkerId) -> list[_Sched]:
+    def _owned_by(self, worker: WorkerId) -> list[Sched]:
         return [sched for sched in self.scheds.values() if sched.owner == worker]
 
     # Workers
@@ -161,8 +136,9 @@ class MemoryDatabase:
         self.infos[worker.id] = worker
         return now
 
-    def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
-        return tuple(info for id, info in self.infos.items() if id in self.workers and info.host == host)
+    def roster(self) -> tuple[Registered, ...]:
+        now = self.now()
+        return tuple(Registered(self.infos[id], expires < now) for id, expires in self.workers.items())
 
     def retire(self, worker: WorkerId) -> None:
         self.fences.pop(worker, None)
@@ -182,7 +158,7 @@ class MemoryDatabase:
     def free_orphans(self) -> int:
         return self._free([s for s in self.scheds.values() if s.owner is not None and s.owner not in self.fences])
 
-    def _free(self, scheds: Sequence[_Sched]) -> int:
+    def _free(self, scheds: Sequence[Sched]) -> int:
         now = self.now()
         for sched in scheds:
             sched.free(now)
@@ -213,12 +189,12 @@ class MemoryDatabase:
         due = [(ready_at, sched.run_id) for ready_at, sched in self._unowned(workflows) if ready_at <= now]
         return Claim(now, tuple(self._claim(worker, self.scheds[run_id]) for _, run_id in sorted(due)[:limit]))
 
-    def _unowned(self, workflows: Sequence[str]) -> Iterable[tuple[int, _Sched]]:
+    def _unowned(self, workflows: Sequence[str]) -> Iterable[tuple[int, Sched]]:
         for sched in self.scheds.values():
             if sched.owner is None and sched.ready_at is not None and sched.workflow in workflows:
                 yield sched.ready_at, sched
 
-    def _claim(self, worker: WorkerId, sched: _Sched) -> ClaimedRun:
+    def _claim(self, worker: WorkerId, sched: Sched) -> ClaimedRun:
         sched.owner, sched.epoch, sched.ready_at = worker, sched.epoch + 1, None
         sched.status, sched.reason = RunStatus.RUNNING, None
         start = self.runs[sched.run_id][sched.gen]
@@ -234,6 +210,8 @@ class MemoryDatabase:
             attempts=sched.attempts,
             entries=self.history(sched.run_id, sched.gen),
             mail=self._mail(sched),
+            waits=tuple(sorted(self.waiting.get(sched.run_id, ()))),
+            start_seq=sched.start_seq,
         )
 
     def next_due(self, workflows: Sequence[str]) -> int | None:
@@ -255,18 +233,25 @@ class MemoryDatabase:
         owned = sorted(self._owned_by(worker), key=lambda sched: sched.run_id)
         return tuple(letter for sched in owned for letter in self._mail(sched))
 
-    def _mail(self, sched: _Sched) -> tuple[Delivery, ...]:
-        return tuple(letter for letter in self.inboxes.get(sched.run_id, ()) if letter.n > sched.absorbed)
+    def _mail(self, sched: Sched) -> tuple[Delivery, ...]:
+        inbox = self.inboxes.get(sched.run_id, {})
+        return tuple(self._opened(inbox[n]) for n in range(sched.absorbed + 1, sched.delivered + 1) if n in inbox)
+
+    def _opened(self, letter: Delivery) -> Delivery:
+        """An event's letter has only its number."""
+        stored = None if letter.event is None else self.events.get(letter.event)
+        return replace(letter, value=stored.event.body) if stored else letter
 
     # Runs
 
     def start(self, starts: Sequence[Start]) -> frozenset[RunId]:
         for start in starts:
-            _check_values(start)
+            check_values(start)
         new = {start.run_id: start for start in reversed(starts) if start.run_id not in self.runs}
         now = self.now()
         for start in new.values():
-            self._insert(start, 0, 0, None, now if start.ready_at is None else start.ready_at)
+            ready_at = now if start.ready_at is None else start.ready_at
+            self.insert(start, ready_at=ready_at, start_seq=self.newest)
         return frozenset(new)
 
     def cancel(self, run_id: RunId, value: bytes) -> CancelOutcome:
@@ -276,11 +261,8 @@ class MemoryDatabase:
         if sched.cancelled:
             return CancelOutcome.ALREADY
         sched.cancelled = True
-        sched.delivered += 1
-        letter = Delivery(run_id, sched.delivered, EntryKind.CANCEL, self.now(), value=value)
-        self.inboxes.setdefault(run_id, []).append(letter)
-        if sched.owner is None:
-            sched.ready_at, sched.status, sched.reason = 0, RunStatus.RUNNING, None
+        self.deliver(sched, EntryKind.CANCEL, value=value)
+        sched.wake()
         return CancelOutcome.REQUESTED
 
     def get(self, run_id: RunId) -> RunRecord | None:
@@ -321,26 +303,6 @@ class MemoryDatabase:
     def announce(self) -> None:
         for listener in self.listeners:
             listener.set()
-
-
-def _check_values(record: Struct) -> None:
-    """Refuse what no real database takes: NUL or half a surrogate pair in text, a number beyond 64 bits."""
-    for value in astuple(record):
-        if isinstance(value, str):
-            _check_text(value)
-        elif isinstance(value, int) and value not in _INT64:
-            raise StorageRejectedError(f"{value} does not fit into 64 bits")
-    if isinstance(record, End | Release) and (record.status in ENDED) is not isinstance(record, End):
-        raise StorageRejectedError(f"{record.status} is no status for {type(record).__name__}")
-
-
-def _check_text(text: str) -> None:
-    if "\0" in text:
-        raise StorageRejectedError(f"{text!r} has a NUL in it")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise StorageRejectedError(f"{text!r} is not valid text") from error
 
 
 def _fits(record: RunRecord, filter: RunFilter) -> bool:

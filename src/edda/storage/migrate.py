@@ -1,7 +1,7 @@
 """Migrations: numbered `.sql` files per database, applied once, never edited after a release.
 
 An adapter keeps `edda_migration(name, checksum, applied_at)`, takes its own lock, and applies what
-`missing` says in one transaction each where the database can.
+`missing` says, in one transaction where the database can.
 """
 
 from __future__ import annotations

@@ -7,23 +7,30 @@ back; send it again) and `StorageRejectedError` (the data itself is refused).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from edda.core.model import (
+    Accepted,
     Bundle,
     CancelOutcome,
     Claim,
     Delivery,
     Entry,
     Fence,
+    Incoming,
+    Registered,
     RunFilter,
     RunId,
     RunRecord,
+    Shapes,
     Start,
+    StoredEvent,
     Takeover,
+    Wait,
     WorkerId,
     WorkerInfo,
+    Written,
 )
 
 
@@ -36,11 +43,8 @@ class Probe(Protocol):
 
 
 class Journal(Protocol):
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> frozenset[RunId] | None:
-        """Write the batch in one commit if the fence row still says `fence`; None if it does not.
-
-        Returns the released runs that are ready again at once because mail had come in.
-        """
+    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
+        """Write the batch in one commit if the fence row still says `fence`; None if it does not."""
         ...
 
     async def read_fence(self, worker: WorkerId) -> Fence | None: ...
@@ -59,8 +63,8 @@ class Workers(Protocol):
         """A worker leaves for good, or is known to be dead: what it still owns is ready for others at once."""
         ...
 
-    async def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
-        """The workers registered from this host: it can tell which of their processes are dead."""
+    async def roster(self) -> tuple[Registered, ...]:
+        """Everybody who is registered."""
         ...
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
@@ -118,6 +122,66 @@ class Runs(Protocol):
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]: ...
 
 
+class Events(Protocol):
+    """The log of events, and who waits for which.
+
+    Whoever stores an event holds the locks of its keys alone, whoever registers a wait shares them, and both take
+    them before they look: one of the two sees the other. Numbers are given out under these locks, so the events of
+    one key appear in the order of their numbers.
+    """
+
+    async def accept(self, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
+        """Store the events that are new by (source, id), give each to the waits under its keys (at most one of a
+        run), and start their runs, in one commit; numbered in the order of the post.
+
+        None, and nothing stored, if the shapes of a type no longer have this version (0 if the type is unknown).
+        """
+        ...
+
+    async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
+        """Of the types that have any."""
+        ...
+
+    async def learn(self, type: str, shape: str) -> int:
+        """Make a shape known, alone with its type; events after the returned number have their keys."""
+        ...
+
+    async def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+        """Add the keys of older events; all after this number have theirs now."""
+        ...
+
+    async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+        """Events of a type by number, `after` < number <= `upto`."""
+        ...
+
+    async def last_event(self, before: int | None = None) -> int:
+        """The number of the newest event, or of the newest one received before a moment; 0 if there is none."""
+        ...
+
+    async def find_event(self, source: str, id: str) -> StoredEvent | None: ...
+
+    async def waits(self, run_id: RunId) -> tuple[Wait, ...]:
+        """What a run is registered for."""
+        ...
+
+
+class Pruning(Protocol):
+    """Removing what is old, a little at a time; each returns how many it removed, 0 when there is no more."""
+
+    async def prune_events(self, before: int, limit: int) -> int:
+        """Events received before the moment stop being found; an hour older ones go, unless a letter with one is
+        unread. The newest event stays: numbers must not be given out twice."""
+        ...
+
+    async def prune_letters(self, before: int, limit: int) -> int:
+        """Letters from before the moment that were read, or whose runs have ended."""
+        ...
+
+    async def prune_runs(self, before: int, limit: int) -> int:
+        """Runs that ended before the moment, with everything of theirs."""
+        ...
+
+
 class News(Protocol):
     async def announce(self) -> None:
         """Tell the other processes that there is something to claim or to read."""
@@ -129,7 +193,7 @@ class News(Protocol):
 
 
 @runtime_checkable
-class Storage(Journal, Workers, Queue, Runs, News, Protocol):
+class Storage(Journal, Workers, Queue, Runs, Events, Pruning, News, Protocol):
     """All of it, plus a life of its own."""
 
     async def open(self) -> None: ...

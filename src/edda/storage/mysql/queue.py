@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from edda.core.model import Claim, Delivery, WorkerId
 
@@ -11,37 +11,44 @@ from .news import MySQLNews
 from .pool import Pool
 from .rows import claimed_runs, delivery, run_id
 from .session import BEGIN, COMMIT, Reply, Row, Session
-from .statement import bind
+from .statement import Statement, bind, text
 
 # Waits for the batch in flight; without the row the worker was taken over and may claim nothing.
 SHARE_FENCE = b"SELECT 1 FROM edda_fence WHERE worker = %b LOCK IN SHARE MODE"
 # One name at a time: over several the server would sort, and lock all that is due before it takes the first few.
 FIND_DUE = (
-    b"SELECT ready_at, run_id, workflow, gen, epoch, absorbed, attempts FROM edda_sched FORCE INDEX (edda_sched_ready)"
+    b"SELECT ready_at, run_id, workflow, gen, epoch, absorbed, attempts, start_seq"
+    b" FROM edda_sched FORCE INDEX (edda_sched_ready)"
     b" WHERE workflow = %b AND ready_at <= " + NOW + b" AND owner IS NULL"
     b" ORDER BY ready_at LIMIT %b FOR UPDATE SKIP LOCKED"
 )
 TAKE = b"""UPDATE edda_sched FORCE INDEX (PRIMARY)
     SET owner = %b, epoch = epoch + 1, ready_at = NULL, status = 'running', reason = NULL WHERE run_id IN (%b)"""
+READ_WAITS = b"SELECT run_id, step FROM edda_wait WHERE run_id IN (%b) ORDER BY run_id, step"
 READ_RUNS = b"""SELECT r.id, r.input, r.created_at, r.deadline FROM edda_sched s FORCE INDEX (PRIMARY)
     STRAIGHT_JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen WHERE s.run_id IN (%b)"""
 READ_HISTORY = b"""SELECT h.run_id, h.epoch,
-        h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n
+        h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n, h.event
     FROM edda_sched s FORCE INDEX (PRIMARY)
     STRAIGHT_JOIN edda_hist h ON h.run_id = s.run_id AND h.gen = s.gen WHERE s.run_id IN (%b)"""
-READ_MAIL = b"""SELECT d.run_id, d.n, d.kind, d.at, d.step, d.value FROM edda_sched s FORCE INDEX (PRIMARY)
-    STRAIGHT_JOIN edda_delivery d ON d.run_id = s.run_id AND d.n > s.absorbed WHERE s.run_id IN (%b)
-    ORDER BY d.run_id, d.n"""
-# The first entry of the ready index with a time in it; a run with an owner has none.
-NEXT_DUE = b"SELECT MIN(ready_at) FROM edda_sched WHERE workflow = %b"
+# The first entry of the ready index with a time in it, name by name; a run with an owner has none. One statement: this
+# is what an idle worker asks again and again.
+NEXT_DUE = b"SELECT " + NOW + b", MIN(f.first) FROM (%b) f"
+NEXT_OF_NAME = b"SELECT MIN(ready_at) AS first FROM edda_sched WHERE workflow = %b"
 FIND_PARKED = b"SELECT run_id FROM edda_sched WHERE parked IN (%b) AND owner IS NULL"
 UNPARK = (
     b"UPDATE edda_sched FORCE INDEX (PRIMARY) SET ready_at = " + NOW + b""
     b" WHERE run_id IN (%b) AND status = 'parked' AND owner IS NULL"
 )
-MAIL = b"""SELECT d.run_id, d.n, d.kind, d.at, d.step, d.value FROM edda_sched s FORCE INDEX (edda_sched_inbox)
-    STRAIGHT_JOIN edda_delivery d ON d.run_id = s.run_id AND d.n > s.absorbed WHERE s.inbox = %b
-    ORDER BY d.run_id, d.n"""
+FIND_MAIL = b"SELECT run_id, absorbed FROM edda_sched FORCE INDEX (edda_sched_inbox) WHERE inbox = %b"
+# Every bound is written out: from a column of another table the server would not make a range, and read all that a
+# run ever got. A letter that brings an event has no value of its own.
+READ_MAIL = b"""SELECT d.run_id, d.n, d.kind, d.at, d.step, COALESCE(e.body, d.value), d.event
+    FROM edda_delivery d FORCE INDEX (PRIMARY) LEFT JOIN edda_event e ON e.seq = d.event
+    WHERE %b ORDER BY d.run_id, d.n"""
+
+_INBOXES = 500
+"""Ranges in one statement."""
 
 
 class MySQLQueue:
@@ -57,15 +64,18 @@ class MySQLQueue:
             if not ids:
                 return Claim(_time(clock), ())
             self._news.expect_more()
-            # Statements of their own, after the claim: in the claim's they could be older than its rows.
-            read = (READ_RUNS, READ_HISTORY, READ_MAIL)
-            runs, history, mail = await session.send(*(bind(template, ids) for template in read))
-            return Claim(_time(clock), claimed_runs(due, runs, history, mail))
+            # Statements of their own, after the claim: in the claim's they could be older than its rows. The waits
+            # first: one that is met between two of these is then seen in the inbox as well, instead of nowhere.
+            read = (bind(template, ids) for template in (READ_WAITS, READ_RUNS, READ_HISTORY))
+            letters = read_mail((row[1], row[5]) for row in due)
+            waits, runs, history, *mail = await session.send(*read, *letters)
+            return Claim(_time(clock), claimed_runs(due, waits, runs, history, mail))
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:
-        clock, *firsts = await self._pool.send(bind(READ_CLOCK), *(bind(NEXT_DUE, workflow) for workflow in workflows))
-        times = [reply.rows[0][0] for reply in firsts if reply.rows[0][0] is not None]
-        return max(0, min(times) - _time(clock)) if times else None
+        if not workflows:
+            return None
+        ((now, first),) = (await self._pool.send(next_due(workflows)))[0].rows
+        return None if first is None else max(0, first - int(now))
 
     async def unpark(self, workflows: Sequence[str]) -> int:
         if not workflows:
@@ -75,10 +85,25 @@ class MySQLQueue:
             return (await session.run(UNPARK, ids)).affected if ids else 0
 
     async def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
-        letters = tuple(delivery(row) for row in (await self._pool.run(MAIL, worker)).rows)
-        if letters:
+        async with self._pool.session() as session:
+            inboxes = (await session.run(FIND_MAIL, worker)).rows
+            if not inboxes:
+                return ()
             self._news.expect_more()
-        return letters
+            replies = await session.send(*read_mail(inboxes))
+            return tuple(delivery(row) for reply in replies for row in reply.rows)
+
+
+def next_due(workflows: Iterable[str]) -> Statement:
+    names = b" UNION ALL ".join(NEXT_OF_NAME % text(workflow) for workflow in workflows)
+    return Statement(NEXT_DUE.decode(), NEXT_DUE % names)
+
+
+def read_mail(inboxes: Iterable[tuple[bytes, int]]) -> Iterator[Statement]:
+    """The letters of each run after the last it has read."""
+    ranges = [b"(d.run_id = %b AND d.n > %d)" % (text(run_id(run)), absorbed) for run, absorbed in inboxes]
+    for i in range(0, len(ranges), _INBOXES):
+        yield Statement(READ_MAIL.decode(), READ_MAIL % b" OR ".join(ranges[i : i + _INBOXES]))
 
 
 async def _find_due(session: Session, worker: WorkerId, workflows: Sequence[str], limit: int) -> list[Row]:

@@ -8,25 +8,22 @@ from contextlib import suppress
 from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, Start
 from edda.errors import StorageConflictError
 
-from .batch import INSERT_RUN, INSERT_SCHED, ready_row, run_row
+from .births import FIND_EXISTING, NEWEST, READ_NEWEST, insert_ready
 from .clock import NOW, READ_CLOCK
 from .pool import Pool
 from .rows import entry, run_id, run_record
-from .session import BEGIN, COMMIT, EXPECT, ExpectationMissedError
-from .statement import Statement, Value, bind, groups, inserts
+from .session import BEGIN, COMMIT, ExpectationMissedError
+from .statement import Value, bind
 
 _START_ATTEMPTS = 5
 
-FIND_EXISTING = b"SELECT DISTINCT id FROM edda_run WHERE id IN (%b)"
-# Not INSERT IGNORE: that would cut an id which is too long instead of refusing it.
-OR_LEAVE = b" ON DUPLICATE KEY UPDATE id = id"
 LOCK = b"SELECT owner, cancelled, delivered FROM edda_sched WHERE run_id = %b FOR UPDATE"
 EXISTS = b"SELECT 1 FROM edda_run WHERE id = %b LIMIT 1"
 CANCEL = b"UPDATE edda_sched SET cancelled = TRUE, delivered = %b WHERE run_id = %b"
 DELIVER = b"INSERT INTO edda_delivery (run_id, n, kind, step, at, value) VALUES (%b, %b, %b, '', " + NOW + b", %b)"
 WAKE = b"UPDATE edda_sched SET ready_at = 0, status = 'running', reason = NULL WHERE run_id = %b"
 LATEST_GEN = b"SELECT MAX(gen) FROM edda_run WHERE id = %b"
-HISTORY = b"""SELECT seq, kind, step, name, ok, at, input, value, attempt, n
+HISTORY = b"""SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event
     FROM edda_hist WHERE run_id = %b AND gen = %b ORDER BY seq"""
 
 # A run that rests but is due counts as running: somebody may claim it at any moment.
@@ -68,8 +65,9 @@ class MySQLRuns:
             clock, existing = await session.send(bind(READ_CLOCK), bind(FIND_EXISTING, sorted(wanted)))
             new = wanted.keys() - {run_id(row[0]) for row in existing.rows}
             if new:
-                starts = [wanted[run] for run in sorted(new)]
-                await session.send(*_insertion(starts, clock.rows[0][0], session.limit))
+                births = [(wanted[run], NEWEST) for run in sorted(new)]
+                insertion = insert_ready(births, clock.rows[0][0], session.limit)
+                await session.send(bind(BEGIN), bind(READ_NEWEST), *insertion, bind(COMMIT))
             return frozenset(new)
 
     async def cancel(self, run: RunId, value: bytes) -> CancelOutcome:
@@ -119,13 +117,3 @@ def _conditions(filter: RunFilter) -> Iterator[tuple[bytes, Sequence[Value]]]:
     if filter.before is not None:
         created_at, run = filter.before
         yield BEFORE, [created_at, created_at, run]
-
-
-def _insertion(starts: Sequence[Start], now: int, limit: int) -> Iterator[Statement]:
-    yield bind(BEGIN)
-    label = (INSERT_RUN + OR_LEAVE).decode()
-    for rows in groups([run_row(start, 0) for start in starts], limit - len(label)):
-        yield Statement(label, INSERT_RUN + b",".join(rows) + OR_LEAVE)
-        yield bind(EXPECT, len(rows))
-    yield from inserts(INSERT_SCHED, [ready_row(start, now) for start in starts], limit)
-    yield bind(COMMIT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -50,6 +50,18 @@ Row = tuple[Any, ...]
 class Reply(NamedTuple):
     affected: int
     rows: Sequence[Row]
+
+
+class Answers:
+    """The rows that came back, by the template that asked for them."""
+
+    def __init__(self, statements: Iterable[Statement], replies: Iterable[Reply]) -> None:
+        self._rows: dict[str, list[Row]] = {}
+        for statement, reply in zip(statements, replies, strict=True):
+            self._rows.setdefault(statement.label, []).extend(reply.rows)
+
+    def to(self, template: bytes) -> Sequence[Row]:
+        return self._rows.get(template.decode(), ())
 
 
 class ExpectationMissedError(StorageError):
@@ -104,6 +116,9 @@ class Session:
         for message in messages(statements, self.limit):
             replies += await self._send(message)
         return replies
+
+    async def ask(self, *statements: Statement) -> Answers:
+        return Answers(statements, await self.send(*statements))
 
     async def _send(self, message: Statement) -> list[Reply]:
         try:

@@ -11,7 +11,11 @@ from typing import NamedTuple
 
 from edda.errors import StorageRejectedError
 
-Value = str | bytes | int | None | Sequence[str]
+Value = str | bytes | int | None | Sequence[str] | Sequence[bytes] | Sequence[int]
+
+
+DERIVED_ROWS = 200
+"""Rows of one derived table; its parse tree is one SELECT per row."""
 
 
 class Statement(NamedTuple):
@@ -46,18 +50,25 @@ def literal(value: Value) -> bytes:
         return text(value)
     if isinstance(value, bytes):
         return binary(value)
-    return b",".join(map(text, value))
+    return b",".join(map(literal, value)) or b"NULL"  # nothing is IN (NULL)
 
 
 def bind(template: bytes, *values: Value) -> Statement:
     return Statement(template.decode(), template % tuple(map(literal, values)))
 
 
-def inserts(head: bytes, rows: Sequence[bytes], limit: int) -> Iterator[Statement]:
+def inserts(head: bytes, rows: Sequence[bytes], limit: int, tail: bytes = b"") -> Iterator[Statement]:
     """As few multi-row INSERTs as the size of a message allows."""
-    label = head.decode()
-    for group in groups(rows, limit - len(head)):
-        yield Statement(label, head + b",".join(group))
+    label = (head + tail).decode()
+    for group in groups(rows, limit - len(label)):
+        yield Statement(label, head + b",".join(group) + tail)
+
+
+def joins(template: bytes, selects: Sequence[bytes]) -> Iterator[Statement]:
+    """Statements over a derived table that is written out row by row."""
+    for i in range(0, len(selects), DERIVED_ROWS):
+        derived = b" UNION ALL ".join(selects[i : i + DERIVED_ROWS])
+        yield Statement(template.decode(), template % derived)
 
 
 def messages(statements: Iterable[Statement], limit: int) -> Iterator[Statement]:

@@ -9,9 +9,11 @@ from edda.storage.ports import Probe
 
 from . import schema
 from .clock import READ_CLOCK
+from .events import MySQLEvents
 from .journal import MySQLJournal
 from .news import MySQLNews
 from .pool import Address, Pool
+from .pruning import MySQLPruning
 from .queue import MySQLQueue
 from .runs import MySQLRuns
 from .workers import MySQLWorkers
@@ -20,7 +22,7 @@ OLDEST_MARIADB = (10, 6)
 OLDEST_MYSQL = (8, 0)
 
 
-class MySQLStorage(MySQLJournal, MySQLWorkers, MySQLQueue, MySQLRuns):
+class MySQLStorage(MySQLJournal, MySQLWorkers, MySQLQueue, MySQLRuns, MySQLEvents, MySQLPruning):
     """`url` is mysql://user:password@host/database, with ?ssl=true, ?ssl_ca=file or ?unix_socket=file if need be."""
 
     def __init__(self, url: str, *, pool_size: int = 5, probe: Probe | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import Registered, RunId, Takeover, WorkerId, WorkerInfo
 from edda.errors import StorageError
 
 from .clock import NOW, READ_CLOCK
@@ -25,7 +25,7 @@ BEAT = (
     b"UPDATE edda_worker SET expires_at = " + NOW + b" + %b WHERE id = %b; "
     b"SELECT " + NOW + b" FROM edda_worker WHERE id = %b"
 )
-NEIGHBOURS = b"SELECT id, service, host, pid FROM edda_worker WHERE host = %b"
+ROSTER = b"SELECT id, service, host, pid, expires_at < " + NOW + b" FROM edda_worker"
 FIND_LAPSED = b"SELECT id FROM edda_worker WHERE expires_at < " + NOW + b" AND id <> %b LIMIT 1 FOR UPDATE SKIP LOCKED"
 DELETE_WORKER = b"DELETE FROM edda_worker WHERE id = %b"
 DELETE_FENCE = b"DELETE FROM edda_fence WHERE worker = %b"
@@ -62,9 +62,12 @@ class MySQLWorkers:
             await _free_all(session, worker)
             await session.run(COMMIT)
 
-    async def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
-        rows = (await self._pool.run(NEIGHBOURS, host)).rows
-        return tuple(WorkerInfo(worker_id(id), service, where, pid) for id, service, where, pid in rows)
+    async def roster(self) -> tuple[Registered, ...]:
+        rows = (await self._pool.run(ROSTER)).rows
+        return tuple(
+            Registered(WorkerInfo(worker_id(id), service, host, pid), bool(lapsed))
+            for id, service, host, pid, lapsed in rows
+        )
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
         async with self._pool.session() as session:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
-from edda.core.model import Bundle, Fence, RunId, WorkerId
+import asyncpg
+
+from edda.core.model import Bundle, Fence, RunId, WorkerId, Written
 
 from .batch import compose
+from .locks import share_keys
 from .pool import Pool
+from .session import Session
 
 READ_FENCE = "SELECT batch_no, moves FROM edda_fence WHERE worker = $1"
 OWNED = "SELECT run_id, epoch FROM edda_sched WHERE owner = $1"
@@ -16,13 +22,12 @@ OWNED = "SELECT run_id, epoch FROM edda_sched WHERE owner = $1"
 class PostgresJournal:
     _journal: Pool
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> frozenset[RunId] | None:
+    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
         statement, values = compose(fence.worker, batch)
-        async with self._journal.session() as session:
+        keys = {key for bundle in batch for wait in bundle.waits for key in (wait.key, wait.own_key)}
+        async with self._journal.session() as session, _sharing(session, keys):
             rows = await session.fetch(statement, fence.worker, fence.batch_no, fence.moves, *values)
-        if not rows:
-            return None
-        return frozenset(row[0] for row in rows if row[0] is not None)
+        return _written(rows) if rows else None
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
         async with self._journal.session() as session:
@@ -33,3 +38,20 @@ class PostgresJournal:
         async with self._journal.session() as session:
             rows = await session.fetch(OWNED, worker)
         return {row["run_id"]: row["epoch"] for row in rows}
+
+
+def _sharing(session: Session, keys: Collection[bytes]) -> AbstractAsyncContextManager[None]:
+    """If the fence says no, nothing was written, and the commit at the end is as good as a rollback."""
+    return session.transaction(share_keys(keys)) if keys else nullcontext()
+
+
+def _written(rows: Iterable[asyncpg.Record]) -> Written:
+    """One row is the fence's, one for each run that is ready again, and one for each wait that is not met."""
+    ready: set[RunId] = set()
+    unmet: defaultdict[RunId, set[str]] = defaultdict(set)
+    for run_id, step in rows:
+        if step is not None:
+            unmet[run_id].add(step)
+        elif run_id is not None:
+            ready.add(run_id)
+    return Written(frozenset(ready), {run_id: frozenset(steps) for run_id, steps in unmet.items()})

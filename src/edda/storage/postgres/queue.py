@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import asyncpg
 
-from edda.core.model import Claim, ClaimedRun, Delivery, Entry, RunId, WorkerId
+from edda.core.model import Claim, ClaimedRun, Delivery, WorkerId
 
 from .clock import timed
 from .pool import Pool
 from .rows import delivery_of, entry_of
 from .session import Session
-
-T = TypeVar("T")
 
 # `fence` first: a worker that was taken over claims nothing, and a takeover waits for this claim. It is asked
 # inside the scan, as a condition, because a join might lock runs ahead of it. Names whose oldest run waits
@@ -40,22 +36,23 @@ WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHA
          UPDATE edda_sched s
             SET owner = $1, epoch = s.epoch + 1, ready_at = NULL, status = 'running', reason = NULL
            FROM due WHERE s.run_id = due.run_id
-         RETURNING s.run_id, s.workflow, s.gen, s.epoch, s.absorbed, s.attempts, due.ready_at)
+         RETURNING s.run_id, s.workflow, s.gen, s.epoch, s.absorbed, s.attempts, s.start_seq, due.ready_at)
 SELECT {now} AS now, claimed.* FROM (VALUES (1)) one LEFT JOIN claimed ON true ORDER BY claimed.ready_at""")
 CLAIM_FEW = _CLAIM.replace("{limit}", "100")
 CLAIM_MANY = _CLAIM.replace("{limit}", "1000")
 
-# Read after the claim, never within it: its statement sees the newest row of a run but may see older history.
+# Read after the claim, never within it: its statement sees the newest row of a run but may see older history. All in
+# one, so that a wait that is just being met is seen as one or the other.
 READ_RUNS = """
-SELECT r.id, r.input, r.created_at, r.deadline
-  FROM unnest($1::text[], $2::int[]) c (id, gen) JOIN edda_run r USING (id, gen)"""
-READ_HISTORY = """
-SELECT h.run_id, h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n
-  FROM unnest($1::text[], $2::int[]) c (run_id, gen) JOIN edda_hist h USING (run_id, gen) ORDER BY h.run_id, h.seq"""
-READ_INBOX = """
-SELECT d.run_id, d.n, d.kind, d.at, d.step, d.value
-  FROM unnest($1::text[], $2::int[]) c (run_id, absorbed) JOIN edda_delivery d ON d.run_id = c.run_id
- WHERE d.n > c.absorbed ORDER BY d.run_id, d.n"""
+SELECT r.id, r.input, r.created_at, r.deadline,
+       ARRAY(SELECT w.step FROM edda_wait w WHERE w.run_id = r.id ORDER BY w.step) AS waits,
+       ARRAY(SELECT (h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n,
+                     h.event)::edda_entry_row
+               FROM edda_hist h WHERE h.run_id = r.id AND h.gen = r.gen ORDER BY h.seq) AS history,
+       ARRAY(SELECT (d.run_id, d.n, d.kind, d.at, d.step, coalesce(e.body, d.value), d.event)::edda_letter_row
+               FROM edda_delivery d LEFT JOIN edda_event e ON e.seq = d.event
+              WHERE d.run_id = r.id AND d.n > c.absorbed ORDER BY d.n) AS inbox
+  FROM unnest($1::text[], $2::int[], $3::int[]) c (id, gen, absorbed) JOIN edda_run r USING (id, gen)"""
 
 NEXT_DUE = timed("""
 SELECT min(first.ready_at), {now}
@@ -71,8 +68,10 @@ WITH parked AS MATERIALIZED (
 UPDATE edda_sched s SET ready_at = {now} FROM parked WHERE s.run_id = parked.run_id""")
 
 MAIL = """
-SELECT d.run_id, d.n, d.kind, d.at, d.step, d.value
-  FROM edda_sched s JOIN edda_delivery d ON d.run_id = s.run_id AND d.n > s.absorbed
+SELECT d.run_id, d.n, d.kind, d.at, d.step, coalesce(e.body, d.value) AS value, d.event
+  FROM edda_sched s
+  JOIN edda_delivery d ON d.run_id = s.run_id AND d.n > s.absorbed
+  LEFT JOIN edda_event e ON e.seq = d.event
  WHERE s.owner = $1 AND s.owner IS NOT NULL AND s.delivered > s.absorbed ORDER BY d.run_id, d.n"""
 
 
@@ -103,25 +102,13 @@ class PostgresQueue:
 
 
 async def _load(session: Session, claimed: Sequence[asyncpg.Record]) -> tuple[ClaimedRun, ...]:
-    ids, gens = [row["run_id"] for row in claimed], [row["gen"] for row in claimed]
-    births = {row["id"]: row for row in await session.fetch(READ_RUNS, ids, gens)}
-    entries = _by_run((row["run_id"], entry_of(row)) for row in await session.fetch(READ_HISTORY, ids, gens))
-    inbox = await session.fetch(READ_INBOX, ids, [row["absorbed"] for row in claimed])
-    letters = _by_run((row["run_id"], delivery_of(row)) for row in inbox)
-    runs = (_join(row, births[row["run_id"]], entries[row["run_id"]], letters[row["run_id"]]) for row in claimed)
+    columns = [[row[name] for row in claimed] for name in ("run_id", "gen", "absorbed")]
+    births = {row["id"]: row for row in await session.fetch(READ_RUNS, *columns)}
+    runs = (_join(row, births[row["run_id"]]) for row in claimed)
     return tuple(run for run in runs if not _is_void(run))
 
 
-def _by_run(pairs: Iterable[tuple[RunId, T]]) -> defaultdict[RunId, list[T]]:
-    grouped: defaultdict[RunId, list[T]] = defaultdict(list)
-    for run_id, item in pairs:
-        grouped[run_id].append(item)
-    return grouped
-
-
-def _join(
-    row: asyncpg.Record, birth: asyncpg.Record, entries: Sequence[Entry], letters: Sequence[Delivery]
-) -> ClaimedRun:
+def _join(row: asyncpg.Record, birth: asyncpg.Record) -> ClaimedRun:
     return ClaimedRun(
         run_id=row["run_id"],
         workflow=row["workflow"],
@@ -132,8 +119,10 @@ def _join(
         deadline=birth["deadline"],
         absorbed=row["absorbed"],
         attempts=row["attempts"],
-        entries=tuple(entries),
-        mail=tuple(letters),
+        entries=tuple(map(entry_of, birth["history"])),
+        mail=tuple(map(delivery_of, birth["inbox"])),
+        waits=tuple(birth["waits"]),
+        start_seq=row["start_seq"],
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from edda.core.model import Delivery, Entry, EntryKind, RunRecord
+from edda.core.model import Delivery, Entry, EntryKind, Event, RunRecord, StoredEvent, Wait
 from edda.core.states import RunStatus
 
 
@@ -20,11 +20,29 @@ def entry_of(row: asyncpg.Record) -> Entry:
         value=row["value"],
         attempt=row["attempt"],
         n=row["n"],
+        event=row["event"],
     )
 
 
 def delivery_of(row: asyncpg.Record) -> Delivery:
-    return Delivery(row["run_id"], row["n"], EntryKind(row["kind"]), row["at"], row["step"], row["value"])
+    return Delivery(
+        run_id=row["run_id"],
+        n=row["n"],
+        kind=EntryKind(row["kind"]),
+        at=row["at"],
+        step=row["step"],
+        value=row["value"],
+        event=row["event"],
+    )
+
+
+def event_of(row: asyncpg.Record) -> StoredEvent:
+    event = Event(row["source"], row["id"], row["type"], row["target"], row["body"])
+    return StoredEvent(row["seq"], row["received_at"], event)
+
+
+def wait_of(row: asyncpg.Record) -> Wait:
+    return Wait(row["step"], row["key"], row["own_key"], row["type"], row["match"], row["due"])
 
 
 def record_of(row: asyncpg.Record) -> RunRecord:

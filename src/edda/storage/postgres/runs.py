@@ -20,8 +20,9 @@ WITH wanted AS MATERIALIZED (
          INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline)
          SELECT id, 0, workflow, input, created_at, deadline FROM wanted
          ON CONFLICT DO NOTHING RETURNING id)
-INSERT INTO edda_sched (run_id, workflow, gen, epoch, status, ready_at)
-SELECT id, workflow, 0, 0, 'running', coalesce(ready_at, {now}) FROM wanted JOIN born USING (id)
+INSERT INTO edda_sched (run_id, workflow, gen, epoch, status, ready_at, start_seq)
+SELECT id, workflow, 0, 0, 'running', coalesce(ready_at, {now}), (SELECT last_value FROM edda_event_seq)
+  FROM wanted JOIN born USING (id)
 RETURNING run_id""")
 
 CANCEL = timed("""
@@ -38,7 +39,7 @@ WHY_NOT_CANCELLED = """
 SELECT (SELECT cancelled FROM edda_sched WHERE run_id = $1), EXISTS (SELECT FROM edda_run WHERE id = $1)"""
 
 HISTORY = """
-SELECT seq, kind, step, name, ok, at, input, value, attempt, n FROM edda_hist
+SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event FROM edda_hist
  WHERE run_id = $1 AND gen = coalesce($2::int, (SELECT max(gen) FROM edda_run WHERE id = $1)) ORDER BY seq"""
 
 # What waits, but is due and nobody's, runs as soon as somebody takes it: people should not read "waiting".

@@ -24,12 +24,15 @@ RECORD = timed("INSERT INTO edda_migration (name, checksum, applied_at) VALUES (
 
 
 async def migrate(line: Pool) -> tuple[str, ...]:
-    applied: list[str] = []
+    """All that is missing in one transaction: the lock goes with it, and a second migrator finds nothing to do."""
     async with line.session() as session:
-        while migration := await _apply_next(session):
-            applied.append(migration.name)
+        async with session.transaction():
+            await _lock(session)
+            todo = await _missing(session)
+            for migration in todo:
+                await _apply(session, migration)
         await session.close()  # it is needed once in the life of a process
-    return tuple(applied)
+    return tuple(migration.name for migration in todo)
 
 
 async def pending(line: Pool) -> tuple[str, ...]:
@@ -37,17 +40,11 @@ async def pending(line: Pool) -> tuple[str, ...]:
         return tuple(migration.name for migration in await _missing(session))
 
 
-async def _apply_next(session: Session) -> Migration | None:
-    async with session.transaction():
-        await _lock(session)
-        todo = await _missing(session)
-        if not todo:
-            return None
-        await session.execute(CREATE)
-        for statement in todo[0].statements():
-            await session.execute(statement)
-        await session.execute(RECORD, todo[0].name, todo[0].checksum)
-        return todo[0]
+async def _apply(session: Session, migration: Migration) -> None:
+    await session.execute(CREATE)
+    for statement in migration.statements():
+        await session.execute(statement)
+    await session.execute(RECORD, migration.name, migration.checksum)
 
 
 async def _lock(session: Session) -> None:

@@ -71,9 +71,10 @@ class Session:
         await self._send(f"LISTEN {channel}", self._connection.add_listener, channel, hear)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[None]:
-        await self.execute(BEGIN)
+    async def transaction(self, opening: str = BEGIN) -> AsyncIterator[None]:
+        """`opening` begins it, and may go on to take locks in the same message."""
         try:
+            await self.execute(opening)
             yield
         except (StorageConflictError, StorageRejectedError):
             await self.execute(ROLLBACK)

@@ -7,9 +7,11 @@ from edda.storage.ports import Probe
 
 from . import schema
 from .clock import timed
+from .events import PostgresEvents
 from .journal import PostgresJournal
 from .news import PostgresNews
 from .pool import Address, Pool
+from .pruning import PostgresPruning
 from .queue import PostgresQueue
 from .runs import PostgresRuns
 from .workers import PostgresWorkers
@@ -18,7 +20,7 @@ OLDEST = 12
 NOW = timed("SELECT {now}")
 
 
-class PostgresStorage(PostgresJournal, PostgresWorkers, PostgresQueue, PostgresRuns):
+class PostgresStorage(PostgresJournal, PostgresWorkers, PostgresQueue, PostgresRuns, PostgresEvents, PostgresPruning):
     """`url` is postgresql://user:password@host/database.
 
     Behind a PgBouncer that pools by transaction, set `statement_cache_size=0`, and let PgBouncer ignore the start-up

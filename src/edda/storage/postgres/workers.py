@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import Registered, RunId, Takeover, WorkerId, WorkerInfo
 
 from .clock import timed
 from .pool import Address, Pool
@@ -22,7 +22,7 @@ BEAT = timed("""
 WITH clock AS MATERIALIZED (SELECT {now} AS now)
 UPDATE edda_worker SET expires_at = now + $2 FROM clock WHERE id = $1 RETURNING now""")
 
-NEIGHBOURS = "SELECT id, service, host, pid FROM edda_worker WHERE host = $1"
+ROSTER = timed("SELECT id, service, host, pid, expires_at < {now} FROM edda_worker")
 
 FIND_LAPSED = timed("""
 SELECT id FROM edda_worker WHERE expires_at < (SELECT {now}) AND id <> $1
@@ -75,9 +75,10 @@ class PostgresWorkers:
             await session.execute(DELETE_FENCE, worker)
             await session.execute(FREE, worker)
 
-    async def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
+    async def roster(self) -> tuple[Registered, ...]:
         async with self._pool.session() as session:
-            return tuple(WorkerInfo(*row) for row in await session.fetch(NEIGHBOURS, host))
+            rows = await session.fetch(ROSTER)
+        return tuple(Registered(WorkerInfo(*info), is_lapsed) for *info, is_lapsed in rows)
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
         async with self._pool.session() as session, session.transaction():

@@ -23,6 +23,7 @@ from .lock import Turn, leave_turn, share_turn
 
 T = TypeVar("T")
 _Values = Sequence[Any] | Mapping[str, Any]
+Version = tuple[int, int, int]
 
 MEMORY = ":memory:"
 OLDEST = (3, 35, 0)
@@ -55,6 +56,7 @@ class Connection:
         self._synchronous = SYNCHRONOUS[synchronous]
         self._probe = probe
         self._raw: sqlite3.Connection | None = None
+        self._openings = 0
         self._killed = threading.Event()
         # Nobody else can see a database in memory, so there is nobody to take turns with.
         self._turn: AbstractContextManager[None] = nullcontext() if path == MEMORY else share_turn(f"{path}.lock")
@@ -73,6 +75,16 @@ class Connection:
 
     def row(self, sql: str, values: _Values = ()) -> Any | None:
         return next(iter(self.rows(sql, values)), None)
+
+    def version(self) -> Version:
+        """The same for as long as the database is the same, whoever writes to it.
+
+        `data_version` tells of the others' commits, in numbers of each connection's own. No probe stands beside the
+        look: it comes by the clock and asks for nothing that is stored.
+        """
+        raw = self._usable()
+        ((seen,),) = raw.execute("PRAGMA data_version").fetchall()
+        return self._openings, raw.total_changes, seen
 
     # What lanes use
 
@@ -113,9 +125,7 @@ class Connection:
 
     def _pass(self, sql: str, send: Callable[[sqlite3.Connection], T]) -> T:
         """Every statement passes here."""
-        raw, probe = self._raw, self._probe
-        if self._killed.is_set() or raw is None:
-            raise StorageUnavailableError("the connection is closed")
+        raw, probe = self._usable(), self._probe
         if probe is None:
             return send(raw)
         probe.before(sql)
@@ -123,9 +133,15 @@ class Connection:
         probe.after(sql)
         return answer
 
+    def _usable(self) -> sqlite3.Connection:
+        if self._killed.is_set() or self._raw is None:
+            raise StorageUnavailableError("the connection is closed")
+        return self._raw
+
     def _open(self) -> None:
         if self._raw is not None or self._killed.is_set():
             return
+        self._openings += 1
         # Autocommit: transactions begin where we say so.
         self._raw = raw = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT / 1000, isolation_level=None)
         if self._path != MEMORY:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from edda.core.model import Absorb, Bundle, End, Fence, Release, RunId, Start, WorkerId
+from edda.core.model import Absorb, Bundle, End, Fence, Release, RunId, Start, WorkerId, Written
 from edda.core.states import RunStatus
 
+from . import waits
 from .connection import Connection
 
 _Row = tuple[Any, ...]
@@ -19,13 +20,15 @@ _OWNED = "SELECT run_id, epoch FROM edda_sched WHERE owner = ?"
 
 _RUN = "INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline) VALUES (?, ?, ?, ?, ?, ?)"
 _SCHED = """
-INSERT INTO edda_sched (run_id, gen, epoch, workflow, owner, ready_at, status, reason, absorbed, attempts)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+INSERT INTO edda_sched
+       (run_id, gen, epoch, workflow, owner, ready_at, status, reason, absorbed, attempts, start_seq)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT coalesce(max(seq), 0) FROM edda_event))"""
 _HIST = """
-INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attempt, n, input, value)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attempt, n, event, input, value)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _RESULT = "INSERT INTO edda_result (run_id, gen, status, value, ended_at) VALUES (?, ?, ?, ?, ?)"
 _END = "DELETE FROM edda_sched WHERE run_id = ?"
+_END_WAITS = "DELETE FROM edda_wait WHERE run_id = ?"
 _ABSORB = "UPDATE edda_sched SET absorbed = ? WHERE run_id = ?"
 # Mail that came meanwhile makes the run ready at once.
 _RELEASE = """
@@ -41,14 +44,15 @@ SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.valu
  WHERE s.delivered <> s.absorbed"""
 
 
-def write(db: Connection, fence: Fence, batch: Sequence[Bundle]) -> frozenset[RunId] | None:
+def write(db: Connection, fence: Fence, batch: Sequence[Bundle], now: int) -> Written | None:
     if db.run(_BUMP, (fence.worker, fence.batch_no, fence.moves)) != 1:
         return None
+    unmet = waits.settle(db, batch, now)
     rows = _Rows(fence.worker)
     for bundle in batch:
-        rows.add(bundle)
+        rows.add(bundle, stays=bundle.run_id in unmet)
     rows.send(db)
-    return rows.mailed(db)
+    return Written(rows.mailed(db), unmet)
 
 
 def read_fence(db: Connection, worker: WorkerId) -> Fence | None:
@@ -73,7 +77,8 @@ class _Rows:
         self.results: list[_Row] = []
         self.ended: list[_Row] = []
 
-    def add(self, bundle: Bundle) -> None:
+    def add(self, bundle: Bundle, stays: bool) -> None:
+        """A run that stays is not released: it has mail to read."""
         if bundle.entries:
             self._add_entries(bundle)
         if bundle.start is not None:
@@ -83,18 +88,19 @@ class _Rows:
             case End(status=status, value=value, at=at):
                 self.results.append((run_id, bundle.gen, status.value, value, at))
                 self.ended.append((run_id,))
-            case Absorb(absorbed=absorbed) if bundle.start is None:
-                self.absorbed.append((absorbed, run_id))
-            case Release() as move if bundle.start is None:
+            case Release() as move if bundle.start is None and not stays:
                 self.released.append((run_id, move.absorbed, move.ready_at, move.status.value, move.reason))
+            case Absorb(absorbed=absorbed) | Release(absorbed=absorbed) if bundle.start is None:
+                self.absorbed.append((absorbed, run_id))
 
     def _add_entries(self, bundle: Bundle) -> None:
         # Enumerations and booleans as plain values: the driver looks long for how to adapt anything else.
-        run_id, gen, epoch = bundle.run_id, bundle.gen, bundle.epoch
-        self.hists += [
-            (run_id, gen, epoch, e.seq, e.kind.value, e.step, e.name, int(e.ok), e.at, e.attempt, e.n, e.input, e.value)
-            for e in bundle.entries
-        ]
+        run, gen, epoch = bundle.run_id, bundle.gen, bundle.epoch
+        for e in bundle.entries:
+            ok, kind = int(e.ok), e.kind.value
+            self.hists.append(
+                (run, gen, epoch, e.seq, kind, e.step, e.name, ok, e.at, e.attempt, e.n, e.event, e.input, e.value)
+            )
 
     def _add_start(self, bundle: Bundle, start: Start) -> None:
         self.runs.append((start.run_id, bundle.gen, start.workflow, start.input, start.created_at, start.deadline))
@@ -122,6 +128,7 @@ class _Rows:
             (_RELEASE, self.released),
             (_RESULT, self.results),
             (_END, self.ended),
+            (_END_WAITS, self.ended),
         ):
             if rows:
                 db.many(sql, rows)

@@ -1,5 +1,7 @@
 """File locks: one that lets the processes of a database write in turn, and one per worker that shows it lives.
 
+The file of a worker also keeps its lease: renewing it there costs no transaction.
+
 `lockf`, not `flock`: a child forked by user code would keep a `flock` after its parent was killed. A `lockf` lock
 excludes processes, not threads, and is lost when ANY descriptor of the file is closed in its process. So each
 file is opened once per process, and these registries are process-wide.
@@ -101,6 +103,25 @@ class Presence:
                 return _try_lock(descriptor)
             finally:
                 os.close(descriptor)
+
+    def renew(self, worker: WorkerId, until: int) -> bool:
+        """Keep the lease as the time of the file, in microseconds of the database's clock; False if there is no file.
+
+        By name: to open the file here and close it again might drop the lock.
+        """
+        try:
+            os.utime(self._prefix + worker, ns=(until * 1000, until * 1000))
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StorageUnavailableError(f"cannot renew {self._prefix}{worker}: {error}") from error
+        return True
+
+    def is_over(self, worker: WorkerId, expires_at: int, now: int) -> bool:
+        """Nobody waits for the lease of a process that is dead; `expires_at` is for workers without a file."""
+        with suppress(OSError):
+            expires_at = os.stat(self._prefix + worker).st_mtime_ns // 1000
+        return expires_at < now or self.is_lost(worker)
 
     def release(self, worker: WorkerId) -> None:
         """Look dead to everybody; the file stays for them to find."""

@@ -19,22 +19,27 @@ _TAKE = """
 UPDATE edda_sched SET owner = ?, epoch = epoch + 1, ready_at = NULL, status = 'running', reason = NULL
  WHERE run_id = ?"""
 _TAKEN = """
-SELECT r.id, r.workflow, r.gen, s.epoch, r.input, r.created_at, r.deadline, s.absorbed, s.attempts
+SELECT r.id, r.workflow, r.gen, s.epoch, r.input, r.created_at, r.deadline, s.absorbed, s.attempts,
+       s.start_seq
   FROM json_each(?) i
  CROSS JOIN edda_sched s ON s.run_id = i.value
  CROSS JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen
  ORDER BY i.key"""
 _HISTORY = """
-SELECT h.run_id, h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n
+SELECT h.run_id, h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n, h.event
   FROM json_each(?) i
  CROSS JOIN edda_sched s ON s.run_id = i.value
  CROSS JOIN edda_hist h ON h.run_id = s.run_id AND h.gen = s.gen
  ORDER BY i.key, h.seq"""
-_UNREAD = """
-SELECT d.run_id, d.n, d.kind, d.at, d.step, d.value
+_WAITS = """
+SELECT w.run_id, w.step FROM json_each(?) i CROSS JOIN edda_wait w ON w.run_id = i.value ORDER BY w.run_id, w.step"""
+# The letter of an event has only its number.
+_LETTER = "SELECT d.run_id, d.n, d.kind, d.at, d.step, coalesce(e.body, d.value), d.event"
+_UNREAD = f"""{_LETTER}
   FROM json_each(?) i
  CROSS JOIN edda_sched s ON s.run_id = i.value
  CROSS JOIN edda_delivery d ON d.run_id = s.run_id AND d.n > s.absorbed
+  LEFT JOIN edda_event e ON e.seq = d.event
  ORDER BY i.key, d.n"""
 _NEXT = """
 SELECT ready_at FROM edda_sched INDEXED BY edda_sched_ready
@@ -42,10 +47,10 @@ SELECT ready_at FROM edda_sched INDEXED BY edda_sched_ready
 _UNPARK = """
 UPDATE edda_sched INDEXED BY edda_sched_parked SET ready_at = ?
  WHERE status = 'parked' AND owner IS NULL AND workflow IN (SELECT value FROM json_each(?))"""
-_MAIL = """
-SELECT d.run_id, d.n, d.kind, d.at, d.step, d.value
+_MAIL = f"""{_LETTER}
   FROM edda_sched s INDEXED BY edda_sched_mail
  CROSS JOIN edda_delivery d ON d.run_id = s.run_id AND d.n > s.absorbed
+  LEFT JOIN edda_event e ON e.seq = d.event
  WHERE s.owner = ? AND s.delivered > s.absorbed
  ORDER BY d.run_id, d.n"""
 
@@ -71,23 +76,29 @@ def _due(db: Connection, workflows: Iterable[str], limit: int, now: int) -> list
 
 def _load(db: Connection, run_ids: list[RunId]) -> tuple[ClaimedRun, ...]:
     ids = (json.dumps(run_ids),)
+    waits: defaultdict[RunId, list[str]] = defaultdict(list)
+    for run_id, step in db.rows(_WAITS, ids):
+        waits[run_id].append(step)
     entries: defaultdict[RunId, list[Entry]] = defaultdict(list)
     for run_id, *row in db.rows(_HISTORY, ids):
         entries[run_id].append(as_entry(row))
     mail: defaultdict[RunId, list[Delivery]] = defaultdict(list)
     for delivery in _deliveries(db.rows(_UNREAD, ids)):
         mail[delivery.run_id].append(delivery)
-    return tuple(_claimed(run, entries[run[0]], mail[run[0]]) for run in db.rows(_TAKEN, ids))
+    return tuple(_claimed(run, entries[run[0]], mail[run[0]], waits[run[0]]) for run in db.rows(_TAKEN, ids))
 
 
-def _claimed(run: tuple[Any, ...], entries: Iterable[Entry], mail: Iterable[Delivery]) -> ClaimedRun:
-    values = (*run, tuple(entries), tuple(mail))
+def _claimed(
+    run: tuple[Any, ...], entries: Iterable[Entry], mail: Iterable[Delivery], waits: Iterable[str]
+) -> ClaimedRun:
+    *row, start_seq = run
+    values = (*row, tuple(entries), tuple(mail), tuple(waits), start_seq)
     return ClaimedRun(*values)
 
 
-def next_due(db: Connection, workflows: Iterable[str], now: int) -> int | None:
-    rows = [row for workflow in workflows if (row := db.row(_NEXT, (workflow,)))]
-    return max(0, min(rows)[0] - now) if rows else None
+def next_ready(db: Connection, workflows: tuple[str, ...]) -> int | None:
+    """When the first run without an owner is due."""
+    return min((row[0] for workflow in workflows if (row := db.row(_NEXT, (workflow,)))), default=None)
 
 
 def unpark(db: Connection, workflows: Sequence[str], now: int) -> int:
@@ -99,9 +110,9 @@ def mail(db: Connection, worker: WorkerId) -> tuple[Delivery, ...]:
 
 
 def as_entry(row: Sequence[Any]) -> Entry:
-    seq, kind, step, name, ok, at, input, value, attempt, n = row
-    return Entry(seq, _KINDS[kind], step, name, bool(ok), at, input, value, attempt, n)
+    seq, kind, step, name, ok, *rest = row
+    return Entry(seq, _KINDS[kind], step, name, bool(ok), *rest)
 
 
 def _deliveries(rows: Iterable[Sequence[Any]]) -> tuple[Delivery, ...]:
-    return tuple(Delivery(run_id, n, _KINDS[kind], at, step, value) for run_id, n, kind, at, step, value in rows)
+    return tuple(Delivery(run_id, n, _KINDS[kind], *rest) for run_id, n, kind, *rest in rows)

@@ -15,7 +15,8 @@ _RUN = """
 INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline) VALUES (?, 0, ?, ?, ?, ?)
     ON CONFLICT (id, gen) DO NOTHING"""
 _SCHED = """
-INSERT INTO edda_sched (run_id, workflow, status, epoch, gen, ready_at) VALUES (?, ?, 'running', 0, 0, ?)"""
+INSERT INTO edda_sched (run_id, workflow, status, epoch, gen, ready_at, start_seq)
+VALUES (?, ?, 'running', 0, 0, ?, (SELECT coalesce(max(seq), 0) FROM edda_event))"""
 
 _EXISTS = "SELECT 1 FROM edda_run WHERE id = ? LIMIT 1"
 _INBOX = "SELECT cancelled, delivered FROM edda_sched WHERE run_id = ?"
@@ -64,7 +65,7 @@ _FIND_OPEN = f"""{_RECORD}
 _LAST = 2**63 - 1
 
 _HISTORY = """
-SELECT seq, kind, step, name, ok, at, input, value, attempt, n FROM edda_hist
+SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event FROM edda_hist
  WHERE run_id = ?1 AND gen = coalesce(?2, (SELECT max(gen) FROM edda_run WHERE id = ?1)) ORDER BY seq"""
 
 

@@ -9,34 +9,44 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar, TypeVarTuple
 
 from edda.core.model import (
+    Accepted,
     Bundle,
     CancelOutcome,
     Claim,
     Delivery,
     Entry,
     Fence,
+    Incoming,
+    Registered,
     RunFilter,
     RunId,
     RunRecord,
+    Shapes,
     Start,
+    StoredEvent,
     Takeover,
+    Wait,
     WorkerId,
     WorkerInfo,
+    Written,
 )
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import Probe
 
-from . import journal, queue, runs, schema, workers
+from . import events, journal, pruning, queue, runs, schema, waits, workers
 from .connection import MEMORY, OLDEST, SYNCHRONOUS, Connection
 from .desk import Desk
 from .lock import Presence
+from .memo import Memo
+from .pulse import SQLitePulse
 from .watch import Watch
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 GOODBYE = 1.0
 """Seconds a kill waits for the statements that run; whoever stands in a queue for the file is left there."""
@@ -68,6 +78,7 @@ class SQLiteStorage:
         self._workers: set[WorkerId] = set()
         self._writer: Desk | None = None
         self._reader: Desk | None = None
+        self._memo = Memo()
         self._watch: Watch | None = None
         self._pulses: set[Desk] = set()
         self._news = asyncio.Event()
@@ -121,8 +132,8 @@ class SQLiteStorage:
 
     # Journal: what a worker asks about its own writes waits behind them
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> frozenset[RunId] | None:
-        return await self._transact(lambda db: journal.write(db, fence, batch))
+    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
+        return await self._transact(lambda db: journal.write(db, fence, batch, self._now()))
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
         return await _open_only(self._writer).read(lambda db: journal.read_fence(db, worker))
@@ -137,28 +148,37 @@ class SQLiteStorage:
             self._presence.hold(worker.id)
             self._workers.add(worker.id)
         try:
-            return await self._transact(lambda db: workers.register(db, worker, lease, self._now()))
+            return await self._transact(lambda db: self._register(db, worker, lease))
         except BaseException:  # whoever sees a row all the same may take it over at once
             self._release(worker.id)
             raise
+
+    def _register(self, db: Connection, worker: WorkerInfo, lease: int) -> int:
+        now = self._now()
+        self._presence.renew(worker.id, now + lease)
+        return workers.register(db, worker, now + lease, now)
 
     async def retire(self, worker: WorkerId) -> None:
         await self._transact(lambda db: workers.retire(db, worker, self._now()))
         self._bury(worker)
 
-    async def neighbours(self, host: str) -> tuple[WorkerInfo, ...]:
-        return await self._read(lambda db: workers.neighbours(db, host))
+    async def roster(self) -> tuple[Registered, ...]:
+        known = await self._recall(workers.roster)
+        return tuple(Registered(info, self._is_over(info.id, expires_at)) for info, expires_at in known)
+
+    def _is_over(self, worker: WorkerId, expires_at: int) -> bool:
+        return self._presence.is_over(worker, expires_at, self._now())
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
-        takeover = await self._transact(lambda db: workers.take_over(db, me, self._presence.is_lost, self._now()))
+        takeover = await self._transact(lambda db: workers.take_over(db, me, self._is_over, self._now()))
         if takeover:
             self._bury(takeover.worker)
         return takeover
 
     async def free_orphans(self) -> int:
         total = 0
-        while freed := await self._transact(lambda db: workers.free_orphans(db, self._now())):
-            total += freed
+        while await self._recall(workers.has_orphans):
+            total += await self._transact(lambda db: workers.free_orphans(db, self._now()))
         return total
 
     async def disown(self, run_id: RunId) -> bool:
@@ -166,11 +186,11 @@ class SQLiteStorage:
 
     async def pulse(self) -> SQLitePulse:
         if self._in_memory:
-            return SQLitePulse(_open_only(self._writer), self._now)
+            return SQLitePulse(_open_only(self._writer), self._presence, self._now)
         _open_only(self._writer)
         desk = self._desk("pulse")
         self._pulses.add(desk)
-        return SQLitePulse(desk, self._now, self._end_pulse)
+        return SQLitePulse(desk, self._presence, self._now, self._end_pulse)
 
     # Queue
 
@@ -178,7 +198,8 @@ class SQLiteStorage:
         return await self._transact(lambda db: queue.claim(db, worker, workflows, limit, self._now()))
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:
-        return await self._read(lambda db: queue.next_due(db, workflows, self._now()))
+        ready_at = await self._recall(queue.next_ready, tuple(workflows))
+        return None if ready_at is None else max(0, ready_at - self._now())
 
     async def unpark(self, workflows: Sequence[str]) -> int:
         return await self._transact(lambda db: queue.unpark(db, workflows, self._now()))
@@ -202,6 +223,54 @@ class SQLiteStorage:
 
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:
         return await self._read(lambda db: runs.find(db, filter, self._now()))
+
+    # Events
+
+    async def accept(self, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
+        return await self._transact(lambda db: events.accept(db, post, versions, self._now()))
+
+    async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
+        return await self._read(lambda db: events.shapes(db, types))
+
+    async def learn(self, type: str, shape: str) -> int:
+        return await self._transact(lambda db: events.learn(db, type, shape))
+
+    async def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+        await self._transact(lambda db: events.fill(db, type, shape, keys, after))
+
+    async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+        return await self._read(lambda db: events.log(db, type, after, upto, limit))
+
+    async def last_event(self, before: int | None = None) -> int:
+        return await self._read(lambda db: events.last_event(db, before))
+
+    async def find_event(self, source: str, id: str) -> StoredEvent | None:
+        return await self._read(lambda db: events.find_event(db, source, id))
+
+    async def waits(self, run_id: RunId) -> tuple[Wait, ...]:
+        return await self._read(lambda db: waits.of_run(db, run_id))
+
+    # Pruning
+
+    async def prune_events(self, before: int, limit: int) -> int:
+        if not await self._is_any_before(before, pruning.oldest_event):
+            return 0
+        hidden = await self._transact(lambda db: pruning.hide_events(db, before, limit))
+        return hidden + await self._transact(lambda db: pruning.prune_events(db, before, limit))
+
+    async def prune_letters(self, before: int, limit: int) -> int:
+        if not await self._is_any_before(before, pruning.oldest_letter):
+            return 0
+        return await self._transact(lambda db: pruning.prune_letters(db, before, limit))
+
+    async def prune_runs(self, before: int, limit: int) -> int:
+        if not await self._is_any_before(before, pruning.first_ended):
+            return 0
+        return await self._transact(lambda db: pruning.prune_runs(db, before, limit))
+
+    async def _is_any_before(self, before: int, oldest: Callable[[Connection], int | None]) -> bool:
+        moment = await self._recall(oldest)
+        return moment is not None and moment < before
 
     # News
 
@@ -238,6 +307,10 @@ class SQLiteStorage:
     async def _read(self, job: Callable[[Connection], T]) -> T:
         return await _open_only(self._reader).read(job)
 
+    async def _recall(self, ask: Callable[[Connection, *Ts], T], *args: *Ts) -> T:
+        """What is asked by the clock costs a database at rest no statement."""
+        return await self._read(lambda db: self._memo.recall(db, ask, *args))
+
     async def _end_pulse(self, desk: Desk) -> None:
         self._pulses.discard(desk)
         await desk.close()
@@ -264,25 +337,6 @@ class SQLiteStorage:
     def _release(self, worker: WorkerId) -> None:
         self._workers.discard(worker)
         self._presence.release(worker)
-
-
-class SQLitePulse:
-    """Beats on a connection of its own: a batch in the writer's queue does not hold it up."""
-
-    def __init__(
-        self, desk: Desk, now: Callable[[], int], end: Callable[[Desk], Awaitable[None]] | None = None
-    ) -> None:
-        self._desk = desk
-        self._now = now
-        self._end = end
-
-    async def beat(self, worker: WorkerId, lease: int) -> int | None:
-        return await self._desk.transact(lambda db: workers.beat(db, worker, lease, self._now()))
-
-    async def close(self) -> None:
-        end, self._end = self._end, None
-        if end:
-            await end(self._desk)
 
 
 def _open_only(desk: Desk | None) -> Desk:

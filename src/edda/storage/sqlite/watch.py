@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from edda.errors import StorageError
 
-from .connection import Connection
+from .connection import Connection, Version
 from .desk import Desk
 
 SHORTEST = 0.005
@@ -20,21 +20,20 @@ GROWTH = 1.02
 class Watch:
     """Looks from a thread and a connection of its own, and only while somebody asks.
 
-    The connection never writes (a connection does not see its own commits as news) and has no probe: looks come
-    by the clock and are no part of any transaction.
+    The connection never writes: its own commits would be news.
     """
 
     def __init__(self, connection: Connection, heard: Callable[[], None]) -> None:
         self._desk = Desk("watch", connection)
         self._heard = heard
-        self._seen = 0
+        self._seen: Version | None = None
         self._pause = SHORTEST
         self._askers = 0
         self._looking = False
 
     async def open(self) -> None:
         """News is what comes after this."""
-        self._seen = await self._desk.read(_version)
+        self._seen = await self._desk.read(Connection.version)
 
     async def close(self) -> None:
         self._askers = 0
@@ -74,13 +73,8 @@ class Watch:
         """In the thread: True at the first change, False when nobody asks any more."""
         while self._askers > 0:
             time.sleep(self._pause)
-            if (version := _version(db)) != self._seen:
+            if (version := db.version()) != self._seen:
                 self._seen, self._pause = version, SHORTEST
                 return True
             self._pause = min(self._pause * GROWTH, LONGEST)
         return False
-
-
-def _version(db: Connection) -> int:
-    ((version,),) = db.rows("PRAGMA data_version")
-    return int(version)

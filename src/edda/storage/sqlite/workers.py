@@ -13,8 +13,9 @@ AT_ONCE = 5_000
 
 _FENCE = "INSERT INTO edda_fence (worker, batch_no, moves) VALUES (?, 0, 0)"
 _WORKER = "INSERT INTO edda_worker (id, service, host, pid, started_at, expires_at) VALUES (?, ?, ?, ?, ?, ?)"
+_KNOWN = "SELECT 1 FROM edda_worker WHERE id = ?"
 _BEAT = "UPDATE edda_worker SET expires_at = ? WHERE id = ?"
-_NEIGHBOURS = "SELECT id, service, host, pid FROM edda_worker WHERE host = ?"
+_ROSTER = "SELECT id, service, host, pid, expires_at FROM edda_worker"
 _OTHERS = "SELECT id, expires_at FROM edda_worker WHERE id <> ? ORDER BY expires_at, id"
 _DROP_FENCE = "DELETE FROM edda_fence WHERE worker = ?"
 _DROP_WORKER = "DELETE FROM edda_worker WHERE id = ?"
@@ -29,18 +30,23 @@ _MOVE = "UPDATE edda_fence SET moves = moves + 1 WHERE worker = ?"
 _DISOWN = "UPDATE edda_sched SET owner = NULL, ready_at = ? WHERE run_id = ? AND owner = ?"
 
 
-def register(db: Connection, worker: WorkerInfo, lease: int, now: int) -> int:
+def register(db: Connection, worker: WorkerInfo, expires_at: int, now: int) -> int:
     db.run(_FENCE, (worker.id,))
-    db.run(_WORKER, (worker.id, worker.service, worker.host, worker.pid, now, now + lease))
+    db.run(_WORKER, (worker.id, worker.service, worker.host, worker.pid, now, expires_at))
     return now
+
+
+def is_known(db: Connection, worker: WorkerId) -> bool:
+    return db.row(_KNOWN, (worker,)) is not None
 
 
 def beat(db: Connection, worker: WorkerId, lease: int, now: int) -> int | None:
     return now if db.run(_BEAT, (now + lease, worker)) else None
 
 
-def neighbours(db: Connection, host: str) -> tuple[WorkerInfo, ...]:
-    return tuple(WorkerInfo(*row) for row in db.rows(_NEIGHBOURS, (host,)))
+def roster(db: Connection) -> tuple[tuple[WorkerInfo, int], ...]:
+    """With the ends of their leases, as far as their rows know."""
+    return tuple((WorkerInfo(*info), expires_at) for *info, expires_at in db.rows(_ROSTER))
 
 
 def retire(db: Connection, worker: WorkerId, now: int) -> int:
@@ -50,13 +56,16 @@ def retire(db: Connection, worker: WorkerId, now: int) -> int:
     return db.run(_FREE_OWNED, (now, worker, AT_ONCE))
 
 
-def take_over(db: Connection, me: WorkerId, is_lost: Callable[[WorkerId], bool], now: int) -> Takeover | None:
-    """Nobody waits for the lease of a process that is known to be dead."""
+def take_over(db: Connection, me: WorkerId, is_over: Callable[[WorkerId, int], bool], now: int) -> Takeover | None:
     others: list[tuple[WorkerId, int]] = db.rows(_OTHERS, (me,))
     for worker, expires_at in others:
-        if expires_at < now or is_lost(worker):
+        if is_over(worker, expires_at):
             return Takeover(worker, retire(db, worker, now))
     return None
+
+
+def has_orphans(db: Connection) -> bool:
+    return db.row(_ORPHANED) is not None
 
 
 def free_orphans(db: Connection, now: int) -> int:

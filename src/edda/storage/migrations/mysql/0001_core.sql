@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS edda_hist (
     at          BIGINT NOT NULL,
     attempt     INT NOT NULL,
     n           INT,
+    event       BIGINT,
     input       LONGBLOB NOT NULL,
     value       LONGBLOB NOT NULL,
     PRIMARY KEY (run_id, gen, seq)
@@ -52,6 +53,7 @@ CREATE TABLE IF NOT EXISTS edda_result (
     status      VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     value       LONGBLOB NOT NULL,
     ended_at    BIGINT NOT NULL,
+    KEY edda_result_ended (ended_at),
     CONSTRAINT edda_result_status CHECK (status IN ('completed', 'failed', 'cancelled', 'recurred'))
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
@@ -65,6 +67,7 @@ CREATE TABLE IF NOT EXISTS edda_sched (
     owner       VARBINARY(255),
     epoch       INT NOT NULL,
     gen         INT NOT NULL,
+    start_seq   BIGINT NOT NULL,
     ready_at    BIGINT,
     delivered   INT NOT NULL DEFAULT 0,
     absorbed    INT NOT NULL DEFAULT 0,
@@ -82,7 +85,7 @@ CREATE TABLE IF NOT EXISTS edda_sched (
                                         'waiting_for_message', 'waiting_for_child', 'compensating', 'parked'))
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- The inbox of a run: outsiders write here, only the owner writes history.
+-- The inbox of a run: outsiders write here, only the owner writes history. No run gets an event twice.
 CREATE TABLE IF NOT EXISTS edda_delivery (
     run_id      VARBINARY(255) NOT NULL,
     n           INT NOT NULL,
@@ -90,5 +93,8 @@ CREATE TABLE IF NOT EXISTS edda_delivery (
     step        TEXT NOT NULL,
     at          BIGINT NOT NULL,
     value       LONGBLOB NOT NULL,
-    PRIMARY KEY (run_id, n)
+    event       BIGINT,
+    PRIMARY KEY (run_id, n),
+    UNIQUE KEY edda_delivery_once (event, run_id),
+    KEY edda_delivery_at (at)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

@@ -39,6 +39,7 @@ CREATE TABLE edda_hist (
     at          bigint  NOT NULL,
     attempt     integer NOT NULL,
     n           integer,
+    event       bigint,
     input       bytea   NOT NULL,
     value       bytea   NOT NULL,
     PRIMARY KEY (run_id, gen, seq)
@@ -51,6 +52,7 @@ CREATE TABLE edda_result (
     value       bytea   NOT NULL,
     ended_at    bigint  NOT NULL
 );
+CREATE INDEX edda_result_ended ON edda_result (ended_at);
 
 -- The only row of a run that is ever updated, so it is narrow; it is deleted when the run ends.
 CREATE TABLE edda_sched (
@@ -61,6 +63,7 @@ CREATE TABLE edda_sched (
     owner       text COLLATE "C",
     epoch       integer NOT NULL,
     gen         integer NOT NULL,
+    start_seq   bigint NOT NULL,
     ready_at    bigint,
     delivered   integer NOT NULL DEFAULT 0,
     absorbed    integer NOT NULL DEFAULT 0,
@@ -81,8 +84,12 @@ CREATE TABLE edda_delivery (
     step        text    NOT NULL,
     at          bigint  NOT NULL,
     value       bytea   NOT NULL,
+    event       bigint,
     PRIMARY KEY (run_id, n)
 );
+-- No run gets an event twice.
+CREATE UNIQUE INDEX edda_delivery_once ON edda_delivery (event, run_id) WHERE event IS NOT NULL;
+CREATE INDEX edda_delivery_at ON edda_delivery (at);
 
 -- The rows of a batch, as the journal sends them. Never changed: a release that needs other columns adds other types.
 CREATE TYPE edda_run_row AS (
@@ -92,7 +99,7 @@ CREATE TYPE edda_sched_row AS (
     absorbed integer, attempts integer);
 CREATE TYPE edda_hist_row AS (
     run_id text, gen integer, epoch integer, seq integer, kind text, step text, name text, ok boolean, at bigint,
-    attempt integer, n integer, input bytea, value bytea);
+    attempt integer, n integer, event bigint, input bytea, value bytea);
 CREATE TYPE edda_move_row AS (
     run_id text, move text, absorbed integer, ready_at bigint, status text, reason text);
 CREATE TYPE edda_result_row AS (

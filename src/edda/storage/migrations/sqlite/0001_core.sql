@@ -42,6 +42,7 @@ CREATE TABLE edda_hist (
     at          INTEGER NOT NULL,
     attempt     INTEGER NOT NULL,
     n           INTEGER,
+    event       INTEGER,
     input       BLOB    NOT NULL,
     value       BLOB    NOT NULL,
     PRIMARY KEY (run_id, gen, seq)
@@ -54,6 +55,7 @@ CREATE TABLE edda_result (
     value       BLOB    NOT NULL,
     ended_at    INTEGER NOT NULL
 );
+CREATE INDEX edda_result_ended ON edda_result (ended_at);
 
 -- The only row of a run that is ever updated, so it is narrow; it is deleted when the run ends.
 CREATE TABLE edda_sched (
@@ -64,6 +66,7 @@ CREATE TABLE edda_sched (
     owner       TEXT,
     epoch       INTEGER NOT NULL,
     gen         INTEGER NOT NULL,
+    start_seq   INTEGER NOT NULL,
     ready_at    INTEGER,
     delivered   INTEGER NOT NULL DEFAULT 0,
     absorbed    INTEGER NOT NULL DEFAULT 0,
@@ -84,5 +87,9 @@ CREATE TABLE edda_delivery (
     step        TEXT    NOT NULL,
     at          INTEGER NOT NULL,
     value       BLOB    NOT NULL,
+    event       INTEGER,
     PRIMARY KEY (run_id, n)
 );
+-- No run gets an event twice.
+CREATE UNIQUE INDEX edda_delivery_once ON edda_delivery (event, run_id) WHERE event IS NOT NULL;
+CREATE INDEX edda_delivery_at ON edda_delivery (at);

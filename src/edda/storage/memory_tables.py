@@ -1,0 +1,150 @@
+"""The rows of the database in dictionaries, and what changes more than one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from edda.core.model import (
+    Delivery,
+    End,
+    Entry,
+    EntryKind,
+    Fence,
+    Release,
+    RunId,
+    Shapes,
+    Start,
+    StoredEvent,
+    Wait,
+    WorkerId,
+    WorkerInfo,
+)
+from edda.core.states import ENDED, WAITING, RunStatus
+from edda.errors import StorageRejectedError
+
+_RESTING = WAITING | {RunStatus.PARKED}
+_INT64 = range(-(2**63), 2**63)
+
+
+def wall_clock() -> int:
+    return time.time_ns() // 1_000
+
+
+class Sched(Struct):
+    """The row of an open run, as `edda_sched` has it."""
+
+    run_id: RunId
+    workflow: str
+    gen: int
+    epoch: int
+    owner: WorkerId | None
+    ready_at: int | None
+    start_seq: int
+    status: RunStatus = RunStatus.RUNNING
+    delivered: int = 0
+    absorbed: int = 0
+    cancelled: bool = False
+    attempts: int = 0
+    reason: str | None = None
+
+    def free(self, ready_at: int) -> None:
+        self.owner, self.ready_at, self.status = None, ready_at, RunStatus.RUNNING
+
+    def wake(self) -> None:
+        """Something came for it; whoever owns it will see by itself."""
+        if self.owner is None:
+            self.ready_at, self.status, self.reason = 0, RunStatus.RUNNING, None
+
+    def release(self, move: Release) -> bool:
+        """Whether mail had come, so that the run is ready again at once."""
+        mail = self.delivered != move.absorbed
+        self.owner, self.absorbed = None, move.absorbed
+        self.attempts = self.attempts + 1 if move.status is RunStatus.PARKED else 0
+        self.ready_at, self.status, self.reason = move.ready_at, move.status, move.reason
+        if mail:
+            self.wake()
+        return mail
+
+    def status_at(self, now: int) -> RunStatus:
+        due = self.owner is None and self.ready_at is not None and self.ready_at <= now
+        return RunStatus.RUNNING if due and self.status in _RESTING else self.status
+
+
+class Result(Struct, frozen=True):
+    gen: int
+    status: RunStatus
+    value: bytes
+    ended_at: int
+
+
+class Tables:
+    def __init__(self, now: Callable[[], int] = wall_clock) -> None:
+        self.now = now
+        self.workers: dict[WorkerId, int] = {}
+        """Worker -> end of its lease."""
+        self.infos: dict[WorkerId, WorkerInfo] = {}
+        self.fences: dict[WorkerId, Fence] = {}
+        self.runs: dict[RunId, dict[int, Start]] = {}
+        """Run -> generation -> how it was started."""
+        self.histories: dict[tuple[RunId, int], dict[int, Entry]] = {}
+        self.results: dict[RunId, Result] = {}
+        self.scheds: dict[RunId, Sched] = {}
+        self.inboxes: dict[RunId, dict[int, Delivery]] = {}
+        self.events: dict[int, StoredEvent] = {}
+        self.numbers: dict[tuple[str, str], int] = {}
+        """(source, id) of an event -> its number."""
+        self.keys: dict[bytes, set[int]] = {}
+        """Key -> the numbers of the events kept under it."""
+        self.waiting: dict[RunId, dict[str, Wait]] = {}
+        self.types: dict[str, Shapes] = {}
+        self.filled: dict[tuple[str, str], int] = {}
+        """(type, shape) -> events after this number have their keys."""
+
+    @property
+    def newest(self) -> int:
+        """The last one that came in: it is never pruned, so no number is given out twice."""
+        return next(reversed(self.events), 0)
+
+    def insert(
+        self,
+        start: Start,
+        *,
+        ready_at: int | None,
+        start_seq: int,
+        gen: int = 0,
+        epoch: int = 0,
+        owner: WorkerId | None = None,
+    ) -> None:
+        self.runs.setdefault(start.run_id, {})[gen] = start
+        self.scheds[start.run_id] = Sched(start.run_id, start.workflow, gen, epoch, owner, ready_at, start_seq)
+
+    def deliver(
+        self, sched: Sched, kind: EntryKind, *, step: str = "", value: bytes = b"", event: int | None = None
+    ) -> None:
+        sched.delivered += 1
+        letter = Delivery(sched.run_id, sched.delivered, kind, self.now(), step, value, event)
+        self.inboxes.setdefault(sched.run_id, {})[letter.n] = letter
+
+
+def check_values(record: Struct) -> None:
+    """Refuse what no real database takes: NUL or half a surrogate pair in text, a number beyond 64 bits."""
+    for value in astuple(record):
+        if isinstance(value, str):
+            check_text(value)
+        elif isinstance(value, int) and value not in _INT64:
+            raise StorageRejectedError(f"{value} does not fit into 64 bits")
+    if isinstance(record, End | Release) and (record.status in ENDED) is not isinstance(record, End):
+        raise StorageRejectedError(f"{record.status} is no status for {type(record).__name__}")
+
+
+def check_text(text: str) -> None:
+    if "\0" in text:
+        raise StorageRejectedError(f"{text!r} has a NUL in it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise StorageRejectedError(f"{text!r} is not valid text") from error

@@ -1,0 +1,95 @@
+"""The rows of new runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from edda.core.model import Absorb, Bundle, Release, Start
+from edda.core.states import RunStatus
+
+from .session import EXPECT
+from .statement import Statement, binary, bind, groups, inserts, number, text
+
+INSERT_RUN = b"INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline) VALUES "
+FIND_EXISTING = b"SELECT DISTINCT id FROM edda_run WHERE id IN (%b)"
+# Not INSERT IGNORE: that would cut an id which is too long instead of refusing it.
+OR_LEAVE = b" ON DUPLICATE KEY UPDATE id = id"
+INSERT_SCHED = (
+    b"INSERT INTO edda_sched"
+    b" (run_id, workflow, status, owner, epoch, gen, start_seq, ready_at, absorbed, attempts, reason) VALUES "
+)
+# Into a variable: a subquery in an INSERT locks what it reads, and would wait for whoever stores an event.
+READ_NEWEST = b"SELECT COALESCE(MAX(seq), 0) INTO @edda_newest FROM edda_event"
+NEWEST = b"@edda_newest"
+
+STATUSES = {status: text(status) for status in RunStatus}
+_RUNNING = STATUSES[RunStatus.RUNNING]
+
+
+def run_row(start: Start, gen: int) -> bytes:
+    return b"(%b,%d,%b,%b,%d,%b)" % (
+        text(start.run_id),
+        gen,
+        text(start.workflow),
+        binary(start.input),
+        start.created_at,
+        number(start.deadline),
+    )
+
+
+def sched_row(bundle: Bundle, start: Start, worker: bytes) -> bytes:
+    """Start and move of one run in one batch are one row: the statements would not fold them."""
+    workflow, epoch, gen = text(start.workflow), bundle.epoch, bundle.gen
+    run_id = text(bundle.run_id)
+    if isinstance(move := bundle.move, Release):
+        rest = (move.absorbed, STATUSES[move.status], int(move.status is RunStatus.PARKED), reason(move))
+        return _sched_row(run_id, workflow, b"NULL", epoch, gen, NEWEST, number(move.ready_at), *rest)
+    owner = worker if start.ready_at is None else b"NULL"
+    absorbed = move.absorbed if isinstance(move, Absorb) else 0
+    return _sched_row(run_id, workflow, owner, epoch, gen, NEWEST, number(start.ready_at), absorbed)
+
+
+def insert_ready(births: Sequence[tuple[Start, bytes]], now: int, limit: int) -> Iterator[Statement]:
+    """Runs that nobody owns yet, each with its `start_seq`; misses its expectation if one is there already."""
+    label = (INSERT_RUN + OR_LEAVE).decode()
+    for rows in groups([run_row(start, 0) for start, _ in births], limit - len(label)):
+        yield Statement(label, INSERT_RUN + b",".join(rows) + OR_LEAVE)
+        yield bind(EXPECT, len(rows))
+    yield from inserts(INSERT_SCHED, [_ready_row(start, seq, now) for start, seq in births], limit)
+
+
+def reason(move: Release) -> bytes:
+    return b"NULL" if move.reason is None else text(move.reason)
+
+
+def _ready_row(start: Start, start_seq: bytes, now: int) -> bytes:
+    ready_at = now if start.ready_at is None else start.ready_at
+    return _sched_row(text(start.run_id), text(start.workflow), b"NULL", 0, 0, start_seq, number(ready_at))
+
+
+def _sched_row(
+    run_id: bytes,
+    workflow: bytes,
+    owner: bytes,
+    epoch: int,
+    gen: int,
+    start_seq: bytes,
+    ready_at: bytes,
+    absorbed: int = 0,
+    status: bytes = _RUNNING,
+    attempts: int = 0,
+    reason: bytes = b"NULL",
+) -> bytes:
+    return b"(%b,%b,%b,%b,%d,%d,%b,%b,%d,%d,%b)" % (
+        run_id,
+        workflow,
+        status,
+        owner,
+        epoch,
+        gen,
+        start_seq,
+        ready_at,
+        absorbed,
+        attempts,
+        reason,
+    )

@@ -1,0 +1,97 @@
+"""The log of events, and who waits for which."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from edda.core.model import Accepted, Incoming, RunId, Shapes, StoredEvent, Wait
+from edda.errors import StorageConflictError
+
+from .acceptance import INSERT_KEY, accept
+from .buckets import hold, of_types
+from .pool import Pool
+from .rows import stored_event, wait
+from .session import BEGIN, COMMIT, ExpectationMissedError
+from .statement import binary, bind, inserts
+
+_ACCEPT_ATTEMPTS = 5
+
+# One statement: the shapes fit the version.
+SHAPES = b"""SELECT t.type, t.version, s.shape FROM edda_event_type t STRAIGHT_JOIN edda_shape s ON s.type = t.type
+    WHERE t.type IN (%b) ORDER BY t.type, s.shape"""
+FILLED_FROM = b"SELECT filled_from FROM edda_shape WHERE type = %b AND shape = %b"
+NEWEST = b"SELECT COALESCE(MAX(seq), 0) FROM edda_event"
+NEWEST_BEFORE = b"""SELECT seq FROM edda_event FORCE INDEX (edda_event_received)
+    WHERE received_at < %b ORDER BY received_at DESC, seq DESC LIMIT 1"""
+INSERT_SHAPE = b"INSERT INTO edda_shape (type, shape, filled_from) VALUES (%b, %b, %b)"
+RAISE_VERSION = b"""INSERT INTO edda_event_type (type, version) VALUES (%b, 1)
+    ON DUPLICATE KEY UPDATE version = version + 1"""
+SHARE_EVENTS = b"SELECT seq FROM edda_event FORCE INDEX (PRIMARY) WHERE seq IN (%b) ORDER BY seq LOCK IN SHARE MODE"
+OR_KEEP_KEY = b" ON DUPLICATE KEY UPDATE seq = seq"
+LOWER_FILLED = b"UPDATE edda_shape SET filled_from = LEAST(filled_from, %b) WHERE type = %b AND shape = %b"
+_EVENTS = b"SELECT seq, received_at, source, id, type, target, body FROM edda_event "
+LOG = _EVENTS + b"FORCE INDEX (edda_event_type) WHERE type = %b AND seq > %b AND seq <= %b ORDER BY seq LIMIT %b"
+FIND_EVENT = _EVENTS + b"WHERE source = %b AND id = %b"
+WAITS = b"SELECT step, `key`, own_key, type, `match`, due FROM edda_wait WHERE run_id = %b ORDER BY step"
+
+
+class MySQLEvents:
+    _pool: Pool
+
+    async def accept(self, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
+        if not post:
+            return Accepted(frozenset(), woke=False)
+        for _ in range(_ACCEPT_ATTEMPTS):
+            with suppress(ExpectationMissedError):
+                async with self._pool.session() as session:
+                    return await accept(session, post, versions)
+        raise StorageConflictError("others keep starting runs with the same ids")
+
+    async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
+        versions: dict[str, int] = {}
+        known: dict[str, list[str]] = defaultdict(list)
+        for type, version, shape in (await self._pool.run(SHAPES, types)).rows:
+            versions[type.decode()] = version
+            known[type.decode()].append(shape.decode())
+        return {type: Shapes(version, tuple(known[type])) for type, version in versions.items()}
+
+    async def learn(self, type: str, shape: str) -> int:
+        async with self._pool.session() as session:
+            _, _, known, newest = await session.send(
+                bind(BEGIN), hold(of_types([type])), bind(FILLED_FROM, type, shape), bind(NEWEST)
+            )
+            if known.rows:
+                await session.run(COMMIT)
+                return int(known.rows[0][0])
+            filled_from = int(newest.rows[0][0])
+            await session.send(bind(INSERT_SHAPE, type, shape, filled_from), bind(RAISE_VERSION, type), bind(COMMIT))
+            return filled_from
+
+    async def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+        async with self._pool.session() as session:
+            # An event that was pruned meanwhile must not be found again; one that is locked cannot be pruned.
+            _, there = await session.send(bind(BEGIN), bind(SHARE_EVENTS, sorted({seq for _, seq in keys})))
+            kept = {row[0] for row in there.rows}
+            rows = [b"(%b,%d)" % (binary(key), seq) for key, seq in sorted(set(keys)) if seq in kept]
+            await session.send(
+                *inserts(INSERT_KEY, rows, session.limit, OR_KEEP_KEY),
+                bind(LOWER_FILLED, after, type, shape),
+                bind(COMMIT),
+            )
+
+    async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+        return tuple(map(stored_event, (await self._pool.run(LOG, type, after, upto, limit)).rows))
+
+    async def last_event(self, before: int | None = None) -> int:
+        asked = bind(NEWEST) if before is None else bind(NEWEST_BEFORE, before)
+        (reply,) = await self._pool.send(asked)
+        return int(reply.rows[0][0]) if reply.rows else 0
+
+    async def find_event(self, source: str, id: str) -> StoredEvent | None:
+        rows = (await self._pool.run(FIND_EVENT, source, id)).rows
+        return stored_event(rows[0]) if rows else None
+
+    async def waits(self, run_id: RunId) -> tuple[Wait, ...]:
+        return tuple(map(wait, (await self._pool.run(WAITS, run_id)).rows))

@@ -1,0 +1,50 @@
+"""Letters that bring events to runs whose sched rows are locked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from edda.core.model import RunId
+
+from .clock import NOW
+from .moves import DROP_WAIT
+from .session import EXPECT
+from .statement import DERIVED_ROWS, Statement, bind, joins, text
+
+# Only of events that are still there: one that was found a moment ago may be pruned by now.
+INSERT_LETTER = (
+    b"INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)"
+    b" SELECT v.run_id, v.n, 'event', v.step, " + NOW + b", '', e.seq"
+    b" FROM (%b) v STRAIGHT_JOIN edda_event e ON e.seq = v.event LOCK IN SHARE MODE"
+)
+# A run without an owner is ready now.
+NOTE = b"""UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET
+    s.delivered = v.n,
+    s.ready_at = IF(s.owner IS NULL, 0, s.ready_at),
+    s.status = IF(s.owner IS NULL, 'running', s.status),
+    s.reason = IF(s.owner IS NULL, NULL, s.reason)"""
+
+
+class Letter(NamedTuple):
+    run_id: RunId
+    n: int
+    step: str
+    event: int
+
+
+def deliver(letters: Sequence[Letter]) -> Iterator[Statement]:
+    """Deliver them, and end the waits they are for; misses its expectation if an event is gone."""
+    last = {letter.run_id: letter.n for letter in letters}
+    rows = [_row(letter) for letter in letters]
+    for i in range(0, len(rows), DERIVED_ROWS):
+        some = rows[i : i + DERIVED_ROWS]
+        yield from joins(INSERT_LETTER, some)
+        yield bind(EXPECT, len(some))
+    yield from joins(DROP_WAIT, rows)
+    yield from joins(NOTE, [b"SELECT %b AS run_id, %d AS n" % (text(run), n) for run, n in last.items()])
+
+
+def _row(letter: Letter) -> bytes:
+    row = (text(letter.run_id), letter.n, text(letter.step), letter.event)
+    return b"SELECT %b AS run_id, %d AS n, %b AS step, %d AS event" % row

@@ -1,0 +1,140 @@
+"""A post of events as one statement: store what is new, start runs, give the rest to those who wait.
+
+The locks of all its types and keys are held when it is sent, so it sees every wait under these keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from edda.core.model import Incoming
+
+from .clock import timed
+
+Row: TypeAlias = tuple[object, ...]
+
+# Numbers in the order of the post, but rows in an order of their own: two posts with the same events wait for each
+# other, and never in a circle.
+_STORE = """
+WITH current AS MATERIALIZED (
+         SELECT FROM (VALUES (1)) one WHERE NOT EXISTS (
+             SELECT FROM unnest($1::text[], $2::int[]) p (type, version) LEFT JOIN edda_event_type t USING (type)
+              WHERE coalesce(t.version, 0) <> p.version)),
+     numbered AS MATERIALIZED (
+         SELECT nextval('edda_event_seq') AS seq, u.* FROM current, unnest($3::edda_event_row[]) u),
+     stored AS (
+         INSERT INTO edda_event (seq, source, id, type, target, received_at, body)
+         SELECT seq, source, id, type, target, (SELECT {now}), body FROM numbered
+          ORDER BY source COLLATE "C", id COLLATE "C"
+         ON CONFLICT (source, id) DO NOTHING RETURNING seq),
+     fresh AS MATERIALIZED (SELECT n.place, n.seq, n.target FROM numbered n JOIN stored USING (seq)),
+     keys AS MATERIALIZED (
+         SELECT u.plain, u.kept, f.seq, f.target FROM unnest($4::edda_key_row[]) u JOIN fresh f USING (place)),
+     kept AS (INSERT INTO edda_event_key (key, seq) SELECT kept, seq FROM keys ON CONFLICT DO NOTHING)"""
+
+# Of two with one id the first counts, and they come sorted, for the same reason.
+_START = """,
+     wanted AS MATERIALIZED (
+         SELECT DISTINCT ON (u.id COLLATE "C") u.*, f.seq FROM unnest($5::edda_start_row[]) u JOIN fresh f USING (place)
+          ORDER BY u.id COLLATE "C", place),
+     born AS (
+         INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline)
+         SELECT id, 0, workflow, input, created_at, deadline FROM wanted
+         ON CONFLICT DO NOTHING RETURNING id),
+     started AS (
+         INSERT INTO edda_sched (run_id, workflow, gen, epoch, status, ready_at, start_seq)
+         SELECT id, workflow, 0, 0, 'running', coalesce(ready_at, {now}), seq FROM wanted JOIN born USING (id)
+         RETURNING run_id)"""
+
+# Of one run the lowest number goes to the first step; if that leaves others, `more` asks for another round.
+# Everybody locks runs sorted by id, and chosen ids before: all that were started are counted ahead of the locks.
+_GIVE = """,
+     found AS MATERIALIZED (
+         SELECT w.run_id, w.step, k.seq FROM keys k JOIN edda_wait w ON w.key = k.plain
+          WHERE (k.target IS NULL OR k.target = w.run_id){undelivered}),
+     picked AS MATERIALIZED (SELECT DISTINCT ON (run_id) * FROM found ORDER BY run_id, seq, step),
+     locked AS MATERIALIZED (
+         SELECT p.* FROM (SELECT {started} AS runs) s CROSS JOIN picked p JOIN edda_sched USING (run_id)
+          WHERE s.runs >= 0 ORDER BY run_id FOR UPDATE OF edda_sched),
+     taken AS (
+         DELETE FROM edda_wait w USING locked l WHERE w.run_id = l.run_id AND w.step = l.step RETURNING l.*),
+     woken AS (
+         UPDATE edda_sched s
+            SET delivered = s.delivered + 1,
+                ready_at = CASE WHEN s.owner IS NULL THEN 0 ELSE s.ready_at END,
+                status   = CASE WHEN s.owner IS NULL THEN 'running' ELSE s.status END,
+                reason   = CASE WHEN s.owner IS NULL THEN NULL ELSE s.reason END
+           FROM taken t WHERE s.run_id = t.run_id RETURNING s.run_id, s.delivered, t.step, t.seq),
+     letters AS (
+         INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
+         SELECT run_id, delivered, 'event', step, {now}, '', seq FROM woken)
+SELECT (SELECT count(*) FROM woken) + {started} > 0 AS woke,
+       EXISTS (SELECT FROM locked) AND (SELECT count(*) FROM found) > (SELECT count(*) FROM picked) AS more"""
+
+_STORED = """,
+       EXISTS (SELECT FROM current) AS current,
+       ARRAY(SELECT place FROM fresh) AS places, ARRAY(SELECT seq FROM fresh) AS numbers"""
+
+_KEYS = """
+WITH keys AS MATERIALIZED (
+         SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::text[]) k (plain, seq, target))"""
+_UNDELIVERED = """
+            AND NOT EXISTS (
+                SELECT FROM edda_delivery d WHERE d.event = k.seq AND d.run_id = w.run_id OFFSET 0)"""
+
+
+def _give(started: str, undelivered: str) -> str:
+    return _GIVE.replace("{started}", started).replace("{undelivered}", undelivered)
+
+
+ACCEPT = timed(_STORE + _give("0", "") + _STORED)
+ACCEPT_AND_START = timed(_STORE + _START + _give("(SELECT count(*) FROM started)", "") + _STORED)
+GIVE_MORE = timed(_KEYS + _give("0", _UNDELIVERED))
+
+
+class Post(Struct, frozen=True):
+    """The events of a post, each once, under their places in it."""
+
+    events: Mapping[int, Incoming]
+
+    @classmethod
+    def of(cls, post: Sequence[Incoming]) -> Post:
+        first = {(incoming.event.source, incoming.event.id): place for place, incoming in reversed([*enumerate(post)])}
+        return cls({place: post[place] for place in sorted(first.values())})
+
+    @property
+    def types(self) -> list[str]:
+        return sorted({incoming.event.type for incoming in self.events.values()})
+
+    @property
+    def keys(self) -> set[bytes]:
+        return {key for incoming in self.events.values() for pair in incoming.keys for key in (pair.plain, pair.kept)}
+
+    def compose(self, versions: Mapping[str, int]) -> tuple[str, list[object]]:
+        types, starts = self.types, self._start_rows()
+        expected = [versions.get(type, 0) for type in types]
+        values: list[object] = [types, expected, self._event_rows(), self._key_rows()]
+        return (ACCEPT_AND_START, [*values, starts]) if starts else (ACCEPT, values)
+
+    def compose_more(self, numbers: Mapping[int, int]) -> tuple[str, list[object]]:
+        """The next round, for the events that were new, now that they have numbers."""
+        rows = [
+            (key.plain, seq, self.events[place].event.target)
+            for place, seq in numbers.items()
+            for key in self.events[place].keys
+        ]
+        return GIVE_MORE, [list(column) for column in zip(*rows, strict=True)]
+
+    def _event_rows(self) -> list[Row]:
+        events = ((place, incoming.event) for place, incoming in self.events.items())
+        return [(place, e.source, e.id, e.type, e.target, e.body) for place, e in events]
+
+    def _key_rows(self) -> list[Row]:
+        return [(place, key.plain, key.kept) for place, incoming in self.events.items() for key in incoming.keys]
+
+    def _start_rows(self) -> list[Row]:
+        starts = ((place, start) for place, incoming in self.events.items() for start in incoming.starts)
+        return [(p, s.run_id, s.workflow, s.input, s.created_at, s.ready_at, s.deadline) for p, s in starts]

@@ -1,0 +1,186 @@
+"""The parts that the statement of a batch is put together from.
+
+The text holds only the sections that a batch needs, for every part of a statement costs time even when it does
+nothing. Parts of one statement do not see each other's rows.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from msgspec import Struct
+
+from .clock import timed
+
+
+class Section(Struct, frozen=True):
+    text: str
+    row: str = ""
+    """The type of its rows. They come in as one array of rows: an array per column costs the driver twice the time."""
+
+
+# Only a row that is updated or locked is read afresh after a wait, so all that must be fresh is in this one row.
+FENCE = """WITH fence AS (
+    UPDATE edda_fence SET batch_no = batch_no + 1
+     WHERE worker = $1 AND batch_no = $2 AND moves = $3 RETURNING 1)"""
+
+# One row of history alone, the common case of a quiet system: no arrays.
+SINGLE = (
+    FENCE
+    + """
+INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attempt, n, event, input, value)
+SELECT $4::text, $5::int, $6::int, $7::int, $8::text, $9::text, $10::text, $11::boolean, $12::bigint, $13::int,
+       $14::int, $15::bigint, $16::bytea, $17::bytea
+  FROM fence RETURNING NULL::text AS run_id, NULL::text AS step"""
+)
+# The first event under a key that the run has not had. OFFSET keeps the planner from reading all letters at once.
+_FIRST = """(
+           SELECT k.seq FROM edda_event_key k
+            WHERE k.key = a.{column} AND k.seq > a.since AND NOT EXISTS (
+                  SELECT FROM edda_delivery d WHERE d.event = k.seq AND d.run_id = a.run_id OFFSET 0)
+            ORDER BY k.seq LIMIT 1)"""
+
+
+def _first(column: str) -> str:
+    return _FIRST.replace("{column}", column)
+
+
+SECTIONS = {
+    "run": Section(
+        """run AS (
+    INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline) SELECT u.* FROM {rows} u, fence)""",
+        "edda_run_row",
+    ),
+    "sched": Section(
+        """sched AS (
+    INSERT INTO edda_sched (run_id, workflow, gen, epoch, owner, status, reason, ready_at, absorbed, attempts,
+                            start_seq)
+    SELECT u.*, (SELECT last_value FROM edda_event_seq) FROM {rows} u, fence)""",
+        "edda_sched_row",
+    ),
+    # Waits of new runs: nothing can have come for them yet.
+    "expected": Section(
+        """expected AS (
+    INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due) SELECT u.* FROM {rows} u, fence)""",
+        "edda_wait_row",
+    ),
+    "hist": Section(
+        """hist AS (
+    INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attempt, n, event, input, value)
+    SELECT u.* FROM {rows} u, fence)""",
+        "edda_hist_row",
+    ),
+    # Locked in the order everybody locks runs in, else we deadlock with those who deliver mail.
+    "locked": Section(
+        """locked AS MATERIALIZED (
+    SELECT u.*, s.delivered
+      FROM fence, {rows} u JOIN edda_sched s USING (run_id)
+     ORDER BY s.run_id FOR UPDATE OF s)""",
+        "edda_move_row",
+    ),
+    # In a batch with waits these three stand for the one above.
+    "asked": Section(
+        """asked AS MATERIALIZED (
+    SELECT u.*, s.delivered, coalesce(u.floor, s.start_seq) AS since
+      FROM fence, {rows} u JOIN edda_sched s USING (run_id)
+     ORDER BY s.run_id FOR UPDATE OF s)""",
+        "edda_ask_row",
+    ),
+    "found": Section(
+        """found AS MATERIALIZED (
+    SELECT l.*, step IS NOT NULL AND (delivered <> absorbed OR event IS NOT NULL) AS unmet
+      FROM (SELECT a.*, CASE WHEN a.step IS NOT NULL AND a.delivered = a.absorbed THEN least(
+           {key}, {own_key}) END AS event
+              FROM asked a) l)""".replace("{key}", _first("key")).replace("{own_key}", _first("own_key"))
+    ),
+    # A run with unread mail stays. Grouped, not joined: two parts that are joined may be compared row by row.
+    "judged": Section(
+        """locked AS MATERIALIZED (
+    SELECT run_id, CASE WHEN move = 'release' AND bool_or(unmet) THEN 'absorb' ELSE move END AS move,
+           absorbed, ready_at, status, reason, delivered + count(DISTINCT event) AS delivered
+      FROM found GROUP BY run_id, move, absorbed, ready_at, status, reason, delivered)"""
+    ),
+    "registered": Section(
+        """registered AS (
+    INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due)
+    SELECT run_id, step, key, own_key, type, match, due FROM found WHERE step IS NOT NULL AND NOT unmet
+    ON CONFLICT DO NOTHING)"""
+    ),
+    # Of two waits that found the same event the first step gets it; the other asks again.
+    "letters": Section(
+        timed("""letters AS (
+    INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
+    SELECT DISTINCT ON (run_id, event) run_id,
+           delivered + dense_rank() OVER (PARTITION BY run_id ORDER BY event), 'event', step, {now}, '', event
+      FROM found WHERE event IS NOT NULL ORDER BY run_id, event, step COLLATE "C"
+    RETURNING run_id, step)""")
+    ),
+    # It may have been registered before, if it asks again for want of an answer.
+    "over": Section(
+        """over AS (
+    DELETE FROM edda_wait w USING letters l WHERE w.run_id = l.run_id AND w.step = l.step)"""
+    ),
+    # Nobody has written `delivered` since it was locked; it has grown if waits found their events.
+    "absorbed": Section(
+        """absorbed AS (
+    UPDATE edda_sched s SET absorbed = l.absorbed, delivered = l.delivered
+      FROM locked l WHERE s.run_id = l.run_id AND l.move = 'absorb')"""
+    ),
+    # Mail that came in meanwhile makes the run ready at once.
+    "released": Section(
+        """released AS (
+    UPDATE edda_sched s
+       SET absorbed = l.absorbed, owner = NULL,
+           ready_at = CASE WHEN l.delivered = l.absorbed THEN l.ready_at ELSE 0 END,
+           status   = CASE WHEN l.delivered = l.absorbed THEN l.status ELSE 'running' END,
+           reason   = CASE WHEN l.delivered = l.absorbed THEN l.reason END,
+           attempts = CASE WHEN l.status = 'parked' THEN s.attempts + 1 ELSE 0 END
+      FROM locked l WHERE s.run_id = l.run_id AND l.move = 'release'
+    RETURNING s.run_id, l.delivered <> l.absorbed AS has_mail)"""
+    ),
+    "gone": Section(
+        """gone AS (
+    DELETE FROM edda_sched s USING locked l WHERE s.run_id = l.run_id AND l.move = 'end')"""
+    ),
+    "unheard": Section(
+        """unheard AS (
+    DELETE FROM edda_wait w USING locked l WHERE w.run_id = l.run_id AND l.move = 'end')"""
+    ),
+    # All runs are locked first, because all of them are counted.
+    "dropped": Section(
+        """dropped AS (
+    DELETE FROM edda_wait w USING {rows} u, (SELECT count(*) AS runs FROM locked) l
+     WHERE l.runs > 0 AND w.run_id = u.run_id AND w.step = u.step)""",
+        "edda_drop_row",
+    ),
+    "freed": Section(
+        """freed AS (
+    UPDATE edda_delivery d SET event = NULL, kind = 'stray'
+      FROM {rows} u, (SELECT count(*) AS runs FROM locked) l
+     WHERE l.runs > 0 AND d.run_id = u.run_id AND d.n = u.n)""",
+        "edda_free_row",
+    ),
+    "result": Section(
+        """result AS (
+    INSERT INTO edda_result (run_id, gen, status, value, ended_at) SELECT u.* FROM {rows} u, fence)""",
+        "edda_result_row",
+    ),
+}
+
+_ANSWER = "\nSELECT NULL::text AS run_id, NULL::text AS step FROM fence"
+_ANSWERS = {
+    "released": " UNION ALL SELECT run_id, NULL FROM released WHERE has_mail",
+    "found": " UNION ALL SELECT run_id, step FROM found WHERE unmet",
+}
+
+
+@cache
+def text(names: tuple[str, ...]) -> str:
+    """The statement with these sections; its values come behind $1 to $3 of the fence."""
+    parts, taken = [FENCE], 3
+    for name in names:
+        section = SECTIONS[name]
+        if section.row:
+            taken += 1
+        parts.append(section.text.replace("{rows}", f"unnest(${taken}::{section.row}[])"))
+    return ",\n".join(parts) + _ANSWER + "".join(more for name, more in _ANSWERS.items() if name in names)

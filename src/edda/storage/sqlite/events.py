@@ -1,0 +1,136 @@
+"""The log of events: what is accepted, what it wakes and starts, and what it is found by."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from edda.core.model import Accepted, Event, Incoming, RunId, Shapes, StoredEvent
+
+from . import runs, waits
+from .connection import Connection
+
+_VERSION = "SELECT version FROM edda_event_type WHERE type = ?"
+_INSERT = """
+INSERT INTO edda_event (source, id, type, target, received_at, body) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (source, id) DO NOTHING RETURNING seq"""
+# Not for an event that was pruned meanwhile: a key without its event must never be found.
+_KEY = """
+INSERT INTO edda_event_key (key, seq) SELECT ?1, seq FROM edda_event WHERE seq = ?2
+    ON CONFLICT (key, seq) DO NOTHING"""
+_TAKERS = """
+SELECT run_id, min(step) FROM edda_wait INDEXED BY edda_wait_key WHERE key = ? GROUP BY run_id"""
+_TARGET = """
+SELECT run_id, step FROM edda_wait WHERE run_id = ?2 AND key = ?1 ORDER BY step LIMIT 1"""
+
+_SHAPES = """
+SELECT t.type, t.version, s.shape
+  FROM json_each(?) i
+ CROSS JOIN edda_event_type t ON t.type = i.value
+ CROSS JOIN edda_shape s ON s.type = t.type
+ ORDER BY t.type, s.shape"""
+_FILLED = "SELECT filled_from FROM edda_shape WHERE type = ? AND shape = ?"
+_LEARN = """
+INSERT INTO edda_shape (type, shape, filled_from) VALUES (?, ?, (SELECT coalesce(max(seq), 0) FROM edda_event))"""
+_RAISE = """
+INSERT INTO edda_event_type (type, version) VALUES (?, 1) ON CONFLICT (type) DO UPDATE SET version = version + 1"""
+_FILL = "UPDATE edda_shape SET filled_from = min(filled_from, ?) WHERE type = ? AND shape = ?"
+
+_STORED = "SELECT seq, received_at, source, id, type, target, body FROM edda_event"
+_LOG = f"{_STORED} WHERE type = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+_BY_ID = f"{_STORED} WHERE source = ? AND id = ?"
+_NEWEST = "SELECT max(seq) FROM edda_event"
+_NEWEST_BEFORE = "SELECT seq FROM edda_event WHERE received_at < ? ORDER BY received_at DESC, seq DESC LIMIT 1"
+
+
+def accept(db: Connection, post: Sequence[Incoming], versions: Mapping[str, int], now: int) -> Accepted | None:
+    if not _is_current(db, post, versions):
+        return None
+    fresh: set[int] = set()
+    woke = False
+    for position, incoming in enumerate(post):
+        seq = _insert(db, incoming.event, now)
+        if seq is not None:
+            fresh.add(position)
+            woke |= _hand_out(db, incoming, seq, now)
+    return Accepted(frozenset(fresh), woke)
+
+
+def _is_current(db: Connection, post: Iterable[Incoming], versions: Mapping[str, int]) -> bool:
+    for type in {incoming.event.type for incoming in post}:
+        row = db.row(_VERSION, (type,))
+        if (row[0] if row else 0) != versions.get(type, 0):
+            return False
+    return True
+
+
+def _insert(db: Connection, event: Event, now: int) -> int | None:
+    row = db.row(_INSERT, (event.source, event.id, event.type, event.target, now, event.body))
+    return int(row[0]) if row else None
+
+
+def _hand_out(db: Connection, incoming: Incoming, seq: int, now: int) -> bool:
+    """Whether there is something to do for somebody."""
+    if incoming.keys:
+        db.many(_KEY, [(key.kept, seq) for key in incoming.keys])
+    takers = _takers(db, incoming)
+    if takers:
+        waits.deliver(db, seq, sorted(takers.items()), now)
+    started = runs.start(db, incoming.starts, now)  # they see what comes after the newest event, which is this one
+    return bool(takers or started)
+
+
+def _takers(db: Connection, incoming: Incoming) -> dict[RunId, str]:
+    """At most one wait of each run: that of the first step."""
+    takers: dict[RunId, str] = {}
+    target = incoming.event.target
+    for key in incoming.keys:
+        found = db.rows(_TAKERS, (key.plain,)) if target is None else db.rows(_TARGET, (key.plain, target))
+        for run_id, step in found:
+            takers[run_id] = min(step, takers.get(run_id, step))
+    return takers
+
+
+def shapes(db: Connection, types: Sequence[str]) -> dict[str, Shapes]:
+    versions: dict[str, int] = {}
+    known: defaultdict[str, list[str]] = defaultdict(list)
+    for type, version, shape in db.rows(_SHAPES, (json.dumps(list(types)),)):
+        versions[type] = version
+        known[type].append(shape)
+    return {type: Shapes(version, tuple(known[type])) for type, version in versions.items()}
+
+
+def learn(db: Connection, type: str, shape: str) -> int:
+    row = db.row(_FILLED, (type, shape))
+    if row is None:
+        db.run(_LEARN, (type, shape))
+        db.run(_RAISE, (type,))
+        row = db.row(_FILLED, (type, shape))
+    assert row is not None
+    return int(row[0])
+
+
+def fill(db: Connection, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+    db.many(_KEY, keys)
+    db.run(_FILL, (after, type, shape))
+
+
+def log(db: Connection, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+    return tuple(map(_as_stored, db.rows(_LOG, (type, after, upto, limit))))
+
+
+def last_event(db: Connection, before: int | None) -> int:
+    row = db.row(_NEWEST) if before is None else db.row(_NEWEST_BEFORE, (before,))
+    return (row[0] or 0) if row else 0
+
+
+def find_event(db: Connection, source: str, id: str) -> StoredEvent | None:
+    row = db.row(_BY_ID, (source, id))
+    return _as_stored(row) if row else None
+
+
+def _as_stored(row: Sequence[Any]) -> StoredEvent:
+    seq, received_at, *event = row
+    return StoredEvent(seq, received_at, Event(*event))

@@ -1,0 +1,48 @@
+"""The heartbeat of a worker: its lease is kept by its file, so that a database at rest is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from edda.core.model import WorkerId
+
+from . import workers
+from .connection import Connection
+from .desk import Desk
+from .lock import Presence
+from .memo import Memo
+
+
+class SQLitePulse:
+    """Beats on a connection of its own: neither a batch in the writer's queue nor somebody's turn holds it up."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        presence: Presence,
+        now: Callable[[], int],
+        end: Callable[[Desk], Awaitable[None]] | None = None,
+    ) -> None:
+        self._desk = desk
+        self._presence = presence
+        self._memo = Memo()
+        self._now = now
+        self._end = end
+
+    async def beat(self, worker: WorkerId, lease: int) -> int | None:
+        """A worker without a file renews its row: in memory, or where somebody deleted it."""
+        now = await self._desk.read(lambda db: self._renew(db, worker, lease))
+        if now is not None:
+            return now
+        return await self._desk.transact(lambda db: workers.beat(db, worker, lease, self._now()))
+
+    def _renew(self, db: Connection, worker: WorkerId, lease: int) -> int | None:
+        """While nobody writes nobody can have taken over. Who does so just now is stopped by nothing here: the fence
+        keeps the old owner from writing, and the next beat tells it."""
+        known, now = self._memo.recall(db, workers.is_known, worker), self._now()
+        return now if known and self._presence.renew(worker, now + lease) else None
+
+    async def close(self) -> None:
+        end, self._end = self._end, None
+        if end:
+            await end(self._desk)

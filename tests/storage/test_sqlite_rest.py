@@ -1,0 +1,234 @@
+"""A SQLite file at rest is left at rest: what is asked by the clock is answered from memory until somebody writes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from edda import EddaApp, WorkflowContext, wait_event, workflow
+from edda.core.model import MICROSECONDS, RunId, WorkerId
+from edda.engine.settings import Settings
+from edda.errors import StorageUnavailableError
+from edda.storage.sqlite import SQLiteStorage
+from edda.storage.sqlite.lock import leave_turn, share_turn
+from edda.testing import VirtualClock
+from edda.workflow.workflow import registry
+from tests.engine.facts import until, until_out_of_memory
+
+from .probes import Listener, Trap
+from .processes import PATIENCE, exists, opened
+from .records import HOUR, WORKFLOW, born, done, incoming, start
+from .worker import Worker
+
+RESTLESS = Settings(
+    heartbeat=0.1, sweep=0.1, orphan_sweep=0.1, poll=0.1, prune_every=0.1, run_retention_days=1, takeover_grace=0.0
+)
+"""Every duty many times within a second."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return os.path.realpath(tmp_path / "edda.db")
+
+
+@pytest.fixture
+def probe() -> Trap:
+    return Trap()
+
+
+@pytest.fixture
+async def storage(path: str, probe: Trap) -> AsyncIterator[SQLiteStorage]:
+    storage = await opened(path, probe)
+    yield storage
+    await storage.close()
+
+
+@pytest.fixture
+async def worker(storage: SQLiteStorage) -> Worker:
+    worker = Worker(storage, "here")
+    await worker.register()
+    return worker
+
+
+async def fall_silent(probe: Listener) -> None:
+    """Every duty looks once more after the last commit."""
+    silent_since = time.monotonic()
+
+    def is_silent() -> bool:
+        nonlocal silent_since
+        if probe.heard:
+            probe.heard.clear()
+            silent_since = time.monotonic()
+        return time.monotonic() - silent_since > 1
+
+    await until(is_silent, "nothing is said for a second")
+
+
+async def test_workers_with_nothing_to_do_send_no_statement(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_workflows", {})
+    probe = Listener()
+
+    @workflow
+    async def vigil(ctx: WorkflowContext) -> None:
+        await wait_event(ctx, "dawn")
+
+    @workflow
+    async def glance(ctx: WorkflowContext) -> None: ...
+
+    def make_app() -> EddaApp:
+        return EddaApp("shop", f"sqlite:///{path}", settings=RESTLESS, probe=probe)
+
+    async with make_app() as app, make_app():
+        await asyncio.gather(*(app.start(vigil) for _ in range(20)))
+        await app.run(glance)
+        await app.send_event("dusk", "/sky", {})
+        await until_out_of_memory(app)
+        await fall_silent(probe)
+        worker = app.engine.worker
+        assert worker is not None
+        begun = worker.heartbeat.sent_at
+        await until(lambda: worker.heartbeat.sent_at > begun + 2, "the heart has beaten for two seconds")
+        assert {sql for _, sql in probe.heard} == set()
+
+
+async def test_the_next_moment_comes_nearer_without_asking_again(path: str) -> None:
+    probe, clock = Listener(), VirtualClock()
+    storage = SQLiteStorage(path, now=clock.now, probe=probe)
+    await storage.open()
+    await storage.migrate()
+    await storage.start([start("run-1", ready_at=clock.now() + 10)])
+    assert await storage.next_due([WORKFLOW]) == 10
+    probe.heard.clear()
+    clock.advance_to(clock.now() + 3)
+    assert await storage.next_due([WORKFLOW]) == 7
+    clock.advance_to(clock.now() + 9)
+    assert await storage.next_due([WORKFLOW]) == 0
+    assert probe.heard == []
+    await storage.close()
+
+
+async def test_other_names_are_another_question(storage: SQLiteStorage) -> None:
+    await storage.start([start("run-1")])
+    assert await storage.next_due(["unknown"]) is None
+    assert await storage.next_due(["unknown", WORKFLOW]) == 0
+
+
+async def test_what_was_answered_is_forgotten_with_the_next_commit_whoever_made_it(
+    storage: SQLiteStorage, worker: Worker, path: str
+) -> None:
+    assert await storage.next_due([WORKFLOW]) is None
+    await storage.start([start("run-1")])
+    assert await storage.next_due([WORKFLOW]) == 0
+    assert [run.run_id for run in (await worker.claim()).runs] == ["run-1"]
+    assert await storage.next_due([WORKFLOW]) is None
+    with sqlite3.connect(path) as stranger:
+        stranger.execute("UPDATE edda_sched SET owner = NULL, ready_at = 1")
+    stranger.close()
+    assert await storage.next_due([WORKFLOW]) == 0
+
+
+async def test_what_was_answered_is_forgotten_in_memory_too() -> None:
+    storage = await opened(":memory:")
+    assert await storage.next_due([WORKFLOW]) is None
+    await storage.start([start("run-1")])
+    assert await storage.next_due([WORKFLOW]) == 0
+    await storage.close()
+
+
+async def test_what_was_answered_on_a_lost_connection_is_asked_again(storage: SQLiteStorage, probe: Trap) -> None:
+    """A new connection counts commits anew, so its number may be the old one by chance."""
+    assert await storage.next_due([WORKFLOW]) is None
+    probe.arm(0, StorageUnavailableError("cut"))
+    with pytest.raises(StorageUnavailableError):
+        await storage.get(RunId("run-1"))
+    probe.heard.clear()
+    assert await storage.next_due([WORKFLOW]) is None
+    assert probe.heard != []
+
+
+async def test_what_is_too_young_to_be_pruned_is_looked_for_once(
+    storage: SQLiteStorage, worker: Worker, probe: Trap
+) -> None:
+    await storage.accept([incoming("e-1", "order")], {})
+    await worker.write(born("run-1", move=done()))
+    for prune in (storage.prune_events, storage.prune_letters, storage.prune_runs):
+        assert await prune(1_000, 10) == 0
+        probe.heard.clear()
+        assert await prune(9_000, 10) == 0
+        assert probe.heard == []
+    assert await storage.prune_runs(9_001, 10) == 1
+
+
+# The lease
+
+
+async def test_a_beat_asks_once_whether_the_worker_is_still_there(worker: Worker, probe: Trap) -> None:
+    pulse = await worker.storage.pulse()
+    assert await pulse.beat(worker.id, HOUR) is not None
+    probe.heard.clear()
+    assert await pulse.beat(worker.id, HOUR) is not None
+    assert probe.heard == []
+    await worker.write()
+    probe.heard.clear()
+    assert await pulse.beat(worker.id, HOUR) is not None
+    assert [sql for when, sql in probe.heard if when == "before"] == ["SELECT 1 FROM edda_worker WHERE id = ?"]
+    await worker.storage.retire(worker.id)
+    assert await pulse.beat(worker.id, HOUR) is None
+    await pulse.close()
+
+
+async def test_a_lease_is_kept_and_ends_on_the_clock_of_the_storage(path: str) -> None:
+    clock = VirtualClock()
+    storage = SQLiteStorage(path, now=clock.now)
+    await storage.open()
+    await storage.migrate()
+    worker, taker = Worker(storage, "here"), WorkerId("taker")
+    await worker.register(15 * MICROSECONDS)
+    clock.advance_to(clock.now() + 14 * MICROSECONDS)
+    assert await worker.beat(15 * MICROSECONDS) == clock.now()
+    clock.advance_to(clock.now() + 15 * MICROSECONDS)
+    assert [one.is_lapsed for one in await storage.roster()] == [False]
+    assert await storage.take_over(taker) is None
+    clock.advance_to(clock.now() + 1)
+    assert [one.is_lapsed for one in await storage.roster()] == [True]
+    assert await storage.take_over(taker) is not None
+    await storage.close()
+
+
+async def test_a_worker_whose_file_was_deleted_keeps_its_lease_in_its_row(
+    storage: SQLiteStorage, path: str, worker: Worker
+) -> None:
+    await worker.beat(-HOUR)
+    os.unlink(f"{path}.worker-here")
+    assert await worker.beat() is not None
+    assert await storage.take_over(WorkerId("taker")) is None
+    await worker.beat(-HOUR)
+    assert await storage.take_over(WorkerId("taker")) is not None
+    assert not exists(f"{path}.worker-here")
+
+
+async def test_a_file_that_cannot_be_renewed_is_named(
+    worker: Worker, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: str, *, ns: tuple[int, int]) -> None:
+        raise PermissionError(1, "not yours")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    with pytest.raises(StorageUnavailableError, match=r"edda\.db\.worker-here: .*not yours"):
+        await worker.beat()
+
+
+async def test_a_beat_does_not_wait_for_its_turn(worker: Worker, storage: SQLiteStorage, path: str) -> None:
+    pulse = await storage.pulse()
+    assert await pulse.beat(worker.id, HOUR) is not None
+    turn = share_turn(f"{path}.lock")
+    with turn:
+        assert await asyncio.wait_for(pulse.beat(worker.id, HOUR), PATIENCE) is not None
+    leave_turn(turn)
+    await pulse.close()
