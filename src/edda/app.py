@@ -4,49 +4,43 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, ParamSpec, Self, TypedDict, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, ParamSpec, Self, TypeVar
 
+from msgspec import UNSET
+
+from edda.cloudevents.event import CloudEvent
 from edda.core.codec import Codec
-from edda.core.model import CancelOutcome, RunFilter, RunId, RunRecord
+from edda.core.model import CancelOutcome, RunFilter
 from edda.core.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from edda.core.states import RunStatus
+from edda.databases import open_storage, settings_for
 from edda.engine.clock import Clock, DatabaseClock
 from edda.engine.engine import Engine
 from edda.engine.hooks import WorkflowHooks
 from edda.engine.ids import Ids
+from edda.engine.intake import run_of
 from edda.engine.settings import Settings
 from edda.errors import AppError, MigrationError, UnknownWorkflowError
+from edda.instances import InstancePage, Instances
 from edda.storage.ports import Probe, Storage
-from edda.workflow.context import as_datetime, as_microseconds
-from edda.workflow.current import add_started, remove_started
+from edda.web import State, Token, Web, WebOptions, find_tokens
+from edda.web.asgi import Receive, Scope, Send
+from edda.workflow.context import as_microseconds
+from edda.workflow.current import Client, add_started, remove_started, set_fallback
 from edda.workflow.handle import WorkflowHandle
+from edda.workflow.handlers import as_workflow
+from edda.workflow.sending import as_cloudevent, complete, describe_event
 from edda.workflow.workflow import Starter, StartOptions, Workflow, registry
 
 P = ParamSpec("P")
 R = TypeVar("R")
+H = TypeVar("H", bound=Callable[..., Any] | Workflow[Any, Any])
 
 _DEFAULT_URL = "sqlite:///edda.db"
-_MOST_LOOKED_AT = 10_000
-"""Runs one call of find_instances goes through when it filters by input."""
-
-
-class Instance(TypedDict):
-    instance_id: str
-    workflow_name: str
-    status: str
-    input_data: Any
-    started_at: datetime
-    ended_at: datetime | None
-    waiting_for: str | None
-
-
-class InstancePage(TypedDict):
-    instances: list[Instance]
-    next_page_token: str | None
-    has_more: bool
 
 
 class EddaApp:
@@ -67,6 +61,11 @@ class EddaApp:
         auto_migrate: bool = True,
         worker: bool = True,
         workflows: Iterable[Workflow[Any, Any]] | None = None,
+        message_retention_days: float | None = None,
+        run_retention_days: float | None = None,
+        auth: str | None = None,
+        tokens: str | Iterable[Token] | None = None,
+        web: WebOptions | None = None,
         settings: Settings | None = None,
         codec: Codec | None = None,
         clock: Clock | None = None,
@@ -82,7 +81,11 @@ class EddaApp:
         self._with_worker = worker
         self._only = None if workflows is None else {w.name: w for w in workflows}
         self._codec = codec or Codec()
-        self._settings = settings or _settings_for(self.db_url)
+        self._settings = _with_retention(
+            settings or settings_for(self.db_url), message_retention_days, run_retention_days
+        )
+        self._handlers: dict[str, list[Workflow[Any, Any]]] = {}
+        self._web = Web(self, _with_access(web or WebOptions(), auth, tokens))
         self._storage = storage or open_storage(self.db_url, pool_size=pool_size, probe=probe, now=_now_of(clock))
         self._clock = clock or DatabaseClock()
         self._ids = ids or Ids()
@@ -166,6 +169,7 @@ class EddaApp:
             hooks=self._hooks,
             find=self._find,
             names=self._names,
+            handlers=self._handlers_of,
         )
 
     @property
@@ -214,94 +218,92 @@ class EddaApp:
         page_token: str | None = None,
     ) -> InstancePage:
         """Newest first. `input_filters` compares arguments by value: {"order_id": "A", "address.city": "Bonn"}."""
-        if not 1 <= limit <= 1000:
-            raise ValueError(f"find_instances(limit={limit}): from 1 to 1000")
-        before = None if page_token is None else _read_token(page_token)
         filter = RunFilter(
             status=None if status is None else RunStatus(status),
             workflow=workflow_name,
             created_from=None if started_after is None else as_microseconds(started_after),
             created_to=None if started_before is None else as_microseconds(started_before),
-            before=before,
-            limit=limit + 1,
+            limit=limit,
         )
-        found, last = await self._find_matching(filter, input_filters or {}, limit)
-        instances = [self._describe(record) for record in found]
-        return {
-            "instances": instances,
-            "next_page_token": None if last is None else f"{last[0]}:{last[1]}",
-            "has_more": last is not None,
-        }
+        return await Instances(self.engine.find_runs, self._codec).find(filter, input_filters or {}, page_token)
 
-    async def _find_matching(
-        self, filter: RunFilter, wanted: Mapping[str, Any], limit: int
-    ) -> tuple[list[RunRecord], tuple[int, RunId] | None]:
-        """One page, and the key to go on from if there may be more."""
-        found: list[RunRecord] = []
-        looked_at = 0
-        while True:
-            records = await self.engine.find_runs(filter)
-            for record in records:
-                key = (record.created_at, record.run_id)
-                if self._fits(record, wanted):
-                    if len(found) == limit:
-                        return found, (found[-1].created_at, found[-1].run_id)
-                    found.append(record)
-            looked_at += len(records)
-            if len(records) < filter.limit:
-                return found, None
-            if looked_at >= _MOST_LOOKED_AT:
-                return found, key
-            filter = RunFilter(
-                filter.status, filter.workflow, filter.created_from, filter.created_to, key, filter.limit
-            )
+    # Events
 
-    def _fits(self, record: RunRecord, wanted: Mapping[str, Any]) -> bool:
-        if not wanted:
-            return True
-        arguments = self._codec.decode(record.input)
-        return all(_same(_at_path(arguments, path), value) for path, value in wanted.items())
+    def on_event(self, event_type: str) -> Callable[[H], H]:
+        """Start a workflow, or call a function, for every event of a type: once, whatever crashes."""
 
-    def _describe(self, record: RunRecord) -> Instance:
-        return {
-            "instance_id": record.run_id,
-            "workflow_name": record.workflow,
-            "status": record.status.value,
-            "input_data": self._codec.decode(record.input),
-            "started_at": as_datetime(record.created_at),
-            "ended_at": None if record.ended_at is None else as_datetime(record.ended_at),
-            "waiting_for": record.reason,
-        }
+        def register(handler: H) -> H:
+            self._handlers.setdefault(event_type, []).append(as_workflow(handler))
+            return handler
 
+        return register
 
-_MISSING = object()
+    async def send_event(
+        self,
+        event_type: str,
+        source: str,
+        data: Any = UNSET,
+        datacontenttype: str | None = None,
+        *,
+        id: str | None = None,
+        subject: str | None = None,
+        time: datetime | str | None = None,
+        dataschema: str | None = None,
+        target_instance_id: str | None = None,
+        extensions: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As `send_event`, into this app's database; returns the event's id when it is stored."""
+        attributes = describe_event(
+            event_type, source, data, datacontenttype, subject, time, dataschema, target_instance_id, extensions
+        )
+        event = complete(attributes, id, self.engine.new_id(), self.engine.now())
+        await self.engine.send(event)
+        return event.id
 
+    async def handle_cloudevent(self, event: Any, wait: bool = False) -> None:
+        """Take in an event that came some other way: one of ours, the JSON object as a dict, or an object of the
+        CloudEvents SDK. With `wait` it returns when the runs that it starts have ended."""
+        known = as_cloudevent(event)
+        await self.engine.send(known)
+        if wait:
+            for workflow in self._handlers_of(known.type):
+                await self.engine.await_end(run_of(workflow.name, known))
 
-def _at_path(value: Any, path: str) -> Any:
-    for key in path.split("."):
-        if not isinstance(value, dict) or key not in value:
-            return _MISSING
-        value = value[key]
-    return value
+    def _handlers_of(self, event_type: str) -> Sequence[Workflow[Any, Any]]:
+        named = [w for w in map(self._find, self._names()) if w.event_handler and w.name == event_type]
+        return (*named, *self._handlers.get(event_type, ()))
 
+    # HTTP
 
-def _same(found: Any, wanted: Any) -> bool:
-    """Equal by value and kind: True is not 1."""
-    return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application: events in, `/cancel/...`, health."""
+        await self._web(scope, receive, send)
 
+    def lifespan(self, host: object = None) -> AbstractAsyncContextManager[None]:
+        """For the application this one is mounted in: `FastAPI(lifespan=app.lifespan)`."""
+        return self._web.lifespan(host)
 
-def _read_token(token: str) -> tuple[int, RunId]:
-    created, separator, run_id = token.partition(":")
-    if not separator or not created.isdigit():
-        raise ValueError(f"page_token {token!r} is not one that find_instances returned")
-    return int(created), RunId(run_id)
+    @property
+    def web_options(self) -> WebOptions:
+        return self._web.options
+
+    @property
+    def state(self) -> State:
+        if self._engine is None:
+            return State.STOPPED
+        return State.DRAINING if self._leaving else State.STARTED
+
+    async def receive(self, events: Sequence[CloudEvent]) -> None:
+        await self.engine.receive(events)
+
+    async def ping(self) -> None:
+        await self._storage.now()
 
 
 _IGNORED = frozenset(
     {
         "outbox_enabled",
         "broker_url",
-        "message_retention_days",
         "max_overflow",
         "pool_timeout",
         "pool_recycle",
@@ -325,49 +327,27 @@ def _now_of(clock: Clock | None) -> Callable[[], int]:
     return clock.now if clock is not None else lambda: time.time_ns() // 1000
 
 
-def _settings_for(url: str) -> Settings:
-    """A file has no server that could restart, and a dead process is known at once by its lock."""
-    local = urlsplit(url).scheme.partition("+")[0] in {"sqlite", "memory"}
-    return Settings(takeover_grace=0.0, sweep=0.5) if local else Settings()
+def _with_retention(settings: Settings, messages: float | None, runs: float | None) -> Settings:
+    if messages is not None:
+        settings = replace(settings, message_retention_days=messages)
+    return settings if runs is None else replace(settings, run_retention_days=runs)
 
 
-def open_storage(
-    url: str, *, pool_size: int = 5, probe: Probe | None = None, now: Callable[[], int] = lambda: time.time_ns() // 1000
-) -> Storage:
-    """The adapter for a database URL, plain or with a driver's name in it."""
-    scheme = urlsplit(url).scheme
-    kind = scheme.partition("+")[0]
-    plain = url.replace(scheme, kind, 1)
-    if kind == "sqlite":
-        from edda.storage.sqlite import SQLiteStorage
-
-        return SQLiteStorage(_sqlite_path(plain), now=now, probe=probe)
-    if kind in {"postgresql", "postgres"}:
-        from edda.storage.postgres import PostgresStorage
-
-        return PostgresStorage(plain, pool_size=pool_size, probe=probe)
-    if kind in {"mysql", "mariadb"}:
-        from edda.storage.mysql import MySQLStorage
-
-        return MySQLStorage(plain, pool_size=pool_size, probe=probe)
-    if kind == "memory":
-        from edda.storage.memory import MemoryStorage
-
-        return MemoryStorage(now=now, probe=probe)
-    raise ValueError(
-        f"db_url {_without_password(url)!r}: expected sqlite:///file.db, postgresql://..., mysql://... or memory://"
-    )
+def _with_access(options: WebOptions, auth: str | None, tokens: str | Iterable[Token] | None) -> WebOptions:
+    if auth is None:
+        auth = options.auth
+    known = options.tokens if options.tokens and tokens is None else find_tokens(tokens)
+    return replace(options, auth=auth, tokens=() if auth == "none" and tokens is None else known)
 
 
-def _sqlite_path(url: str) -> str:
-    path = url.removeprefix("sqlite://").partition("?")[0]
-    if not path.startswith("/"):
-        raise ValueError(
-            f"db_url {url!r}: a relative file is sqlite:///name.db, an absolute one sqlite:////dir/name.db"
-        )
-    return path[1:]
+def _open_default() -> AbstractAsyncContextManager[Client] | None:
+    return _default_client() if os.environ.get("EDDA_DB_URL") else None
 
 
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return url if parts.password is None else url.replace(f":{parts.password}@", ":***@", 1)
+@asynccontextmanager
+async def _default_client() -> AsyncIterator[Client]:
+    async with EddaApp(worker=False) as app:
+        yield app.engine
+
+
+set_fallback(_open_default)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import count, pairwise
 
 from msgspec import Struct
@@ -79,6 +80,9 @@ class RememberedIds(Ids):
     def worker(self) -> WorkerId:
         self.workers.append(super().worker())
         return self.workers[-1]
+
+
+TRIES = 4
 
 
 class Player:
@@ -169,6 +173,9 @@ class Player:
         finally:
             await app.shutdown(1)
 
+    async def prepare(self) -> None:
+        """What has to be there before it begins."""
+
     async def leave_behind(self) -> None:
         """A worker dies in the middle of the run, and its lease is over."""
         world.held[self.run_id] = asyncio.Event()
@@ -197,6 +204,9 @@ class Taker(Player):
 
     calm = Settings(linger=0, takeover_grace=0, sweep=0.05, heartbeat=5, poll=5)
 
+    async def prepare(self) -> None:
+        await self.leave_behind()
+
 
 class Founder(Player):
     """Starts without an id of its own: the run is born in the journal's batch, and a client that got no answer
@@ -206,6 +216,40 @@ class Founder(Player):
         if self.run_id not in self.acknowledged:
             self.run_id = RunId(await app.start(self.scenario.workflow, 1))
             self.acknowledged.add(self.run_id)
+
+
+async def crash_side_by_side(
+    lanes: Sequence[Witness], new_player: Callable[[Witness], Player], points: Sequence[Point], how: How
+) -> int:
+    """A share of the points on each database; how many were not reached."""
+    shares = [points[number :: len(lanes)] for number in range(len(lanes))]
+    crashes = [crash_at_each(partial(new_player, lane), share, how) for lane, share in zip(lanes, shares, strict=True)]
+    return sum(await asyncio.gather(*crashes))
+
+
+async def crash_at_each(new_player: Callable[[], Player], points: Iterable[Point], how: How) -> int:
+    """How many points were not reached, though each was tried a few times: looks come by the clock."""
+    missed = 0
+    for point in points:
+        for _ in range(TRIES):
+            if await _crash(new_player(), point, how):
+                break
+        else:
+            missed += 1
+    return missed
+
+
+async def _crash(player: Player, point: Point, how: How) -> bool:
+    """Whether it was reached; the outcome must be right in any case."""
+    await player.prepare()
+    disturbed = await player.disturbed(point, how)
+    place = f"{how} {point.nth} x {point.statement}"
+    scenario = player.scenario
+    assert disturbed.outcome.result == scenario.expected, place
+    assert set(disturbed.outcome.effects) == scenario.steps, place
+    assert not disturbed.repeated - scenario.repeatable, place
+    await player.check_remains()
+    return disturbed.struck
 
 
 async def count_open_at_last(player: Player) -> int:

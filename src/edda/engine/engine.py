@@ -7,9 +7,13 @@ import logging
 import os
 from asyncio import _get_running_loop
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from datetime import datetime
+from hashlib import blake2b
 from typing import Any
 
+from edda.cloudevents import json_format
+from edda.cloudevents.event import CloudEvent
 from edda.core.codec import Codec
 from edda.core.failure import decode_failure
 from edda.core.model import CancelOutcome, End, Entry, RunFilter, RunId, RunRecord, Start, WorkerInfo
@@ -21,10 +25,13 @@ from edda.errors import (
     InstanceNotFoundError,
     LeaseLostError,
     NotInWorkflowError,
+    StorageConflictError,
     StorageUnavailableError,
     WorkflowCancelledError,
 )
 from edda.storage.ports import Storage
+from edda.workflow.context import ActivityContext, as_datetime
+from edda.workflow.current import here
 from edda.workflow.loop import WorkflowLoop
 from edda.workflow.workflow import StartOptions, Workflow
 
@@ -33,7 +40,9 @@ from .clock import Clock
 from .hooks import HookCaller, WorkflowHooks
 from .host import host_name
 from .ids import Ids
+from .intake import Intake
 from .settings import Settings
+from .shapes import ShapeBook
 from .steps import Threads
 from .worker import Transient, Worker
 
@@ -57,11 +66,15 @@ class Engine:
         hooks: WorkflowHooks | None,
         find: Callable[[str], Workflow[Any, Any]],
         names: Callable[[], Sequence[str]],
+        handlers: Callable[[str], Sequence[Workflow[Any, Any]]] = lambda type: (),
     ) -> None:
         self.storage = storage
         self.clock = clock
         self.codec = codec
         self.settings = settings
+        self._book = ShapeBook(storage, codec)
+        self.intake = Intake(storage, self._book, codec, clock, handlers, self._tell_everybody)
+        self._telling: asyncio.Task[None] | None = None
         self.worker: Worker | None = None
         self._service = service
         self._ids = ids
@@ -90,6 +103,7 @@ class Engine:
         if self._rebirth is not None:
             self._rebirth.cancel()
             await asyncio.gather(self._rebirth, return_exceptions=True)
+        await self.intake.close()
         if self.worker is not None:
             await self.worker.drain(grace)
             await self.worker.retire()
@@ -104,6 +118,7 @@ class Engine:
         self._stopping = self._stopped = True
         if self._rebirth is not None:
             self._rebirth.cancel()
+        self.intake.kill()
         if self.worker is not None:
             self.worker.kill()
         self.storage.kill()
@@ -121,6 +136,7 @@ class Engine:
             hooks=self._caller,
             settings=self.settings,
             retry_policy=self._retry_policy,
+            book=self._book,
             find=self._find,
             names=self._names,
             on_end=self._run_ended,
@@ -159,16 +175,18 @@ class Engine:
         bound = workflow.signature.bind(args, dict(kwargs))
         data = workflow.signature.encode(self.codec, bound)
         now = self.clock.now()
+        effect = _effect_id() if options.id is None else None
+        run_id = options.id or effect
         start = Start(
-            run_id=RunId(options.id) if options.id is not None else self._ids.run(),
+            run_id=RunId(run_id) if run_id is not None else self._ids.run(),
             workflow=workflow.name,
             input=data,
             created_at=now,
             deadline=None if options.timeout is None else now + options.delay + options.timeout,
         )
-        if options.id is None and options.delay == 0 and await self._begin_here(start):
+        if run_id is None and options.delay == 0 and await self._begin_here(start):
             return start.run_id
-        await self._store(start, now + options.delay)
+        await self._store(start, now + options.delay, is_effect=effect is not None)
         return start.run_id
 
     async def _begin_here(self, start: Start) -> bool:
@@ -189,9 +207,9 @@ class Engine:
             return False  # it may be in or not: storing it again under the same id is right in both cases
         return True
 
-    async def _store(self, start: Start, ready_at: int) -> None:
+    async def _store(self, start: Start, ready_at: int, *, is_effect: bool = False) -> None:
         start = Start(start.run_id, start.workflow, start.input, start.created_at, ready_at, start.deadline)
-        if not await self._patiently(self.storage.start, [start]):
+        if not await self._patiently(self.storage.start, [start]) and not is_effect:
             await self._check_same(start)  # there already, maybe by our own call whose answer was lost
         await self._patiently(self.storage.announce)
         if self.worker is not None:
@@ -244,6 +262,38 @@ class Engine:
             await self._patiently(self.storage.announce)
         return outcome
 
+    # Events
+
+    async def send(self, event: CloudEvent) -> None:
+        if isinstance(_get_running_loop(), WorkflowLoop):
+            raise NotInWorkflowError("app.send_event() in the body of a workflow: use send_event(), which is recorded.")
+        await self._patiently(self.receive, (event,))
+        if self._caller is not None:
+            sent = (event.type, event.source, json_format.value_of(event))
+            self._caller.call(lambda hooks: hooks.on_event_sent(*sent))
+
+    def new_id(self) -> str:
+        return self._ids.event()
+
+    def now(self) -> datetime:
+        return as_datetime(self.clock.now())
+
+    async def receive(self, events: Sequence[CloudEvent]) -> None:
+        """Store what came from outside, all or nothing."""
+        await self.intake.accept(events)
+
+    def _tell_everybody(self) -> None:
+        """Our own worker first; one call speaks for all that was stored before it."""
+        if self.worker is not None:
+            self.worker.nudge(sure=True)
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._announce(), name="edda-announce")
+
+    async def _announce(self) -> None:
+        self._telling = None
+        with suppress(StorageUnavailableError, StorageConflictError):
+            await self.storage.announce()
+
     # Results
 
     async def await_result(self, instance_id: str, returns: Any, timeout: float | None) -> Any:
@@ -257,6 +307,9 @@ class Engine:
         if status is RunStatus.CANCELLED:
             raise WorkflowCancelledError(f"run {instance_id} was cancelled: {self.codec.decode(value)}")
         raise decode_failure(self.codec, value)
+
+    async def await_end(self, run_id: RunId) -> RunStatus:
+        return (await self._await_end(run_id))[0]
 
     async def _await_end(self, run_id: RunId) -> tuple[RunStatus, bytes]:
         """Runs of this process tell us; for others we look, less and less often."""
@@ -296,3 +349,11 @@ class Engine:
         for waiter in self._waiters.get(run_id, ()):
             if not waiter.done():
                 waiter.set_result(end)
+
+
+def _effect_id() -> str | None:
+    """Of a run that is started in an activity: the same at every attempt, so that it is started once."""
+    context = here.get()
+    if not isinstance(context, ActivityContext):
+        return None
+    return f"call-{blake2b(context.next_effect_id().encode(), digest_size=16).hexdigest()}"

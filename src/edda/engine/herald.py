@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from edda.core.model import Entry, EntryKind
@@ -20,8 +20,9 @@ AT_END = 1 << 62
 
 
 class Herald:
-    def __init__(self, caller: HookCaller, run_id: str, workflow_name: str) -> None:
+    def __init__(self, caller: HookCaller, run_id: str, workflow_name: str, read_event: Callable[[bytes], Any]) -> None:
         self._caller = caller
+        self._read_event = read_event
         self._run = (run_id, workflow_name)
         self._run_id = run_id
         self._waiting: deque[tuple[int, Call]] = deque()
@@ -65,6 +66,13 @@ class Herald:
                 told = hooks.on_activity_retry(*step, outcome.error, attempt, outcome.delay)
             else:
                 told = hooks.on_activity_failed(*step, outcome.error)
+            return told
+
+        self._later(seq, call)
+
+    def tell_received(self, seq: int, command: Command, body: bytes) -> None:
+        def call(hooks: Any) -> Awaitable[None]:
+            told: Awaitable[None] = hooks.on_event_received(self._run_id, command.name, self._read_event(body))
             return told
 
         self._later(seq, call)

@@ -23,6 +23,9 @@ class Ids:
     def worker(self) -> WorkerId:
         return WorkerId(f"w{self._uuid7().hex}")
 
+    def event(self) -> str:
+        return str(self._uuid7())
+
     def _uuid7(self) -> UUID:
         milliseconds = self._now() // 1_000_000
         random = int.from_bytes(self._randomness(10), "big")

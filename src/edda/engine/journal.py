@@ -17,7 +17,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from edda.core.model import Bundle, Fence, RunId
+from edda.core.model import Bundle, Fence, RunId, Written
 from edda.errors import LeaseLostError, StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.ports import Journal
 
@@ -46,7 +46,7 @@ class Source(Protocol):
         """What it has to write now, at most so many records; None if nothing."""
         ...
 
-    def flushed(self, bundle: Bundle, early: bool) -> None: ...
+    def flushed(self, bundle: Bundle, written: Written) -> None: ...
 
     def rejected(self, bundle: Bundle, error: StorageRejectedError) -> None: ...
 
@@ -142,7 +142,7 @@ class JournalWriter:
             if not batch and not unknown:
                 return
             try:
-                early = await self._storage.write(self._fence, [part.bundle for part in batch])
+                written = await self._storage.write(self._fence, [part.bundle for part in batch])
             except StorageConflictError as error:
                 logger.debug("batch %d: %s; sent again", self._fence.batch_no, error)
                 await backoff.pause()
@@ -155,8 +155,10 @@ class JournalWriter:
             except StorageRejectedError as error:
                 await self._isolate(batch, error)
                 return
-            if early is not None or await self._is_in(unknown):
-                self._settle(batch, early or frozenset())
+            if written is None and await self._is_in(unknown):
+                written = await self._reconstruct(batch)
+            if written is not None:
+                self._settle(batch, written)
                 return
 
     async def _is_in(self, sent_before: bool) -> bool:
@@ -185,30 +187,45 @@ class JournalWriter:
             except (StorageUnavailableError, StorageConflictError):
                 await backoff.pause()
 
+    async def _reconstruct(self, batch: list[Part]) -> Written:
+        """The answer was lost. Who asked for events and is still ours asks again, which changes nothing if it was
+        registered; who is not ours any more was released."""
+        asked = [part.bundle for part in batch if part.bundle.waits]
+        owned = await self._read_owned() if asked else {}
+        return Written(
+            unmet={
+                bundle.run_id: frozenset(wait.step for wait in bundle.waits)
+                for bundle in asked
+                if owned.get(bundle.run_id) == bundle.epoch
+            }
+        )
+
+    async def _read_owned(self) -> dict[RunId, int]:
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._storage.owned(self._fence.worker)
+            except (StorageUnavailableError, StorageConflictError):
+                await backoff.pause()
+
     async def _refresh_ownership(self, moves: int) -> None:
         """Some run was taken from us singly: find out which, and let go of it."""
         known = [source for source in self._owned_sources() if source.is_stored]
         self.ownership_reads += 1
-        backoff = Backoff()
-        while True:
-            try:
-                owned = await self._storage.owned(self._fence.worker)
-                break
-            except (StorageUnavailableError, StorageConflictError):
-                await backoff.pause()
+        owned = await self._read_owned()
         # Only runs that were in memory before the look are judged: one claimed meanwhile is not in the answer.
         for source in known:
             if owned.get(source.run_id) != source.epoch:
                 self._lost(source)
         self._fence = Fence(self._fence.worker, self._fence.batch_no, moves)
 
-    def _settle(self, batch: list[Part], early: frozenset[RunId]) -> None:
+    def _settle(self, batch: list[Part], written: Written) -> None:
         self._fence = Fence(self._fence.worker, self._fence.batch_no + 1, self._fence.moves)
         self.batches += 1
         for part in batch:
             self.records += len(part.bundle.entries)
             if self._owns(part.bundle.run_id, part.bundle.epoch):
-                part.source.flushed(part.bundle, part.bundle.run_id in early)
+                part.source.flushed(part.bundle, written)
 
     async def _isolate(self, batch: list[Part], error: StorageRejectedError) -> None:
         """Halve by run until the bad one stands alone; only that run is told."""

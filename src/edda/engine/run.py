@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,63 +23,61 @@ from edda.core.model import (
     EntryKind,
     Release,
     Start,
+    Written,
 )
 from edda.core.states import RunStatus
 from edda.errors import (
     DeadlockError,
     LeaseLostError,
     ParkedError,
-    PayloadError,
     StorageRejectedError,
-    WorkflowTimeoutError,
 )
-from edda.workflow.context import ActivityContext, RunContext
-from edda.workflow.current import Client, running
+from edda.workflow.context import RunContext
+from edda.workflow.current import Client, here, running
+from edda.workflow.events import event_data, stored_type
 from edda.workflow.execution import Command, Execution, Idle
 
+from .bodies import Bodies, Stage
 from .draft import Draft
+from .endings import Endings
 from .herald import AT_END, Herald
-from .steps import Outcome, Retry, Success, Threads, outside_task, run_body
+from .steps import Outcome, Retry, Success, outside_task
 from .timetable import Timetable
+from .waits import Registry, Waits
 
 if TYPE_CHECKING:
-    from edda.core.codec import Codec
-    from edda.core.retry import RetryPolicy
-    from edda.workflow.activity import StepCall
     from edda.workflow.workflow import Workflow
 
-    from .clock import Alarm, Clock
+    from .clock import Alarm
     from .hooks import HookCaller
     from .journal import JournalWriter
     from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_WAITING = {EntryKind.TIMER: RunStatus.WAITING_FOR_TIMER, EntryKind.STEP: RunStatus.WAITING_FOR_TIMER}
+_WAITING = {
+    EntryKind.TIMER: RunStatus.WAITING_FOR_TIMER,
+    EntryKind.STEP: RunStatus.WAITING_FOR_TIMER,
+    EntryKind.EVENT: RunStatus.WAITING_FOR_EVENT,
+}
 """What a pending command makes a run that leaves memory; a step then waits for its next attempt."""
 
 
-class Host(Protocol):
+class Host(Stage, Registry, Protocol):
     """The worker, as its runs see it."""
 
     client: Client
-    loop: asyncio.AbstractEventLoop
-    clock: Clock
-    codec: Codec
     journal: JournalWriter
-    threads: Threads
     hooks: HookCaller | None
     settings: Settings
-    retry_policy: RetryPolicy
-
-    @property
-    def may_act(self) -> bool:
-        """False when the lease may have lapsed: start nothing in the world."""
-        ...
 
     def run_ended(self, run: LiveRun, end: End) -> None: ...
 
     def run_released(self, run: LiveRun, release: Release, early: bool) -> None: ...
+
+    def fetch_mail(self, run: LiveRun) -> None:
+        """Read the run's inbox now and tell it with `mail_checked`."""
+        ...
 
 
 class LiveRun:
@@ -95,19 +92,18 @@ class LiveRun:
         self._claimed = claimed
         self._context = RunContext(self.run_id, workflow.name, self.gen, host.codec)
         self._execution: Execution | None = None
-        self._draft = Draft(self.run_id, self.epoch, self.gen, start, len(claimed.entries))
-        self._absorbed = claimed.absorbed
-        self._bodies: set[asyncio.Task[None]] = set()
-        self._blocked: deque[Command] = deque()
-        """Steps that wait for the journal, in the order they were issued."""
-        self._resting: set[Command] = set()
-        """Steps between two attempts."""
+        self._draft = Draft(claimed, start)
         self._timetable = Timetable()
+        self._waits = Waits(host, claimed, self._draft, self._timetable, self._wait_prepared)
         self._alarm: Alarm | None = None
         self.alarm_at: int | None = None
         self._draining = False
         self._timed_out = any(entry.kind is EntryKind.TIMEOUT for entry in claimed.entries)
-        self._herald = Herald(host.hooks, self.run_id, workflow.name) if host.hooks is not None else None
+        self._herald: Herald | None = None
+        if host.hooks is not None:
+            self._herald = Herald(host.hooks, self.run_id, workflow.name, lambda body: event_data(host.codec, body))
+        self._endings = Endings(f"{workflow.name} {self.run_id}", host.codec, host.clock, self._herald)
+        self._bodies = Bodies(host, (self.run_id, workflow.name, self.gen), self._herald, self._body_settled)
 
     # Life
 
@@ -124,6 +120,7 @@ class LiveRun:
 
         async def main() -> Any:
             running.set(self._host.client)
+            here.set(self._context)
             return await self.workflow.fn(self._context, *args, **kwargs)
 
         self._execution = Execution(
@@ -142,6 +139,7 @@ class LiveRun:
             if self.is_stored and self.epoch == 1 and not claimed.entries:  # stored by somebody who did not run it
                 self._tell_started(self._herald)
         if self._attempt(self._execution.start):
+            self._waits.drop_all_but(self._execution.pending)
             for letter in claimed.mail:
                 self._read(letter)
             self.pump()
@@ -157,7 +155,11 @@ class LiveRun:
     @property
     def is_resting(self) -> bool:
         """In memory, with nothing to do but wait for its alarm."""
-        return self.alarm_at is not None and not (self._bodies or self._blocked or self.is_leaving)
+        return self.alarm_at is not None and not (self._is_busy or self.is_leaving)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._bodies.is_busy or self._waits.is_busy
 
     def pump(self) -> None:
         """Do all that can be done now; called after every change."""
@@ -167,17 +169,21 @@ class LiveRun:
         if execution.loop.refused is not None:
             self._park(execution.loop.refused)
             return
+        self._accept_issued(execution)
+        if not self._draining:
+            self._bodies.start(self._draft.committed, execution.pending)
+        self._look(execution)
+        self._write_more()
+
+    def _accept_issued(self, execution: Execution) -> None:
         for command in execution.take_issued():
             if execution.pending.get(command.id) is command:
                 self._accept(command)
-        if not self._draining:
-            self._start_bodies()
-        self._look(execution)
 
     def _look(self, execution: Execution) -> None:
         """Where does the run stand?"""
-        if self._bodies or self._blocked:
-            if self._draining and not self._bodies:
+        if self._is_busy:
+            if self._draining and not self._bodies.is_running:
                 self._hand_back()
             else:
                 self._set_alarm()
@@ -189,7 +195,7 @@ class LiveRun:
             self._hand_back()
         elif idle is Idle.STUCK:
             self._park(DeadlockError(f"every branch waits for another one: {execution.loop.stacks()}"))
-        elif execution.in_memory > len(self._resting):
+        elif execution.in_memory > self._bodies.resting:
             self._hand_back()  # a body was cancelled by somebody else: it has to run again
         else:
             self._wait_or_leave()
@@ -216,6 +222,8 @@ class LiveRun:
             return
         self.closed = True
         self._silence()
+        self._waits.close()
+        self._bodies.close()
         if self._execution is not None:
             with outside_task():
                 self._execution.drop()
@@ -226,8 +234,8 @@ class LiveRun:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = self.alarm_at = None
-        for body in self._bodies:
-            body.cancel()
+        self._waits.cancel()
+        self._bodies.cancel()
 
     # Entries: the one way into the execution
 
@@ -243,11 +251,12 @@ class LiveRun:
         value: bytes = b"",
         attempt: int = 1,
         n: int | None = None,
+        event: int | None = None,
     ) -> None:
         execution = self._execution
         assert execution is not None
         moment = max(self._host.clock.now() if at is None else at, execution.now)
-        entry = Entry(execution.length + 1, kind, step, name, ok, moment, input, value, attempt, n)
+        entry = Entry(execution.length + 1, kind, step, name, ok, moment, input, value, attempt, n, event)
         self._draft.add(entry)
         self._host.journal.put(self)
         self._attempt(execution.deliver, entry)
@@ -267,80 +276,95 @@ class LiveRun:
                 self.pump()
 
     def _read(self, letter: Delivery) -> None:
-        assert self._execution is not None
-        if letter.n != self._absorbed + 1 or self._execution.idle is Idle.DONE:
+        execution = self._execution
+        if execution is None or letter.n != self._draft.absorbed + 1 or execution.idle is Idle.DONE or self.is_leaving:
             return  # read already, or too late to matter
-        self._absorbed = letter.n
-        name = self._host.codec.decode(letter.value, str) if letter.value else ""
-        self.deliver(letter.kind, letter.step, name, n=letter.n)
+        if letter.event is not None:
+            self._read_event(execution, letter, letter.event)
+        else:
+            name = self._host.codec.decode(letter.value, str) if letter.value else ""
+            self.deliver(letter.kind, letter.step, name, n=letter.n)
+
+    def _read_event(self, execution: Execution, letter: Delivery, event: int) -> None:
+        command = execution.pending.get(letter.step)
+        if command is None or not letter.value or not self._waits.takes(command, letter.value):  # over, or pruned
+            self._give_back(execution, letter, event)
+            return
+        self._waits.received(command, event)
+        if self._herald is not None:
+            self._herald.tell_received(execution.length + 1, command, letter.value)
+        self.deliver(
+            EntryKind.EVENT,
+            command.id,
+            command.name,
+            input=command.input,
+            value=letter.value,
+            n=letter.n,
+            event=event,
+        )
+
+    def _give_back(self, execution: Execution, letter: Delivery, event: int) -> None:
+        """Its wait was over when it came, or the event was."""
+        type = stored_type(self._host.codec, letter.value) if letter.value else ""
+        self.deliver(EntryKind.STRAY, letter.step, type, n=letter.n, event=event)
+        self._waits.give_back(letter.step, type, event, execution.pending)
+
+    def mail_checked(self) -> None:
+        """All mail there was has been read: what is still missing can be asked for."""
+        if not self.closed and not self.is_leaving and self._execution is not None:
+            with outside_task():
+                self._waits.mail_checked(self._execution.pending)
+                self.pump()
+
+    def _wait_prepared(self, command: Command, failure: Exception | None) -> None:
+        execution = self._execution
+        if self.closed or self.is_leaving or execution is None:
+            return
+        with outside_task():
+            if execution.pending.get(command.id) is not command:
+                pass
+            elif failure is None:
+                self._waits.ask(command)
+            else:
+                value = encode_failure(self._host.codec, failure)
+                self.deliver(EntryKind.EVENT, command.id, command.name, ok=False, input=command.input, value=value)
+            self.pump()
 
     # Steps
 
     def _accept(self, command: Command) -> None:
-        if command.kind is EntryKind.TIMER:
-            assert command.due is not None
+        if command.kind is EntryKind.EVENT:
+            self._waits.ask(command)
+        elif command.due is not None:
             self._timetable.add(command.due, command)
-        elif command.retry_at is not None:
-            self._rest(command, self._retry_due(command))
-        else:
-            self._blocked.append(command)
+        elif command.kind is EntryKind.STEP and command.retry_at is not None:
+            self._timetable.add(self._bodies.rest(command), command)
+        elif command.kind is EntryKind.STEP:
+            self._bodies.add(command)
 
-    def _start_bodies(self) -> None:
+    def _body_settled(self, command: Command, outcome: Outcome | None) -> None:
         execution = self._execution
-        assert execution is not None
-        while self._blocked and self._blocked[0].needs <= self._draft.committed and self._host.may_act:
-            command = self._blocked.popleft()
-            if execution.pending.get(command.id) is command:
-                body = self._host.loop.create_task(self._body(command), context=command.context)
-                command.body = body
-                self._bodies.add(body)
-
-    async def _body(self, command: Command) -> None:
-        host = self._host
-        ctx = ActivityContext(self.run_id, self.workflow.name, command.id, command.attempt, self.gen, host.clock.now)
-        if self._herald is not None:
-            self._herald.tell_begun(command)
-        outcome: Outcome | None = None
-        try:
-            outcome = await run_body(command, ctx, host.codec, self._policy(command), host.threads)
-        except asyncio.CancelledError:
-            pass  # abandoned, handed back or taken over: there is nothing to record
-        finally:
-            self._bodies.discard(command.body)
-            command.body = None
-        if not self.closed and not self.is_leaving:
+        if not self.closed and not self.is_leaving and execution is not None:
             with outside_task():
-                self._settle(command, outcome)
+                if outcome is not None:
+                    self._settle(execution, command, outcome)
                 self.pump()
 
-    def _body_gone(self, body: asyncio.Task[None]) -> None:
-        """A body cancelled before its first turn never reached its own `finally`."""
-        if body in self._bodies:
-            self._bodies.discard(body)
-            self.pump()
-
-    def _policy(self, command: Command) -> RetryPolicy:
-        call: StepCall = command.call
-        return call.retry_policy or self._host.retry_policy
-
-    def _settle(self, command: Command, outcome: Outcome | None) -> None:
-        execution = self._execution
-        if execution is None or outcome is None:
-            return
+    def _settle(self, execution: Execution, command: Command, outcome: Outcome) -> None:
         if execution.pending.get(command.id) is not command:
             if not isinstance(outcome, Retry):  # nobody waits for it any more, but it happened
-                self._record(EntryKind.LATE, command, outcome)
+                self._record(execution, EntryKind.LATE, command, outcome)
         elif isinstance(outcome, Retry):
-            self._record(EntryKind.RETRY, command, outcome)
+            self._record(execution, EntryKind.RETRY, command, outcome)
             if not self.is_leaving:
                 command.needs = execution.length
-                self._rest(command, self._retry_due(command))
+                self._timetable.add(self._bodies.rest(command), command)
         else:
-            self._record(EntryKind.STEP, command, outcome)
+            self._record(execution, EntryKind.STEP, command, outcome)
 
-    def _record(self, kind: EntryKind, command: Command, outcome: Outcome) -> None:
-        if self._herald is not None and self._execution is not None:
-            self._herald.tell_settled(self._execution.length + 1, command, outcome)
+    def _record(self, execution: Execution, kind: EntryKind, command: Command, outcome: Outcome) -> None:
+        if self._herald is not None:
+            self._herald.tell_settled(execution.length + 1, command, outcome)
         self.deliver(
             kind,
             command.id,
@@ -351,20 +375,11 @@ class LiveRun:
             attempt=command.attempt,
         )
 
-    def _retry_due(self, command: Command) -> int:
-        assert command.retry_at is not None
-        delay = self._policy(command).delay(command.attempt - 1, f"{self.run_id}/{command.id}")
-        return command.retry_at + int(delay * MICROSECONDS)
-
-    def _rest(self, command: Command, due: int) -> None:
-        self._resting.add(command)
-        self._timetable.add(due, command)
-
     def _abandoned(self, command: Command) -> None:
-        self._resting.discard(command)
-        if command.body is not None:
-            command.body.add_done_callback(self._body_gone)
-            command.body.cancel()
+        if command.kind is EntryKind.EVENT:
+            self._waits.drop(command.id)
+        else:
+            self._bodies.abandon(command)
 
     # Time
 
@@ -396,9 +411,8 @@ class LiveRun:
             if due is None or due > self._host.clock.now():
                 break
             self._fire_one(due)
-            for command in self._execution.take_issued():
-                if self._execution.pending.get(command.id) is command:
-                    self._accept(command)
+            if self._execution is not None:
+                self._accept_issued(self._execution)
         self.pump()
 
     def _fire_one(self, due: int) -> None:
@@ -407,69 +421,48 @@ class LiveRun:
             self.deliver(EntryKind.TIMEOUT, name="the run passed its deadline", at=due)
             return
         command = self._timetable.pop()
+        now = max(due, self._host.clock.now())
         if command.kind is EntryKind.TIMER:
-            self.deliver(EntryKind.TIMER, command.id, command.name, at=max(due, self._host.clock.now()))
+            self.deliver(EntryKind.TIMER, command.id, command.name, at=now)
+        elif command.kind is EntryKind.EVENT:
+            self._waits.drop(command.id)
+            self.deliver(EntryKind.EVENT, command.id, command.name, at=now, ok=False, input=command.input)
         else:
-            self._resting.discard(command)
-            self._blocked.append(command)
+            self._bodies.add(command)
 
     def _wait_or_leave(self) -> None:
-        due = self._next_due()
+        due = min((due for due in (self._next_due(), self._waits.next_due) if due is not None), default=None)
         if due is not None and due - self._host.clock.now() <= self._host.settings.linger * MICROSECONDS:
             self._set_alarm()
             return
         assert self._execution is not None
         first = next(iter(self._execution.pending.values()))
-        self._leave(Release(self._absorbed, due, _WAITING[first.kind], repr(first)))
+        reason = repr(first)
+        if first.kind is EntryKind.EVENT:
+            reason = first.call.describe(values=not self._host.codec.is_sealing)
+        self._leave(Release(self._draft.absorbed, due, _WAITING[first.kind], reason), waiting=True)
 
     # Leaving memory
 
     def _finish(self, execution: Execution) -> None:
-        codec, clock = self._host.codec, self._host.clock
         try:
-            result = execution.outcome()
-            end = End(RunStatus.COMPLETED, codec.encode(result), clock.now())
-            if self._herald is not None:
-                self._herald.tell_completed(result)
-        except asyncio.CancelledError as error:
-            end = self._cancelled(error)
+            self._leave(self._endings.of(execution, self._timed_out))
         except ParkedError as error:
             self._park(error)
-            return
-        except PayloadError as error:
-            end = self._failed(PayloadError(f"the result of {self.workflow.name} cannot be stored: {error}"))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # whatever a workflow ends with is its outcome, SystemExit included
-            end = self._failed(error)
-        self._leave(end)
-
-    def _cancelled(self, error: asyncio.CancelledError) -> End:
-        if self._timed_out:
-            return self._failed(WorkflowTimeoutError(f"run {self.run_id} passed its deadline"))
-        if self._herald is not None:
-            self._herald.tell_cancelled()
-        reason = str(error.args[0]) if error.args and error.args[0] else "cancelled"
-        return End(RunStatus.CANCELLED, self._host.codec.encode(reason), self._host.clock.now())
-
-    def _failed(self, error: BaseException) -> End:
-        if self._herald is not None:
-            self._herald.tell_failed(error)
-        return End(RunStatus.FAILED, encode_failure(self._host.codec, error), self._host.clock.now())
 
     def _park(self, error: Exception) -> None:
         logger.error("run %s of %s is parked: %s", self.run_id, self.workflow.name, error)
         rest = self._host.settings.parked_rest(self._claimed.attempts)
         due = self._host.clock.now() + int(rest * MICROSECONDS)
-        self._leave(Release(self._absorbed, due, RunStatus.PARKED, f"{type(error).__name__}: {error}"[:2000]))
+        self._leave(Release(self._draft.absorbed, due, RunStatus.PARKED, f"{type(error).__name__}: {error}"[:2000]))
 
     def _hand_back(self) -> None:
-        self._leave(Release(self._absorbed, 0, RunStatus.RUNNING))
+        self._leave(Release(self._draft.absorbed, 0, RunStatus.RUNNING))
 
-    def _leave(self, last: Release | End) -> None:
+    def _leave(self, last: Release | End, *, waiting: bool = False) -> None:
         """From here on nothing is delivered; the run is gone when this is committed."""
         if not self.is_leaving:
-            self._draft.last = last
+            self._draft.leave(last, waiting=waiting)
             self._silence()
             self._host.journal.put(self)
 
@@ -478,20 +471,33 @@ class LiveRun:
     def take(self, most: int) -> Bundle | None:
         return None if self.closed else self._draft.take(most)
 
-    def flushed(self, bundle: Bundle, early: bool) -> None:
+    def flushed(self, bundle: Bundle, written: Written) -> None:
         self._draft.settle(bundle)
         if bundle.start is not None:
             self._was_stored()
+        if bundle.waits:
+            self._settle_waits(bundle, written)
         if self._herald is not None:
             self._herald.flushed(AT_END if isinstance(bundle.move, End) else self._draft.committed)
         if isinstance(bundle.move, End):
             self._close()
             self._host.run_ended(self, bundle.move)
-        elif isinstance(bundle.move, Release):
+        elif isinstance(bundle.move, Release) and self.is_leaving:
             self._close()
-            self._host.run_released(self, bundle.move, early)
+            self._host.run_released(self, bundle.move, self.run_id in written.ready)
         else:
             self.pump()
+            self._write_more()
+
+    def _write_more(self) -> None:
+        if self._draft.has_more:
+            self._host.journal.put(self)
+
+    def _settle_waits(self, bundle: Bundle, written: Written) -> None:
+        pending = self._execution.pending if self._execution is not None else {}
+        if self._waits.settle(bundle, written, pending):
+            self._draft.stay()
+            self._host.fetch_mail(self)
 
     def _was_stored(self) -> None:
         if not self.stored.done():
@@ -509,7 +515,7 @@ class LiveRun:
             if not self.stored.done():
                 self.stored.set_exception(error)
         elif not isinstance(bundle.move, End):
-            self._draft.replace(self._failed(error))
+            self._draft.replace(self._endings.failed(error))
             self._silence()
             self._host.journal.put(self)
             return

@@ -27,6 +27,11 @@ class Settings:
     threads: int = 32
     """For sync activities."""
     shutdown_grace: float = 30.0
+    message_retention_days: float = 7.0
+    """Events older than this are no longer found, nor told apart from new ones with the same id."""
+    run_retention_days: float | None = None
+    """Runs that ended so long ago are removed; None keeps them."""
+    prune_every: float = 300.0
     parked_first: float = 30.0
     parked_most: float = 3600.0
 

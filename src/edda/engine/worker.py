@@ -13,21 +13,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edda.core.codec import Codec
-from edda.core.model import MICROSECONDS, ClaimedRun, End, Fence, Release, RunId, Start, WorkerInfo
+from edda.core.model import MICROSECONDS, ClaimedRun, End, Fence, Registered, Release, RunId, Start, WorkerInfo
 from edda.core.retry import RetryPolicy
 from edda.errors import LeaseLostError, StorageConflictError, StorageUnavailableError
 from edda.storage.ports import Storage
 from edda.workflow.current import Client
+from edda.workflow.execution import Command
 from edda.workflow.workflow import Workflow
 
 from .backoff import Backoff
 from .clock import Clock
+from .floors import Floors
 from .heartbeat import Heartbeat
 from .hooks import HookCaller
 from .host import is_dead
 from .journal import JournalWriter, Source
+from .retention import Retention
 from .run import LiveRun
 from .settings import Settings
+from .shapes import ShapeBook
 from .steps import Threads
 
 logger = logging.getLogger(__name__)
@@ -48,6 +52,7 @@ class Worker:
         hooks: HookCaller | None,
         settings: Settings,
         retry_policy: RetryPolicy,
+        book: ShapeBook,
         find: Callable[[str], Workflow[Any, Any]],
         names: Callable[[], Sequence[str]],
         on_end: Callable[[RunId, End], None],
@@ -62,6 +67,7 @@ class Worker:
         self.hooks = hooks
         self.settings = settings
         self.retry_policy = retry_policy
+        self.book = book
         self.live: dict[RunId, LiveRun] = {}
         self.draining = False
         self.journal = JournalWriter(
@@ -74,10 +80,13 @@ class Worker:
         self._on_lost = on_lost
         self._nudged = asyncio.Event()
         self._emptied = asyncio.Event()
+        self._sure = False
         self._planned_wake = 0
         self._claiming = False
         self._was_fresh = True
         self._telling: asyncio.Task[None] | None = None
+        self._wanting_mail: set[LiveRun] = set()
+        self._fetching: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.heartbeat = Heartbeat(storage, info.id, settings, self)
 
@@ -88,8 +97,9 @@ class Worker:
             await self._storage.register(self.info, int(self.settings.lease * MICROSECONDS)), time.monotonic()
         )
         await self._storage.unpark(self._names())
+        await self.book.look()
         self.heartbeat.start()
-        for duty in (self._flush, self._claim, self._sweep, self._listen):
+        for duty in (self._flush, self._claim, self._sweep, self._listen, self._prune):
             self._tasks.append(asyncio.create_task(duty(), name=f"edda-{duty.__name__.strip('_')}"))
 
     async def drain(self, grace: float) -> None:
@@ -123,7 +133,7 @@ class Worker:
         """Stop at once and write nothing, as a dying process would."""
         self.draining = True
         self.heartbeat.kill()
-        for task in self._tasks:
+        for task in (*self._tasks, *([self._fetching] if self._fetching else ())):
             task.cancel()
         for run in list(self.live.values()):
             run.abandon()
@@ -131,9 +141,10 @@ class Worker:
         self._emptied.set()
 
     async def _stop_tasks(self) -> None:
+        beside = [task for task in (self._telling, self._fetching) if task is not None]
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *([self._telling] if self._telling else []), return_exceptions=True)
+        await asyncio.gather(*self._tasks, *beside, return_exceptions=True)
 
     async def _until_empty(self) -> None:
         while self.live:
@@ -144,7 +155,8 @@ class Worker:
     def is_quiet(self) -> bool:
         """Nothing is under way in this process that could change anything by itself."""
         at_rest = all(run.is_resting for run in self.live.values())
-        return at_rest and self.journal.is_idle and not self._claiming and not self._nudged.is_set()
+        busy = self._claiming or self._nudged.is_set() or self._fetching is not None
+        return at_rest and self.journal.is_idle and not busy
 
     def alarms(self) -> list[int]:
         """When the runs that stay in memory go on."""
@@ -159,7 +171,18 @@ class Worker:
     def begin(self, start: Start) -> LiveRun:
         """Start a run that is ours from its first record on."""
         claimed = ClaimedRun(
-            start.run_id, start.workflow, 0, 1, start.input, start.created_at, start.deadline, 0, 0, (), ()
+            start.run_id,
+            start.workflow,
+            gen=0,
+            epoch=1,
+            input=start.input,
+            created_at=start.created_at,
+            deadline=start.deadline,
+            absorbed=0,
+            attempts=0,
+            entries=(),
+            mail=(),
+            start_seq=self.book.newest,
         )
         run = LiveRun(self, self._find(start.workflow), claimed, start)
         self.live[run.run_id] = run
@@ -167,8 +190,9 @@ class Worker:
         self.loop.call_soon(run.begin)
         return run
 
-    def nudge(self) -> None:
-        """There may be something to claim."""
+    def nudge(self, sure: bool = False) -> None:
+        """There may be something to claim, or surely is: then it need not be looked for first."""
+        self._sure = self._sure or sure
         self._nudged.set()
 
     def _adopt(self, claimed: ClaimedRun) -> None:
@@ -194,7 +218,7 @@ class Worker:
         if self.draining:
             self._tell_others()
         elif early or (due is not None and due < self._planned_wake):
-            self.nudge()
+            self.nudge(sure=early)
 
     def _tell_others(self) -> None:
         """What is handed back must not wait for the others' next look; one call speaks for many runs."""
@@ -273,9 +297,11 @@ class Worker:
         """Claim all there is room for; returns the seconds until the next run is due."""
         names = self._names()
         while names and self.has_room and not self.journal.is_crowded:
-            due = await self._storage.next_due(names)
-            if due != 0:
-                return self.settings.poll if due is None else min(due / MICROSECONDS, self.settings.poll)
+            if not self._sure:
+                due = await self._storage.next_due(names)
+                if due != 0:
+                    return self.settings.poll if due is None else min(due / MICROSECONDS, self.settings.poll)
+            self._sure = False
             await self._claim_some(names)
         return self.settings.poll
 
@@ -322,6 +348,40 @@ class Worker:
                 await self.clock.sleep(self.settings.poll)
             self.nudge()
 
+    # Mail
+
+    def fetch_mail(self, run: LiveRun) -> None:
+        self._wanting_mail.add(run)
+        if self._fetching is None:
+            self._fetching = asyncio.create_task(self._fetch_mail(), name="edda-mail")
+
+    async def _fetch_mail(self) -> None:
+        backoff = Backoff()
+        try:
+            while self._wanting_mail:
+                runs, self._wanting_mail = self._wanting_mail, set()
+                try:
+                    await self._read_mail()
+                except Transient as error:
+                    backoff.warn(logger, "reading mail failed: %s", error)
+                    self._wanting_mail |= runs
+                    await backoff.pause()
+                    continue
+                for run in runs:
+                    run.mail_checked()
+        finally:
+            self._fetching = None
+
+    async def prepare_wait(self, floors: Floors, command: Command) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                await floors.prepare(command, self.book, self._storage)
+                return
+            except Transient as error:
+                backoff.warn(logger, "preparing a wait failed: %s", error)
+                await backoff.pause()
+
     async def _read_mail(self) -> None:
         for letter in await self._storage.mail(self.info.id):
             run = self.live.get(letter.run_id)
@@ -332,9 +392,11 @@ class Worker:
         orphans_due = 0.0
         while not self.draining:
             try:
-                moved = await self._bury_neighbours()
+                roster = await self._storage.roster()
+                moved = await self._bury_neighbours(roster)
                 if self.heartbeat.may_take_over:
-                    moved += await self._take_over_all()
+                    if any(one.is_lapsed and one.info.id != self.info.id for one in roster):
+                        moved += await self._take_over_all()
                     if time.monotonic() >= orphans_due:
                         orphans_due = time.monotonic() + self.settings.orphan_sweep
                         moved += await self._storage.free_orphans()
@@ -345,15 +407,18 @@ class Worker:
                 logger.debug("sweep failed: %s", error)
             await asyncio.sleep(self.settings.sweep * random.uniform(0.75, 1.25))
 
-    async def _bury_neighbours(self) -> int:
+    async def _bury_neighbours(self, roster: Sequence[Registered]) -> int:
         """Workers of this very host whose processes are gone: nobody has to wait for their leases."""
         buried = 0
-        for info in await self._storage.neighbours(self.info.host):
+        for info in (one.info for one in roster if one.info.host == self.info.host):
             if info.id != self.info.id and is_dead(info.pid):
                 logger.warning("worker %s is dead: process %d is gone", info.id, info.pid)
                 await self._storage.retire(info.id)
                 buried += 1
         return buried
+
+    async def _prune(self) -> None:
+        await Retention(self._storage, self.clock, self.settings).run()
 
     async def _take_over_all(self) -> int:
         moved = 0

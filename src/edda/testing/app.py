@@ -70,7 +70,7 @@ class VirtualApp(EddaApp):
 
     def _is_quiet(self) -> bool:
         worker = self.engine.worker
-        return worker is None or worker.is_quiet
+        return self.engine.intake.is_idle and (worker is None or worker.is_quiet)
 
     async def _next_due(self) -> int | None:
         worker = self.engine.worker

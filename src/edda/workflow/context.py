@@ -45,7 +45,10 @@ class WorkflowContext:
     @property
     def execution(self) -> Execution:
         """The run's own loop and commands; for verbs, not for users."""
-        raise NotInWorkflowError("this is not the context of a running workflow")
+        raise NotInWorkflowError(
+            "this is not the context of a running workflow: activities, wait_event, sleep and the like belong into a "
+            "workflow's own code, not into an activity"
+        )
 
     @property
     def codec(self) -> Codec:
@@ -178,6 +181,7 @@ class ActivityContext(WorkflowContext):
         self._attempt = attempt
         self._gen = gen
         self._clock = clock
+        self._effects = 0
 
     @property
     def activity_id(self) -> str:
@@ -190,6 +194,11 @@ class ActivityContext(WorkflowContext):
     @property
     def idempotency_key(self) -> str:
         return f"{self.instance_id}/{self._gen}/{self._activity_id}"
+
+    def next_effect_id(self) -> str:
+        """For what the body does through Edda: the same at every attempt, so that it happens once."""
+        self._effects += 1
+        return f"{self.idempotency_key}/{self._effects}"
 
     @property
     def microseconds(self) -> int:

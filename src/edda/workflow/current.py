@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edda.errors import AppError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from edda.cloudevents.event import CloudEvent
     from edda.core.model import CancelOutcome, Entry, RunRecord
 
+    from .context import WorkflowContext
     from .workflow import StartOptions, Workflow
 
 
@@ -29,11 +34,23 @@ class Client(Protocol):
 
     async def request_cancel(self, instance_id: str, reason: str) -> CancelOutcome: ...
 
+    async def send(self, event: CloudEvent) -> None:
+        """Stored when it returns."""
+        ...
+
+    def new_id(self) -> str: ...
+
+    def now(self) -> datetime: ...
+
 
 running: ContextVar[Client | None] = ContextVar("edda_running_app", default=None)
 """Set around activity bodies and workflow code."""
 
+here: ContextVar[WorkflowContext | None] = ContextVar("edda_here", default=None)
+"""The context of the workflow or activity whose code is running."""
+
 _started: list[Client] = []
+_fallback: Callable[[], AbstractAsyncContextManager[Client] | None] = lambda: None  # noqa: E731 - replaced by the app
 
 
 def add_started(client: Client) -> None:
@@ -54,9 +71,23 @@ def current() -> Client:
     if not _started:
         raise AppError(
             "no EddaApp is started in this process: use `async with app:` or `await app.initialize()` before starting "
-            "or reading workflows"
+            "or reading workflows (events are also sent to the database in EDDA_DB_URL, if it is set)"
         )
     raise AppError(
         f"{len(_started)} EddaApps are started in this process, so the call must say which one it means: "
         "app.start(workflow, ...) or app.handle(id)"
     )
+
+
+def set_fallback(open_client: Callable[[], AbstractAsyncContextManager[Client] | None]) -> None:
+    """Where events go while no app is started."""
+    global _fallback
+    _fallback = open_client
+
+
+def current_or_fallback() -> AbstractAsyncContextManager[Client]:
+    if running.get() is None and not _started:
+        fallback = _fallback()
+        if fallback is not None:
+            return fallback
+    return nullcontext(current())

@@ -182,6 +182,7 @@ class Execution:
         call: Any = None,
         due: int | None = None,
         id: str | None = None,
+        label: str | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """A plain function: the id is taken when the verb is CALLED, in the caller's branch; awaited maybe later."""
         loop = self.loop
@@ -193,7 +194,7 @@ class Execution:
                 f"{name} was called outside the branches of its workflow ({self.name}): call it in the workflow's own "
                 "code, not in a callback, a thread or a Task made by hand."
             )
-        command = Command(kind, id or task.branch.next_id(name), name, input, decode)
+        command = Command(kind, id or task.branch.next_id(label or name), name, input, decode)
         command.call, command.due = call, due
         return self._await_command(command)
 
@@ -302,7 +303,7 @@ class Execution:
     def _apply(self, entry: Entry) -> None:
         replayed = self.replaying
         self._advance(entry)
-        if entry.kind is EntryKind.LATE:
+        if entry.kind is EntryKind.LATE or entry.kind is EntryKind.STRAY:
             return
         if entry.kind is EntryKind.CANCEL or entry.kind is EntryKind.TIMEOUT:
             self.cancel(entry.name or None)

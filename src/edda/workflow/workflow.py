@@ -34,9 +34,11 @@ class StartOptions:
 class Workflow(Generic[P, R]):
     """Made by `@workflow`. `start` is durable when it returns; `run` also waits for the result."""
 
-    def __init__(self, fn: Callable[..., Coroutine[Any, Any, Any]], name: str) -> None:
+    def __init__(self, fn: Callable[..., Coroutine[Any, Any, Any]], name: str, event_handler: bool = False) -> None:
         self.fn = fn
         self.name = name
+        self.event_handler = event_handler
+        """Whether an event whose type is the workflow's name starts it."""
         self.signature = Signature(fn)
         self.__doc__ = fn.__doc__
         self.__name__ = name
@@ -129,22 +131,26 @@ def workflow(fn: Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R
 
 
 @overload
-def workflow(*, name: str | None = None) -> WorkflowDecorator: ...
+def workflow(*, name: str | None = None, event_handler: bool = False) -> WorkflowDecorator: ...
 
 
-def workflow(fn: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
-    """Make an `async def` function durable: what its activities returned survives every crash."""
-    decorator = WorkflowDecorator(name)
+def workflow(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, event_handler: bool = False) -> Any:
+    """Make an `async def` function durable: what its activities returned survives every crash.
+
+    With `event_handler=True` an event whose type is the workflow's name starts it, with its data as arguments.
+    """
+    decorator = WorkflowDecorator(name, event_handler)
     return decorator if fn is None else decorator(fn)
 
 
 class WorkflowDecorator:
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, name: str | None, event_handler: bool) -> None:
         self._name = name
+        self._event_handler = event_handler
 
     def __call__(self, fn: Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R]], /) -> Workflow[P, R]:
         if not inspect.iscoroutinefunction(fn):
             raise TypeError(f"@workflow needs an `async def` function, got {fn!r}")
-        made: Workflow[P, R] = Workflow(fn, self._name or fn.__name__)
+        made: Workflow[P, R] = Workflow(fn, self._name or fn.__name__, self._event_handler)
         registry.add(made)
         return made

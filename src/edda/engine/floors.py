@@ -1,0 +1,105 @@
+"""From which event on a run asks, key by key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edda.core.codec import Codec
+from edda.core.match import shape, wait_key
+from edda.core.model import ClaimedRun, Entry, EntryKind, Wait
+from edda.storage.ports import Storage
+
+if TYPE_CHECKING:
+    from edda.workflow.events import EventCall
+    from edda.workflow.execution import Command
+
+    from .shapes import ShapeBook
+
+
+class Floors:
+    """Events of one key are read in order, so the last one that came by it is the floor for the next.
+
+    An event that was given back keeps the floors of its type below it until the run has it: it may fit other keys too,
+    and a wait that was registered at the same time may have got a later one. That no run gets an event twice is seen to
+    by the database.
+    """
+
+    def __init__(self, claimed: ClaimedRun, codec: Codec) -> None:
+        self._run_id = claimed.run_id
+        self._codec = codec
+        self._history: Sequence[Entry] = claimed.entries
+        self._floors: dict[bytes, int] | None = None
+        self._free: dict[int, str] = {}
+        """Given back, and not received since, with their types."""
+        self._since: dict[str, int] = {}
+        """Floors that a wait asked for itself, by step."""
+        self._start_seq = claimed.start_seq
+
+    def is_ready(self, command: Command, book: ShapeBook) -> bool:
+        """Whether it can be asked for at once."""
+        call: EventCall = command.call
+        if call.since is not None and command.id not in self._since:
+            return False
+        return book.serves(call.type, shape(call.match), self._lowest(command))
+
+    async def prepare(self, command: Command, book: ShapeBook, storage: Storage) -> None:
+        call: EventCall = command.call
+        if call.since is not None and command.id not in self._since:
+            self._since[command.id] = await storage.last_event(None if call.since == "now" else call.since)
+        await book.teach(call.type, shape(call.match), self._lowest(command))
+
+    def wait_of(self, command: Command) -> Wait:
+        call: EventCall = command.call
+        key = wait_key(call.type, call.match)
+        own_key = wait_key(call.type, call.match, self._run_id)
+        return Wait(command.id, key, own_key, call.type, command.input, command.due, self._floor(command, key))
+
+    def _floor(self, command: Command, key: bytes) -> int | None:
+        known = self._known_floor(command.call.type, key)
+        floors = [floor for floor in (self._since.get(command.id), known) if floor is not None]
+        return max(floors, default=None)
+
+    def _known_floor(self, type: str, key: bytes) -> int | None:
+        floor = self._known_floors().get(key)
+        if floor is None:
+            return None
+        return min([floor, *(event - 1 for event, of in self._free.items() if of == type)])
+
+    def _lowest(self, command: Command) -> int:
+        call: EventCall = command.call
+        floor = self._floor(command, wait_key(call.type, call.match))
+        return self._start_seq if floor is None else floor
+
+    def received(self, command: Command, event: int) -> None:
+        call: EventCall = command.call
+        self._raise(self._known_floors(), wait_key(call.type, call.match), event)
+
+    def given_back(self, type: str, event: int) -> None:
+        self._known_floors()
+        self._free[event] = type
+
+    def _known_floors(self) -> dict[bytes, int]:
+        if self._floors is None:
+            self._floors = self._read_floors()
+        return self._floors
+
+    def _read_floors(self) -> dict[bytes, int]:
+        floors: dict[bytes, int] = {}
+        keys: dict[tuple[str, bytes], bytes] = {}
+        for entry in self._history:
+            if entry.event is None:
+                continue
+            if entry.kind is EntryKind.STRAY:
+                self._free[entry.event] = entry.name
+                continue
+            asked = (entry.name, entry.input)
+            if asked not in keys:
+                keys[asked] = wait_key(entry.name, self._codec.decode(entry.input))
+            self._raise(floors, keys[asked], entry.event)
+        self._history = ()
+        return floors
+
+    def _raise(self, floors: dict[bytes, int], key: bytes, event: int) -> None:
+        floors[key] = max(event, floors.get(key, event))
+        self._free.pop(event, None)

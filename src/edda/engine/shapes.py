@@ -1,0 +1,122 @@
+"""Which sets of paths waits match on, as this process knows them: what keys an event gets, and for which waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from edda.cloudevents import json_format
+from edda.cloudevents.event import CloudEvent
+from edda.core.codec import Codec
+from edda.core.match import event_keys
+from edda.core.model import EventKey, RunId, Shapes, StoredEvent
+from edda.errors import ArgumentError
+from edda.storage.ports import Storage
+
+MOST_SHAPES = 64
+"""Of one type. Each costs a row per event that has its paths."""
+CHUNK = 500
+_NOTHING = Shapes()
+
+
+class ShapeBook:
+    def __init__(self, storage: Storage, codec: Codec) -> None:
+        self._storage = storage
+        self._codec = codec
+        self._shapes: dict[str, Shapes] = {}
+        self._filled: dict[tuple[str, str], int] = {}
+        """Events after this number are known to have their keys."""
+        self._learning: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.newest = 0
+        """A number that was given out already; a run that is started now sees later events only."""
+
+    # For those who store events
+
+    async def keys(self, events: Sequence[CloudEvent]) -> list[tuple[EventKey, ...]]:
+        unknown = {event.type for event in events} - self._shapes.keys()
+        if unknown:
+            await self.refresh(unknown)
+        return [keys_of(event, self._shapes[event.type].known) for event in events]
+
+    def versions(self, events: Iterable[CloudEvent]) -> Mapping[str, int]:
+        return {event.type: self._shapes[event.type].version for event in events}
+
+    async def refresh(self, types: Iterable[str]) -> None:
+        wanted = sorted(types)
+        found = await self._storage.shapes(wanted)
+        if len(self._shapes) > 10_000:  # types are the senders' words, and there may be no end of them
+            self._shapes.clear()
+        for type in wanted:
+            self._shapes[type] = found.get(type, _NOTHING)
+
+    # For those who wait
+
+    async def look(self) -> None:
+        """Runs that are started from here on see later events only."""
+        self.newest = max(self.newest, await self._storage.last_event())
+
+    def serves(self, type: str, shape: str, floor: int) -> bool:
+        """Whether every event after the floor is known to have its key."""
+        filled = self._filled.get((type, shape))
+        return filled is not None and filled <= floor
+
+    async def teach(self, type: str, shape: str, floor: int) -> None:
+        async with self._learning[type, shape]:
+            if self.serves(type, shape, floor):
+                return
+            await self._check_room(type, shape)
+            filled = await self._storage.learn(type, shape)
+            self.newest = max(self.newest, filled)
+            if floor < filled:
+                await self._fill(type, shape, floor, filled)
+            self._filled[type, shape] = min(filled, floor)
+
+    async def _check_room(self, type: str, shape: str) -> None:
+        known = (await self._storage.shapes([type])).get(type, _NOTHING).known
+        if shape not in known and len(known) >= MOST_SHAPES:
+            raise ArgumentError(
+                f"wait_event: {len(known)} different sets of match paths are in use for {type!r}, which is the limit; "
+                "match on paths that are in use already, such as " + known[0]
+            )
+
+    async def _fill(self, type: str, shape: str, floor: int, filled: int) -> None:
+        """Nobody adds events to this range any more, so it needs no lock."""
+        after = floor
+        while True:
+            chunk = await self._storage.log(type, after, filled, CHUNK)
+            keys = [(key.kept, stored.seq) for stored in chunk for key in self._stored_keys(stored, shape)]
+            done = len(chunk) < CHUNK
+            await self._storage.fill(type, shape, keys, floor if done else filled)
+            if done:
+                return
+            after = chunk[-1].seq
+
+    def _stored_keys(self, stored: StoredEvent, shape: str) -> tuple[EventKey, ...]:
+        return keys_of(json_format.parse_stored(self._codec.unseal(stored.event.body)), (shape,))
+
+
+def keys_of(event: CloudEvent, shapes: Sequence[str]) -> tuple[EventKey, ...]:
+    if not shapes:
+        return ()
+    looks_at_data = any(shape != "[]" for shape in shapes)
+    data = json_format.exact_value_of(event) if looks_at_data else None
+    return event_keys(event.type, attributes_of(event), data, shapes, event.target)
+
+
+def attributes_of(event: CloudEvent) -> dict[str, Any]:
+    named = {
+        "id": event.id,
+        "source": event.source,
+        "type": event.type,
+        "time": event.time,
+        "subject": event.subject,
+        "datacontenttype": event.datacontenttype,
+        "dataschema": event.dataschema,
+    }
+    return {name: value for name, value in named.items() if value is not None} | dict(event.extensions)
+
+
+def target_of(event: CloudEvent) -> RunId | None:
+    return RunId(event.target) if event.target is not None else None

@@ -1,0 +1,160 @@
+"""The event waits of one run: what is asked for, what is registered, and what has to be asked for again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from edda.cloudevents import json_format
+from edda.core.codec import Codec
+from edda.core.match import shape, wait_key
+from edda.core.model import Bundle, ClaimedRun, EntryKind, Written
+from edda.errors import ArgumentError
+from edda.workflow.events import EventCall
+from edda.workflow.execution import Command
+
+from .draft import Draft
+from .floors import Floors
+from .shapes import ShapeBook, keys_of
+from .timetable import Timetable
+
+Pending = Mapping[str, Command]
+
+
+class Registry(Protocol):
+    """What waits need of the worker."""
+
+    loop: asyncio.AbstractEventLoop
+    codec: Codec
+    book: ShapeBook
+
+    def prepare_wait(self, floors: Floors, command: Command) -> Awaitable[None]:
+        """See to it that the events it asks for can be found."""
+        ...
+
+
+class Waits:
+    """`prepared` is told when a wait that needed something first can be asked for, or cannot be."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        claimed: ClaimedRun,
+        draft: Draft,
+        timetable: Timetable,
+        prepared: Callable[[Command, Exception | None], None],
+    ) -> None:
+        self._registry = registry
+        self._run_id = claimed.run_id
+        self._draft = draft
+        self._timetable = timetable
+        self._prepared = prepared
+        self._floors = Floors(claimed, registry.codec)
+        self._registered = set(claimed.waits)
+        self._preparing: set[asyncio.Task[None]] = set()
+        self._unmet: set[str] = set()
+        """To ask for again once the inbox is read."""
+        self._unanswered: dict[str, Command] = {}
+        """Nobody has looked yet whether their events are there, so it cannot be too late for them either."""
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._preparing or self._unmet)
+
+    @property
+    def next_due(self) -> int | None:
+        """Of those that have no answer yet; the others are in the timetable."""
+        return min((command.due for command in self._unanswered.values() if command.due is not None), default=None)
+
+    def ask(self, command: Command) -> None:
+        if command.id in self._registered:
+            self._answered(command)
+            return
+        self._unanswered[command.id] = command
+        if self._floors.is_ready(command, self._registry.book):
+            self._draft.ask(self._floors.wait_of(command))
+        else:
+            self._preparing.add(self._registry.loop.create_task(self._prepare(command), name="edda-prepare-wait"))
+
+    async def _prepare(self, command: Command) -> None:
+        failure: Exception | None = None
+        try:
+            await self._registry.prepare_wait(self._floors, command)
+        except ArgumentError as error:
+            failure = error
+            self._unanswered.pop(command.id, None)
+        finally:
+            self._preparing = {task for task in self._preparing if task is not asyncio.current_task()}
+        self._prepared(command, failure)
+
+    def _answered(self, command: Command) -> None:
+        self._unanswered.pop(command.id, None)
+        if command.due is not None:
+            self._timetable.add(command.due, command)
+
+    def drop(self, step: str) -> None:
+        self._unanswered.pop(step, None)
+        self._registered.discard(step)
+        self._unmet.discard(step)
+        self._draft.drop(step)
+
+    def drop_all_but(self, pending: Pending) -> None:
+        """Registered by somebody who could not take it back any more."""
+        for step in self._registered - pending.keys():
+            self.drop(step)
+
+    def takes(self, command: Command, body: bytes) -> bool:
+        """A step that was named may have been named before: what comes late for that one is not for this."""
+        if command.kind is not EntryKind.EVENT:
+            return False
+        call: EventCall = command.call
+        if not call.is_named:
+            return True
+        event = json_format.parse_stored(self._registry.codec.unseal(body))
+        key = wait_key(call.type, call.match)
+        return event.type == call.type and any(one.plain == key for one in keys_of(event, (shape(call.match),)))
+
+    def received(self, command: Command, event: int) -> None:
+        self._unanswered.pop(command.id, None)
+        self._registered.discard(command.id)
+        self._floors.received(command, event)
+
+    def give_back(self, step: str, type: str, event: int, pending: Pending) -> None:
+        """Other waits may have passed the event by meanwhile, so they ask anew."""
+        self._registered.discard(step)
+        self._floors.given_back(type, event)
+        others = tuple(self._registered)
+        for other in others:
+            self.drop(other)
+        for asking in (step, *others):
+            if asking in pending:
+                self.ask(pending[asking])
+
+    def settle(self, bundle: Bundle, written: Written, pending: Pending) -> bool:
+        """Whether mail has to be read before the rest can be asked for."""
+        unmet = written.unmet.get(self._run_id, frozenset())
+        steps = {wait.step for wait in bundle.waits if wait.step in pending}
+        self._registered |= steps - unmet
+        self._unmet |= steps & unmet
+        for step in steps - unmet:
+            self._answered(pending[step])
+        return bool(unmet)
+
+    def mail_checked(self, pending: Pending) -> None:
+        unmet, self._unmet = self._unmet, set()
+        for step in unmet:
+            if step in pending:
+                self.ask(pending[step])
+
+    def cancel(self) -> None:
+        for task in self._preparing:
+            task.cancel()
+
+    def close(self) -> None:
+        """Forget who wanted to know: the two would keep each other in memory."""
+        self._prepared = _nobody
+
+
+def _nobody(_command: Command, _failure: Exception | None) -> None:
+    pass

@@ -1,0 +1,7 @@
+"""`from edda.events import ...`: what belongs to events."""
+
+from edda.errors import EventTimeoutError, EventValidationError
+from edda.workflow.events import ReceivedEvent, wait_event
+from edda.workflow.sending import send_event
+
+__all__ = ["EventTimeoutError", "EventValidationError", "ReceivedEvent", "send_event", "wait_event"]

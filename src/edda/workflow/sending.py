@@ -1,0 +1,129 @@
+"""Sending events: into the app's own database, or over HTTP."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Coroutine, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from msgspec import UNSET
+
+from edda.cloudevents import http_binding, json_format
+from edda.cloudevents.event import CloudEvent, check, make
+from edda.errors import EventDeliveryError
+
+from .activity import inline_step
+from .context import ActivityContext, RunContext
+from .current import current_or_fallback, here
+
+POST_TIMEOUT = 30.0
+_WORTH_TRYING_AGAIN = frozenset({408, 425, 429})
+
+
+def send_event(
+    event_type: str,
+    source: str,
+    data: Any = UNSET,
+    broker_url: str | None = None,
+    datacontenttype: str | None = None,
+    *,
+    id: str | None = None,
+    subject: str | None = None,
+    time: datetime | str | None = None,
+    dataschema: str | None = None,
+    target_instance_id: str | None = None,
+    extensions: Mapping[str, Any] | None = None,
+) -> Coroutine[Any, Any, str]:
+    """Send a CloudEvent; returns its id when it is stored, or taken by whoever listens at `broker_url`.
+
+    In a workflow it is a recorded step, and in an activity every attempt sends it under the same id: it counts once.
+    """
+    attributes = describe_event(
+        event_type, source, data, datacontenttype, subject, time, dataschema, target_instance_id, extensions
+    )
+    make(id=id or "-", **attributes)  # what is wrong with it is said here, before anything is recorded
+    context = here.get()
+    if isinstance(context, RunContext):
+        return inline_step(context, "send_event", _send, (attributes, id, broker_url), None)
+    return _send(attributes, id, broker_url)
+
+
+def describe_event(
+    event_type: str,
+    source: str,
+    data: Any,
+    datacontenttype: str | None,
+    subject: str | None,
+    time: datetime | str | None,
+    dataschema: str | None,
+    target: str | None,
+    extensions: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Its attributes, all but the id."""
+    return {
+        "type": event_type,
+        "source": source,
+        **({} if data is UNSET else {"data": data}),
+        "datacontenttype": datacontenttype,
+        "subject": subject,
+        "time": time.isoformat() if isinstance(time, datetime) else time,
+        "dataschema": dataschema,
+        "extensions": {**(extensions or {}), **({} if target is None else {"eddainstanceid": target})},
+    }
+
+
+async def _send(attributes: Mapping[str, Any], id: str | None, broker_url: str | None) -> str:
+    if broker_url is not None:
+        event = complete(attributes, id, str(uuid4()), datetime.now(UTC))
+        await post(broker_url, event)
+        return event.id
+    async with current_or_fallback() as client:
+        event = complete(attributes, id, client.new_id(), client.now())
+        await client.send(event)
+    return event.id
+
+
+def complete(attributes: Mapping[str, Any], id: str | None, new_id: str, now: datetime) -> CloudEvent:
+    """With an id and a time; inside an activity the id is the same at every attempt."""
+    context = here.get()
+    if id is None:
+        id = context.next_effect_id() if isinstance(context, ActivityContext) else new_id
+    return make(id=id, **{**attributes, "time": attributes["time"] or now.isoformat()})
+
+
+def as_cloudevent(event: Any) -> CloudEvent:
+    """Ours, the JSON object as a dict, or an object of the CloudEvents SDK."""
+    if isinstance(event, CloudEvent):
+        check(event)
+        return event
+    if hasattr(event, "get_attributes") and hasattr(event, "get_data"):
+        event = _from_sdk(event)
+    if not isinstance(event, Mapping):
+        raise TypeError(f"expected a CloudEvent, or its JSON object as a dict, got {type(event).__name__}")
+    return json_format.parse(msgspec.json.encode(event))
+
+
+def _from_sdk(event: Any) -> dict[str, Any]:
+    attributes, data = dict(event.get_attributes()), event.get_data()
+    if data is None:
+        return attributes
+    if isinstance(data, bytes):
+        return {**attributes, "data_base64": b64encode(data).decode()}
+    return {**attributes, "data": data}
+
+
+async def post(url: str, event: CloudEvent) -> None:
+    import httpx2  # only who sends over HTTP pays for it
+
+    headers, body = http_binding.emit(event, http_binding.Mode.STRUCTURED)
+    try:
+        async with httpx2.AsyncClient(timeout=POST_TIMEOUT, follow_redirects=False) as client:
+            answer = await client.post(url, content=body, headers=headers)
+    except httpx2.HTTPError as error:
+        raise EventDeliveryError(f"{url} did not take event {event.id}: {error!r}") from error
+    if not answer.is_success:
+        again = answer.status_code in _WORTH_TRYING_AGAIN or answer.status_code >= 500
+        raise EventDeliveryError(f"{url} answered {answer.status_code} to event {event.id}", retryable=again)

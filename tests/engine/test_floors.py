@@ -1,0 +1,56 @@
+"""From which event on a run asks: never above one that it gave back and has not got since."""
+
+from __future__ import annotations
+
+from edda.core.codec import Codec
+from edda.core.model import ClaimedRun, Entry, EntryKind, RunId
+from edda.engine.floors import Floors
+from edda.workflow.events import EventCall
+from edda.workflow.execution import Command
+
+CODEC = Codec()
+
+
+def wait_for(**match: int) -> Command:
+    command = Command(EntryKind.EVENT, "paid:1", "paid", CODEC.encode(match), lambda entry: None)
+    command.call = EventCall("paid", match, None)
+    return command
+
+
+def received(seq: int, event: int, **match: int) -> Entry:
+    return Entry(seq, EntryKind.EVENT, f"paid:{seq}", "paid", True, 0, CODEC.encode(match), n=seq, event=event)
+
+
+def given_back(seq: int, event: int, type: str = "paid") -> Entry:
+    return Entry(seq, EntryKind.STRAY, f"paid:{seq}", type, True, 0, n=seq, event=event)
+
+
+def floors_of(*entries: Entry) -> Floors:
+    run = ClaimedRun(RunId("run"), "order", 0, 1, b"", 0, None, len(entries), 0, entries, ())
+    return Floors(run, CODEC)
+
+
+def test_a_key_is_asked_for_from_the_last_event_that_came_by_it() -> None:
+    floors = floors_of(received(1, 7, k=1))
+    floors.received(wait_for(k=1), 9)
+    assert floors.wait_of(wait_for(k=1)).floor == 9
+    assert floors.wait_of(wait_for(k=2)).floor is None
+
+
+def test_what_was_given_back_is_asked_for_again_though_another_wait_got_a_later_one() -> None:
+    floors = floors_of()
+    floors.given_back("paid", 5)
+    floors.received(wait_for(k=1), 6)
+    assert floors.wait_of(wait_for(k=1)).floor == 4
+    floors.received(wait_for(k=1), 5)
+    assert floors.wait_of(wait_for(k=1)).floor == 6
+
+
+def test_a_replay_knows_what_was_given_back_too() -> None:
+    assert floors_of(given_back(1, 5), received(2, 6, k=1)).wait_of(wait_for(k=1)).floor == 4
+    back_again = floors_of(given_back(1, 5), received(2, 6, k=1), received(3, 5, k=1))
+    assert back_again.wait_of(wait_for(k=1)).floor == 6
+
+
+def test_what_was_given_back_holds_up_its_own_type_alone() -> None:
+    assert floors_of(given_back(1, 5, "sent"), received(2, 6, k=1)).wait_of(wait_for(k=1)).floor == 6
