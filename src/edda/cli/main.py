@@ -1,16 +1,18 @@
-"""`edda migrate` and `edda worker`."""
+"""The commands of `edda`."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import signal
 import sys
 
 import click
 
-from edda.app import EddaApp, open_storage
+from edda.app import EddaApp
+from edda.cli.loading import load_app
+from edda.cli.serve import serve
+from edda.databases import open_storage
 from edda.errors import EddaError
 from edda.version import __version__
 
@@ -52,7 +54,7 @@ async def _migrate(url: str, check: bool) -> tuple[str, ...]:
 def worker(target: str, grace: float | None) -> None:
     """Run the worker of an app until SIGTERM or Ctrl-C; a second signal ends it at once."""
     try:
-        asyncio.run(_work(_load(target), grace))
+        asyncio.run(_work(load_app(target), grace))
     except EddaError as error:
         raise click.ClickException(str(error)) from error
 
@@ -74,15 +76,4 @@ async def _work(app: EddaApp, grace: float | None) -> None:
     await app.shutdown(grace)
 
 
-def _load(target: str) -> EddaApp:
-    module, separator, attribute = target.partition(":")
-    if not separator:
-        raise click.BadParameter(f"{target!r}: expected MODULE:APP, such as shop.workflows:app")
-    sys.path.insert(0, os.getcwd())
-    try:
-        app = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise click.BadParameter(f"{target!r} cannot be loaded: {error}") from error
-    if not isinstance(app, EddaApp):
-        raise click.BadParameter(f"{target!r} is a {type(app).__name__}, not an EddaApp")
-    return app
+main.add_command(serve)

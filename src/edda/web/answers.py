@@ -1,0 +1,94 @@
+"""What is sent back: always JSON, always with the same protective headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import msgspec
+
+from edda.web.asgi import Headers, Send
+
+_CONTENT_SECURITY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_ALWAYS: Headers = [
+    (b"content-security-policy", _CONTENT_SECURITY.encode()),
+    (b"x-frame-options", b"DENY"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+_JSON = (b"content-type", b"application/json")
+_NO_STORE = (b"cache-control", b"no-store")
+_PRIVATE = (b"cache-control", b"private, no-store")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    async def send(self, send: Send, *, private: bool, head: bool) -> None:
+        headers = [*_ALWAYS, _PRIVATE if private else _NO_STORE, *self.headers]
+        if self.body:
+            headers += [_JSON, (b"content-length", b"%d" % len(self.body))]
+        elif self.status != HTTPStatus.NO_CONTENT:
+            headers.append((b"content-length", b"0"))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if head else self.body})
+
+
+class RefusedError(Exception):
+    """Carries an answer out of wherever it was found that the request cannot be served."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+def say(status: int, body: Mapping[str, str]) -> Answer:
+    return Answer(status, msgspec.json.encode(body))
+
+
+def problem(
+    status: int,
+    error: str,
+    *,
+    error_type: str | None = None,
+    attribute: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    body: dict[str, str | bool] = {
+        "error": error,
+        "error_type": error_type or _type_of(status),
+        "retryable": status in {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS} or status >= 500,
+    }
+    if attribute is not None:
+        body["attribute"] = attribute
+    fields = tuple((name.lower().encode(), value.encode()) for name, value in (headers or {}).items())
+    return Answer(status, msgspec.json.encode(body), fields)
+
+
+def refuse(status: int, error: str, *, headers: Mapping[str, str] | None = None) -> RefusedError:
+    return RefusedError(problem(status, error, headers=headers))
+
+
+def come_back(status: int, error: str, seconds: int, *, error_type: str | None = None) -> Answer:
+    return problem(status, error, error_type=error_type, headers={"Retry-After": str(seconds)})
+
+
+def wrong_method(allowed: str) -> RefusedError:
+    return refuse(405, f"this address takes {allowed} only", headers={"Allow": allowed})
+
+
+def _type_of(status: int) -> str:
+    """`404` is a NotFound: the words of the status line."""
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return "ContentTooLarge"  # Python 3.13 has other words for it than 3.11
+    return re.sub("[^A-Za-z]", "", HTTPStatus(status).phrase.title())

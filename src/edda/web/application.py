@@ -1,0 +1,96 @@
+"""Web: the ASGI application."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from edda.web import lifespan
+from edda.web.answers import Answer, RefusedError, refuse, wrong_method
+from edda.web.asgi import Receive, Scope, Send
+from edda.web.backing import Backing
+from edda.web.body import DisconnectedError, Intake
+from edda.web.cancelling import CancelEndpoint
+from edda.web.door import Door
+from edda.web.events import EventEndpoint
+from edda.web.excuses import explain
+from edda.web.health import Readiness, live
+from edda.web.options import WebOptions
+from edda.web.request import Request, read_request
+from edda.web.service import Service
+
+logger = logging.getLogger("edda.web")
+
+
+class Web:
+    """POST to any path takes events, but for `/cancel/...` and what is below `/_edda`."""
+
+    def __init__(self, service: Service, options: WebOptions | None = None) -> None:
+        self.options = options or WebOptions()
+        self._service = service
+        self._door = Door(self.options)
+        backing, intake = Backing(service, self.options), Intake(self.options)
+        self._events = EventEndpoint(self.options, self._door, intake, backing)
+        self._cancelling = CancelEndpoint(self._door, intake, backing)
+        self._readiness = Readiness(backing)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._serve(scope, receive, send)
+            case "lifespan":
+                await lifespan.live(self._service, receive, send)
+            case "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1000})
+            case other:
+                raise ValueError(f"this ASGI application serves http and lifespan, not {other!r}")
+
+    @asynccontextmanager
+    async def lifespan(self, host: object = None) -> AsyncIterator[None]:
+        """For the application that this one is mounted in: `FastAPI(lifespan=app.lifespan)`."""
+        await self._service.initialize()
+        try:
+            yield
+        finally:
+            await self._service.shutdown()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = read_request(scope, receive)
+        try:
+            answer = await self._answer(request)
+        except DisconnectedError:
+            return
+        except RefusedError as refusal:
+            answer = refusal.answer
+        except Exception as error:  # a client gets an answer whatever happens, and never a traceback
+            answer = explain(error, self.options.retry_after)
+        try:
+            await answer.send(send, private=request.query_token is not None, head=request.method == "HEAD")
+        except OSError:  # newer servers say so when the client has gone
+            logger.debug("the client had gone before its answer")
+
+    async def _answer(self, request: Request) -> Answer:
+        self._check_headers(request)
+        path = request.path
+        if path == "/_edda" or path.startswith("/_edda/"):
+            return await self._answer_inside(request)
+        if path == "/cancel" or path.startswith("/cancel/"):
+            return await self._cancelling.answer(request)
+        return await self._events.answer(request)
+
+    async def _answer_inside(self, request: Request) -> Answer:
+        self._door.check_probe(request)
+        if request.path not in {"/_edda/livez", "/_edda/readyz"}:
+            raise refuse(404, "there is nothing at this address")
+        if request.method not in {"GET", "HEAD"}:
+            raise wrong_method("GET, HEAD")
+        return live() if request.path == "/_edda/livez" else await self._readiness.answer()
+
+    def _check_headers(self, request: Request) -> None:
+        count, limit = len(request.headers), self.options.max_header_count
+        size = sum(len(name) + len(value) for name, value in request.headers)
+        if count > limit or size > self.options.max_header_bytes:
+            error = f"more than {limit} headers or {self.options.max_header_bytes} bytes of them"
+            raise refuse(431, error, headers={"Connection": "close"})

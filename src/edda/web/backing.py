@@ -1,0 +1,72 @@
+"""The app as the endpoints see it: started or not, and never waited for without end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from edda.cloudevents.event import CloudEvent
+from edda.web.answers import RefusedError, come_back
+from edda.web.options import WebOptions
+from edda.web.service import Service, State
+
+logger = logging.getLogger("edda.web")
+
+_NEVER_STARTED = (
+    "the app is not started: a server that sends no lifespan events, or an app that it is mounted in, has to call "
+    "`await app.initialize()`, or pass `lifespan=app.lifespan` on"
+)
+
+
+class Backing:
+    def __init__(self, service: Service, options: WebOptions) -> None:
+        self._service = service
+        self._options = options
+        self._waiting = 0
+        self._told = False
+
+    @property
+    def retry_after(self) -> int:
+        return self._options.retry_after
+
+    def check_started(self) -> None:
+        state = self._service.state
+        if state is State.STARTED:
+            self._told = False
+        elif state is State.DRAINING:
+            raise RefusedError(come_back(503, "the app is shutting down", self.retry_after))
+        else:
+            self._tell()
+            raise RefusedError(come_back(503, _NEVER_STARTED, self.retry_after))
+
+    async def receive(self, events: Sequence[CloudEvent]) -> None:
+        async with self._turn():
+            await self._service.receive(events)
+
+    async def cancel(self, instance_id: str, reason: str | None) -> bool:
+        async with self._turn():
+            if reason is None:
+                return await self._service.cancel(instance_id)
+            return await self._service.cancel(instance_id, reason)
+
+    async def ping(self) -> None:
+        async with asyncio.timeout(self._options.service_timeout):
+            await self._service.ping()
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        if self._waiting >= self._options.max_concurrent:
+            raise RefusedError(come_back(429, "too many requests at once (max_concurrent)", 1))
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._options.service_timeout):
+                yield
+        finally:
+            self._waiting -= 1
+
+    def _tell(self) -> None:
+        if not self._told:
+            logger.error("refusing requests: %s", _NEVER_STARTED)
+        self._told = True

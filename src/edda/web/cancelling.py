@@ -1,0 +1,54 @@
+"""POST /cancel/{instance_id}, with {"reason": "..."} if there is one to give."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edda.web.answers import Answer, problem, refuse, say, wrong_method
+from edda.web.backing import Backing
+from edda.web.body import Intake
+from edda.web.door import Door
+from edda.web.request import Request
+from edda.web.tokens import TokenScope
+
+PREFIX = "/cancel/"
+_LONGEST_REASON = 1000
+
+
+class CancelEndpoint:
+    def __init__(self, door: Door, intake: Intake, backing: Backing) -> None:
+        self._door = door
+        self._intake = intake
+        self._backing = backing
+
+    async def answer(self, request: Request) -> Answer:
+        self._door.check_caller(request)
+        if request.method != "POST":
+            raise wrong_method("POST")
+        self._door.check_scope(request, TokenScope.CONTROL)
+        self._backing.check_started()
+        instance_id = request.path[len(PREFIX) :]
+        if not instance_id or "\0" in instance_id:  # which no database takes
+            raise refuse(404, "no run has such an id")
+        if not await self._backing.cancel(instance_id, await self._read_reason(request)):
+            return problem(409, "the run has ended already")
+        return say(202, {"status": "cancelling", "instance_id": instance_id})
+
+    async def _read_reason(self, request: Request) -> str | None:
+        body = await self._intake.read(request)
+        self._intake.release(len(body))
+        return _reason_in(body) if body else None
+
+
+class _Order(msgspec.Struct, forbid_unknown_fields=True):
+    reason: str
+
+
+def _reason_in(body: bytes) -> str:
+    try:
+        reason = msgspec.json.decode(body, type=_Order).reason
+    except (msgspec.DecodeError, RecursionError):
+        raise refuse(400, 'expected no body, or JSON like {"reason": "..."}') from None
+    if len(reason) > _LONGEST_REASON or not reason.isprintable():
+        raise refuse(400, f"reason: expected up to {_LONGEST_REASON} printable characters")
+    return reason

@@ -1,0 +1,105 @@
+"""Who is let in, and to what.
+
+Without tokens only this machine is served, and only under its own name: a page in a browser on this machine can
+send requests here, be it by a name that it made to point here (its Host gives it away) or openly (its Origin does).
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from edda.web.answers import RefusedError, refuse
+from edda.web.hosts import fits, is_loopback_address, is_loopback_name, name_of
+from edda.web.options import WebOptions
+from edda.web.request import Request
+from edda.web.tokens import Keyring, TokenScope
+
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_SETTINGS = 'give tokens (EddaApp(tokens=...) or EDDA_TOKENS), or auth="none" to serve everybody'
+
+
+class Door:
+    def __init__(self, options: WebOptions) -> None:
+        self._options = options
+        self._keyring = Keyring(options.tokens)
+
+    def check_caller(self, request: Request) -> None:
+        if self._options.local_only:
+            _check_machine(request)
+        self._check_host(request)
+        if not self._options.tokens:  # a token is never sent by a browser on its own
+            _check_origin(request)
+
+    def check_scope(self, request: Request, scope: TokenScope) -> None:
+        if not self._options.tokens:
+            return
+        scopes = self._keyring.scopes_of(self._presented(request))
+        if not scopes:
+            raise _unauthorized("the token is not known here")
+        if scope not in scopes:
+            raise refuse(403, f"the token lacks the scope {scope.value!r}")
+
+    def check_probe(self, request: Request) -> None:
+        """Probes know neither tokens nor names; still, only this machine is served before any were given."""
+        if self._options.local_only:
+            _check_machine(request)
+            self._check_host(request)
+
+    def _check_host(self, request: Request) -> None:
+        allowed = self._options.allowed_hosts
+        if not allowed and not self._options.local_only:
+            return
+        name = name_of(request.header(b"host") or b"")
+        if name is None or not (is_loopback_name(name) or fits(name, allowed)):
+            raise refuse(403, f"this Host is not served: name it in allowed_hosts{self._or_open()}")
+
+    def _or_open(self) -> str:
+        return f", {_SETTINGS}" if self._options.local_only else ""
+
+    def _presented(self, request: Request) -> bytes:
+        header = request.header(b"authorization")
+        if header is not None and request.query_token is not None:
+            raise refuse(400, "a token came in the Authorization header and in the query: expected one")
+        if header is not None:
+            return _bearer(header)
+        if request.query_token is None:
+            raise _unauthorized("a token is needed: Authorization: Bearer <token>")
+        if not self._options.query_token:
+            raise _unauthorized("tokens in the query are off (query_token=False): use Authorization: Bearer <token>")
+        return request.query_token
+
+
+def _check_machine(request: Request) -> None:
+    here = request.client is None or is_loopback_address(request.client)
+    if not here or request.has(*_FORWARDED):
+        raise refuse(403, f"only this machine is served: {_SETTINGS}")
+
+
+def _check_origin(request: Request) -> None:
+    """Browsers say where a request comes from; everything else is no page that somebody was lured to."""
+    if request.method in _SAFE:
+        return
+    site = request.header(b"sec-fetch-site")
+    origin = request.header(b"origin")
+    if site is None and origin is None:
+        return
+    same = site in {b"same-origin", b"none"} if site is not None else _is_own(origin or b"", request)
+    if not same:
+        raise refuse(403, "a page of another origin may not send this")
+
+
+def _is_own(origin: bytes, request: Request) -> bool:
+    _, separator, host = origin.partition(b"://")
+    return bool(separator) and host.lower() == (request.header(b"host") or b"").lower()
+
+
+def _bearer(header: bytes) -> bytes:
+    scheme, _, token = header.partition(b" ")
+    if scheme.lower() != b"bearer" or not token.strip():
+        raise _unauthorized("expected Authorization: Bearer <token>")
+    return token.strip()
+
+
+def _unauthorized(error: str) -> RefusedError:
+    return refuse(HTTPStatus.UNAUTHORIZED, error, headers={"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,44 @@
+"""Events: stored, then accepted."""
+
+from __future__ import annotations
+
+from edda.cloudevents import http_binding
+from edda.web.answers import Answer, say, wrong_method
+from edda.web.backing import Backing
+from edda.web.body import Intake
+from edda.web.door import Door
+from edda.web.handshake import Handshaking
+from edda.web.options import WebOptions
+from edda.web.request import Request
+from edda.web.tokens import TokenScope
+
+_ACCEPTED = say(202, {"status": "accepted"})
+
+
+class EventEndpoint:
+    def __init__(self, options: WebOptions, door: Door, intake: Intake, backing: Backing) -> None:
+        self._max_batch = options.max_batch
+        self._door = door
+        self._intake = intake
+        self._backing = backing
+        self._handshake = Handshaking(options)
+
+    async def answer(self, request: Request) -> Answer:
+        self._door.check_caller(request)
+        if request.method == "OPTIONS":
+            return self._handshake.answer(request)
+        if request.method != "POST":
+            raise wrong_method("POST, OPTIONS")
+        self._door.check_scope(request, TokenScope.EVENTS)
+        self._backing.check_started()
+        body = await self._intake.read(request)
+        try:
+            await self._store(request, body)
+        finally:
+            self._intake.release(len(body))
+        return _ACCEPTED
+
+    async def _store(self, request: Request, body: bytes) -> None:
+        events = http_binding.parse(request.headers, body, max_batch=self._max_batch).events
+        if events:
+            await self._backing.receive(events)

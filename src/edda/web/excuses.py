@@ -1,0 +1,39 @@
+"""What a client is told about an error: enough to act on it, nothing of what is inside."""
+
+from __future__ import annotations
+
+import logging
+
+from edda.errors import (
+    AppError,
+    EventError,
+    InstanceNotFoundError,
+    LeaseLostError,
+    PayloadError,
+    PayloadTooLargeError,
+    StorageConflictError,
+    StorageRejectedError,
+    StorageUnavailableError,
+)
+from edda.web.answers import Answer, come_back, problem
+
+logger = logging.getLogger("edda.web")
+
+
+def explain(error: Exception, retry_after: int) -> Answer:
+    kind = type(error).__name__
+    match error:
+        case EventError():
+            return problem(error.status, str(error), error_type=kind, attribute=error.attribute)
+        case InstanceNotFoundError():
+            return problem(404, "no run has this id", error_type=kind)
+        case PayloadTooLargeError():
+            return problem(413, "the data is larger than may be stored", error_type=kind)
+        case PayloadError() | StorageRejectedError():
+            return problem(400, "the data cannot be stored as it is", error_type=kind)
+        case StorageUnavailableError() | StorageConflictError() | AppError() | LeaseLostError() | TimeoutError():
+            logger.warning("a request is told to come back: %s: %s", kind, error)
+            return come_back(503, "the database does not take it at the moment", retry_after, error_type=kind)
+        case _:
+            logger.error("a request met an unexpected error", exc_info=error)
+            return problem(500, "an unexpected error; the log of the server has it", error_type=kind)

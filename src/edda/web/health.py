@@ -1,0 +1,45 @@
+"""/_edda/livez and /_edda/readyz."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from edda.errors import EddaError
+from edda.web.answers import Answer, RefusedError, come_back, say
+from edda.web.backing import Backing
+
+logger = logging.getLogger("edda.web")
+
+
+def live() -> Answer:
+    """Whoever gets this answer has seen the event loop turn."""
+    return say(200, {"status": "ok"})
+
+
+class Readiness:
+    """Asks the database; however many ask at once, it is one question."""
+
+    def __init__(self, backing: Backing) -> None:
+        self._backing = backing
+        self._asking: asyncio.Task[Answer] | None = None
+
+    async def answer(self) -> Answer:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+            self._asking.add_done_callback(self._forget)
+        return await asyncio.shield(self._asking)
+
+    def _forget(self, _: asyncio.Task[Answer]) -> None:
+        self._asking = None
+
+    async def _ask(self) -> Answer:
+        try:
+            self._backing.check_started()
+            await self._backing.ping()
+        except RefusedError as refusal:
+            return refusal.answer
+        except (EddaError, OSError) as error:
+            logger.warning("not ready: %s", error)
+            return come_back(503, "the database does not answer", self._backing.retry_after)
+        return say(200, {"status": "ready"})

@@ -1,0 +1,82 @@
+"""OPTIONS: the webhook's handshake, and what is not one."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from edda.web import Token, TokenScope, Web, WebOptions
+
+from .calls import Reply, ask
+from .fakes import FakeService
+
+HERE = {"host": "localhost"}
+
+
+async def shake(options: WebOptions, **headers: str) -> Reply:
+    named = {f"webhook-request-{name}": value for name, value in headers.items()}
+    return await ask(Web(FakeService(), options), method="OPTIONS", headers=HERE | named, body=b"")
+
+
+def grants(reply: Reply) -> dict[str, str]:
+    return {name: value for name, value in reply.headers.items() if name.startswith("webhook-")}
+
+
+async def test_a_sender_that_is_allowed_gets_leave() -> None:
+    reply = await shake(WebOptions(allowed_origins=("sender.example",)), origin="Sender.example")
+    assert (reply.status, reply.headers["allow"]) == (200, "POST")
+    assert grants(reply) == {"webhook-allowed-origin": "sender.example"}
+
+
+@pytest.mark.parametrize(("rate", "granted"), [(None, "*"), (120, "120")])
+async def test_a_sender_that_asks_for_a_rate_is_told_one(rate: int | None, granted: str) -> None:
+    reply = await shake(WebOptions(allowed_origins=("*",), allowed_rate=rate), origin="sender.example", rate="1000")
+    assert grants(reply) == {"webhook-allowed-origin": "*", "webhook-allowed-rate": granted}
+
+
+@pytest.mark.parametrize("origins", [(), ("other.example",)])
+async def test_a_sender_that_is_not_allowed_gets_no_leave(origins: tuple[str, ...]) -> None:
+    reply = await shake(WebOptions(allowed_origins=origins), origin="sender.example", rate="1")
+    assert reply.status == 200
+    assert grants(reply) == {}
+
+
+async def test_a_callback_is_written_down_and_never_fetched(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("something was to be connected to")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("asyncio.BaseEventLoop.create_connection", refuse)
+    caplog.set_level("INFO")
+    address = "http://169.254.169.254/confirm"
+    await shake(WebOptions(allowed_origins=("*",)), origin="sender.example", callback=address)
+    assert address in caplog.text
+
+
+async def test_what_a_sender_writes_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    await shake(WebOptions(), origin="x\nERROR forged" + "x" * 10_000)
+    assert "\nERROR" not in caplog.text
+    assert len(caplog.text) < 1000
+
+
+async def test_a_preflight_of_a_browser_gets_no_leave(web: Web) -> None:
+    headers = HERE | {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    reply = await ask(web, method="OPTIONS", headers=headers)
+    assert (reply.status, reply.headers["allow"]) == (204, "POST, OPTIONS")
+    assert not any(name.startswith("access-control") for name in reply.headers)
+
+
+async def test_whoever_asks_for_the_methods_is_told_them(web: Web) -> None:
+    for path in ("/events", "*", "/"):
+        reply = await ask(web, method="OPTIONS", path=path, headers=HERE)
+        assert (reply.status, reply.headers["allow"], reply.body) == (204, "POST, OPTIONS", b"")
+
+
+async def test_a_sender_shakes_hands_before_it_has_a_token() -> None:
+    token = Token("a", frozenset({TokenScope.EVENTS}), secrets.token_urlsafe(32))
+    reply = await shake(WebOptions(tokens=(token,), allowed_origins=("*",)), origin="sender.example")
+    assert grants(reply) == {"webhook-allowed-origin": "*"}

@@ -1,0 +1,128 @@
+"""`edda serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shlex
+from pathlib import Path
+
+import httpx2
+import pytest
+from click.testing import CliRunner
+
+from edda.cli import main
+
+from .calls import EVENT
+from .servers import APP, PATIENCE, Server, free_port, running, serving
+
+HEADERS = {name: value for name, value in EVENT.items() if name != "host"}
+SECRET = secrets.token_urlsafe(32)
+
+
+async def test_it_says_where_it_listens_and_how_to_send_an_event() -> None:
+    async with running(["-m", "edda", "serve", APP, "--port", "0"]) as process:
+        server = Server(process, 0)
+        address = (await server.hear("edda listens on")).split()[-1]
+        command = (await server.hear("curl")).partition(": ")[2]
+        assert address in command
+        curl = await asyncio.create_subprocess_exec(*shlex.split(command), "-s", stdout=asyncio.subprocess.PIPE)
+        said, _ = await curl.communicate()
+        assert said == b'{"status":"accepted"}'
+
+
+async def test_sigterm_lets_a_request_finish_and_drains_the_app(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    async with (
+        serving(EDDA_TEST_GATE=str(gate)) as server,
+        httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        slow = group.create_task(client.post("/events", headers=HEADERS | {"ce-type": "slow"}, content=b"{}"))
+        await server.hear("storing")
+        server.process.terminate()
+        await closed(server)
+        await asyncio.to_thread(gate.write_bytes, b"")
+        assert (await slow).status_code == 202
+        await server.hear("drained")
+        async with asyncio.timeout(PATIENCE):
+            assert await server.process.wait() == 0
+
+
+async def closed(server: Server) -> None:
+    """Returns when nobody listens any more."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                _, writer = await server.connect()
+            except OSError:
+                return
+            writer.close()
+            await asyncio.sleep(0.01)
+
+
+async def test_no_server_says_what_it_is() -> None:
+    async with serving() as server, httpx2.AsyncClient(base_url=server.url, trust_env=False) as client:
+        assert "server" not in (await client.get("/_edda/livez")).headers
+
+
+async def test_several_processes_serve_one_address() -> None:
+    port = free_port()
+    async with running(["-m", "edda", "serve", APP, "--port", str(port), "--workers", "2"]) as process:
+        server = Server(process, port)
+        await server.hear("edda listens on")
+        for _ in range(2):
+            await server.hear("started")
+        async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as client:
+            assert (await client.post("/events", headers=HEADERS, content=b"{}")).status_code == 202
+        process.terminate()
+        for _ in range(2):
+            await server.hear("drained")
+        async with asyncio.timeout(PATIENCE):
+            assert await process.wait() == 0
+
+
+async def test_an_app_that_does_not_start_ends_the_server_with_its_reason() -> None:
+    async with running(["-m", "edda", "serve", APP, "--port", "0"], EDDA_TEST_FAIL="1") as process:
+        await Server(process, 0).hear("the database is not there")
+        async with asyncio.timeout(PATIENCE):
+            assert await process.wait() == 3
+
+
+async def test_with_tokens_it_serves_beyond_this_machine() -> None:
+    tokens = f"shop:events:{SECRET}"
+    command = ["-m", "edda", "serve", APP, "--host", "0.0.0.0", "--port", "0"]
+    async with running(command, EDDA_TOKENS=tokens) as process:
+        server = Server(process, 0)
+        port = (await server.hear("edda listens on")).rpartition(":")[2].strip()
+        assert "authorization: Bearer <token>" in await server.hear("curl")
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            assert (await client.post("/events", headers=HEADERS, content=b"{}")).status_code == 401
+            headers = HEADERS | {"authorization": f"Bearer {SECRET}"}
+            assert (await client.post("/events", headers=headers, content=b"{}")).status_code == 202
+        assert not any(SECRET in line for line in server.said)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", ""])
+def test_beyond_this_machine_it_refuses_to_start_without_tokens(host: str) -> None:
+    refused = CliRunner().invoke(main, ["serve", APP, "--host", host])
+    assert refused.exit_code == 2
+    for setting in ("tokens=", "EDDA_TOKENS", 'auth="none"'):
+        assert setting in refused.output
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("tests.web.program", "expected MODULE:APP"),
+        ("tests.web.nothing:app", "cannot be loaded"),
+        ("tests.web.program:nothing", "cannot be loaded"),
+        ("tests.web.program:something_else", "is a object, not an EddaApp"),
+    ],
+)
+def test_a_target_that_cannot_be_served_is_named(target: str, message: str) -> None:
+    refused = CliRunner().invoke(main, ["serve", target])
+    assert refused.exit_code == 2
+    assert message in refused.output
