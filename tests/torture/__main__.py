@@ -6,12 +6,15 @@ import asyncio
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
+from .acknowledged import acknowledge
 from .drain import roll
+from .duplicates import repeat
 from .hammer import Report, Task, hammer
 from .memory import measure
 from .places import KINDS, fresh
@@ -19,15 +22,18 @@ from .places import KINDS, fresh
 ENOUGH = {"postgres": 1000, "mysql": 300, "sqlite": 300}
 CRASHING = ("postgres", "mysql")
 CRASHING_FOR = 120.0
+WITH_EVENTS_FOR = 600.0
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Without a command: the journal hammer on every database, quiet servers and crashing ones."""
+    """Without a command: the hammer on every database, quiet servers and crashing ones, without events and with."""
     if context.invoked_subcommand is None:
         tasks = [Task(kind, takeovers=ENOUGH[kind], seed=_seed()) for kind in KINDS]
         tasks += [Task(kind, seconds=CRASHING_FOR, crashes=True, seed=_seed()) for kind in CRASHING]
+        tasks += [Task(kind, seconds=WITH_EVENTS_FOR, seed=_seed(), events=True) for kind in KINDS]
+        tasks += [Task(kind, seconds=CRASHING_FOR, crashes=True, seed=_seed(), events=True) for kind in CRASHING]
         _finish([_strike(task, None) for task in tasks])
 
 
@@ -52,9 +58,53 @@ def journal(
     reports = []
     for kind in database or KINDS:
         enough = takeovers or (None if seconds < 3600 else ENOUGH[kind])
-        task = Task(kind, enough, seconds, _seed() if seed is None else seed, crashes, control)
+        task = Task(kind, enough, seconds, _seed() if seed is None else seed, crashes, "fence" if control else "")
         reports.append(_strike(task, keep))
     _finish(reports, expected=control)
+
+
+@main.command()
+@click.option("--database", type=click.Choice(KINDS), multiple=True, help="All of them, if none is named.")
+@click.option("--seconds", type=float, default=600.0, show_default=True, help="Of noise, on each.")
+@click.option("--crashes", is_flag=True, help="Crash the database server too, every few seconds.")
+@click.option("--control", is_flag=True, help="Take away the locks of keys; fails if nobody notices.")
+@click.option("--seed", type=int, help="Of a run before.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep ledgers and logs in a new folder below this one.")
+def events(
+    database: tuple[str, ...], seconds: float, crashes: bool, control: bool, seed: int | None, keep: Path | None
+) -> None:
+    """The same, while events come in and runs wait for them; then check who got which."""
+    reports = []
+    for kind in database or KINDS:
+        of_run, what = _seed() if seed is None else seed, "locks" if control else ""
+        reports.append(_strike(Task(kind, None, seconds, of_run, crashes, what, events=True), keep))
+    _finish(reports, expected=control)
+
+
+@main.command()
+@click.option("--database", type=click.Choice(KINDS), multiple=True, help="All of them, if none is named.")
+@click.option("--times", type=int, default=1000, show_default=True)
+@click.option("--control", is_flag=True, help="Answer before the event is stored; fails if nobody notices.")
+def acknowledged(database: tuple[str, ...], times: int, control: bool) -> None:
+    """Kill a server right after its 202 was read; then look for every event it said it has."""
+    outcomes, what = [], "promise" if control else ""
+    for kind in database or KINDS:
+        with TemporaryDirectory(prefix="edda_torture_") as folder, fresh(kind, Path(folder)) as place:
+            outcomes.append(asyncio.run(acknowledge(place, Path(folder), times, _say, what)))
+        _tell(outcomes[-1], outcomes[-1].violations)
+    sys.exit(0 if all(outcome.is_sound != control for outcome in outcomes) else 1)
+
+
+@main.command()
+@click.option("--database", type=click.Choice(KINDS), default="postgres", show_default=True)
+@click.option("--events", type=int, default=20_000, show_default=True)
+@click.option("--seed", type=int, help="Of a run before.")
+def duplicates(database: str, events: int, seed: int | None) -> None:
+    """Send each event up to five times at once to two endpoints that are killed meanwhile."""
+    with TemporaryDirectory(prefix="edda_torture_") as folder, fresh(database, Path(folder)) as place:
+        outcome = asyncio.run(repeat(place, Path(folder), events, _seed() if seed is None else seed, _say))
+    _tell(outcome, outcome.violations)
+    sys.exit(0 if outcome.is_sound else 1)
 
 
 @main.command()
@@ -64,7 +114,7 @@ def journal(
 @click.option("--bound", type=float, default=20.0, show_default=True, help="Megabytes it may grow by after that.")
 def memory(database: str, runs: int, warm_up: int, bound: float) -> None:
     """Send many workflows through one process and watch its memory."""
-    growth = measure(database, runs, warm_up, lambda line: click.echo(f"  {line}", err=True))
+    growth = measure(database, runs, warm_up, _say)
     click.echo(str(growth))
     sys.exit(1 if growth.megabytes > bound else 0)
 
@@ -77,10 +127,18 @@ def drain(database: str, times: int) -> None:
     with TemporaryDirectory(prefix="edda_torture_") as folder, fresh(database, Path(folder)) as place:
         asyncio.run(place.prepare())
         rolled = asyncio.run(roll(place, Path(folder), times))
-    for violation in rolled.violations[:20]:
-        click.echo(f"  VIOLATION {violation}")
-    click.echo(str(rolled))
+    _tell(rolled, rolled.violations)
     sys.exit(1 if rolled.violations or rolled.repeated or rolled.codes != {0} else 0)
+
+
+def _say(line: str) -> None:
+    click.echo(f"  {line}", err=True)
+
+
+def _tell(outcome: object, violations: Sequence[str]) -> None:
+    for violation in violations[:20]:
+        click.echo(f"  VIOLATION {violation}")
+    click.echo(str(outcome))
 
 
 def _seed() -> int:
@@ -97,9 +155,7 @@ def _strike(task: Task, keep: Path | None) -> Report:
         keep /= f"{task.database}-{task.seed}"
         keep.mkdir(parents=True)
     report = hammer(task, progress, keep)
-    for violation in report.violations[:20]:
-        click.echo(f"  VIOLATION {violation}")
-    click.echo(str(report))
+    _tell(report, report.violations)
     return report
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-COLUMNS = "what, run_id, old_owner, new_owner, old_epoch, new_epoch, old_status, new_status, seen, fenced"
+COLUMNS = "what, run_id, old_owner, new_owner, old_epoch, new_epoch, old_status, new_status, seen, fenced, since"
 READ = f"SELECT {COLUMNS} FROM torture_audit ORDER BY n"
 COUNT_TAKEOVERS = "SELECT count(*) FROM torture_audit WHERE what = 'left'"
 FIND_TAMPERING = "SELECT run_id FROM torture_audit WHERE what = 'tampered'"
@@ -27,22 +27,37 @@ class Note(Struct, frozen=True):
     seen: int | None
     """History rows that were there at a claim."""
     fenced: int | None
-    """Whether the old owner still had its fence row; after a takeover it has none."""
+    """Whether the old owner still had its fence row when it let go; after a takeover it has none."""
+    since: int | None
+    """The newest event when the run was born."""
 
 
 _NOTE = f"INSERT INTO torture_audit ({COLUMNS})"
-_BORN = f"{_NOTE} VALUES ('born', NEW.run_id, NULL, NEW.owner, NULL, NEW.epoch, NULL, NEW.status, NULL, NULL)"
-_ENDED = f"{_NOTE} VALUES ('ended', OLD.run_id, OLD.owner, NULL, OLD.epoch, NULL, OLD.status, NULL, NULL, NULL)"
-_LEFT = f"{_NOTE} VALUES ('left', '', OLD.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
-_TAMPERED = f"{_NOTE} VALUES ('tampered', OLD.run_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
-_MOVED = f"""{_NOTE}
-SELECT 'moved', OLD.run_id, OLD.owner, NEW.owner, OLD.epoch, NEW.epoch, OLD.status, NEW.status,
-       CASE WHEN OLD.epoch <> NEW.epoch THEN (SELECT count(*) FROM edda_hist WHERE run_id = NEW.run_id) END,
-       CASE WHEN OLD.owner IS NOT NULL THEN (SELECT count(*) FROM edda_fence WHERE worker = OLD.owner) END"""
+_BORN = f"""{_NOTE}
+VALUES ('born', NEW.run_id, NULL, NEW.owner, NULL, NEW.epoch, NULL, NEW.status, NULL, NULL, NEW.start_seq)"""
+_ENDED = f"{_NOTE} VALUES ('ended', OLD.run_id, OLD.owner, NULL, OLD.epoch, NULL, OLD.status, NULL, NULL, NULL, NULL)"
+_LEFT = f"{_NOTE} VALUES ('left', '', OLD.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+_TAMPERED = f"{_NOTE} VALUES ('tampered', OLD.run_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+_SEEN = "(SELECT count(*) FROM edda_hist WHERE run_id = NEW.run_id)"
+_FENCED = "(SELECT count(*) FROM edda_fence WHERE worker = OLD.owner)"
+_CLAIMED, _LET_GO = "OLD.epoch <> NEW.epoch", "OLD.owner IS NOT NULL AND NEW.owner IS NULL"
+_MOVED_VALUES = """
+VALUES ('moved', OLD.run_id, OLD.owner, NEW.owner, OLD.epoch, NEW.epoch, OLD.status, NEW.status,
+        {seen}, {fenced}, NULL)"""
+_MOVED = _NOTE + _MOVED_VALUES.format(
+    seen=f"CASE WHEN {_CLAIMED} THEN {_SEEN} END", fenced=f"CASE WHEN {_LET_GO} THEN {_FENCED} END"
+)
+# MariaDB would read the fence, and lock it, before it looks at the CASE: that makes deadlocks of the audit's own.
+_MOVED_MYSQL = f"""BEGIN
+    DECLARE seen, fenced int;
+    IF {_CLAIMED} THEN SET seen = {_SEEN}; END IF;
+    IF {_LET_GO} THEN SET fenced = {_FENCED}; END IF;
+    {_NOTE + _MOVED_VALUES.format(seen="seen", fenced="fenced")};
+END"""
 
 _TABLE = """CREATE TABLE torture_audit (n {serial} PRIMARY KEY, what varchar(10) NOT NULL, run_id {id} NOT NULL,
     old_owner {id}, new_owner {id}, old_epoch int, new_epoch int, old_status varchar(32), new_status varchar(32),
-    seen int, fenced int)"""
+    seen int, fenced int, since bigint)"""
 
 _EVENTS = (
     ("born", "INSERT ON edda_sched", _BORN),
@@ -70,7 +85,8 @@ def _postgres() -> tuple[str, ...]:
 
 def _mysql() -> tuple[str, ...]:
     table = _TABLE.format(serial="bigint AUTO_INCREMENT", id="varbinary(255)")
-    return (table, *(f"CREATE TRIGGER torture_{n} AFTER {event} FOR EACH ROW {note}" for n, event, note in _EVENTS))
+    notes = [(n, event, _MOVED_MYSQL if note is _MOVED else note) for n, event, note in _EVENTS]
+    return (table, *(f"CREATE TRIGGER torture_{n} AFTER {event} FOR EACH ROW {note}" for n, event, note in notes))
 
 
 def _sqlite() -> tuple[str, ...]:
@@ -79,26 +95,3 @@ def _sqlite() -> tuple[str, ...]:
 
 
 INSTALL = {"postgres": _postgres(), "mysql": _mysql(), "sqlite": _sqlite()}
-
-# Sleeps inside the batch's own transaction, before and after its history rows are in: now and then for longer than a
-# lease, so that leases lapse while a batch is on its way.
-_SLOW_POSTGRES = """CREATE FUNCTION torture_delay() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    PERFORM pg_sleep(CASE WHEN random() < 0.01 THEN 0.9 WHEN random() < 0.2 THEN random() * 0.02 ELSE 0 END);
-    RETURN NULL; END $$"""
-_DELAY = "CREATE TRIGGER torture_delay_{when} {when} INSERT ON edda_hist FOR EACH {each} {action}"
-_SLEEP_MYSQL = "DO SLEEP(IF(RAND() < 0.003, 0.9, IF(RAND() < 0.1, RAND() * 0.02, 0)))"
-
-SLOW_DOWN: dict[str, tuple[str, ...]] = {
-    "postgres": (
-        _SLOW_POSTGRES,
-        _DELAY.format(when="BEFORE", each="STATEMENT", action="EXECUTE FUNCTION torture_delay()"),
-        _DELAY.format(when="AFTER", each="STATEMENT", action="EXECUTE FUNCTION torture_delay()"),
-    ),
-    "mysql": tuple(_DELAY.format(when=when, each="ROW", action=_SLEEP_MYSQL) for when in ("BEFORE", "AFTER")),
-    "sqlite": (),  # a sleep there would only hold the one lock that everybody waits for; the probes nap instead
-}
-SPEED_UP: dict[str, tuple[str, ...]] = {
-    "postgres": ("DROP FUNCTION torture_delay CASCADE",),
-    "mysql": tuple(f"DROP TRIGGER torture_delay_{when}" for when in ("BEFORE", "AFTER")),
-    "sqlite": (),
-}

@@ -41,9 +41,10 @@ class Fleet:
         self._numbers = count(1)
         self.members: list[Member] = []
 
-    def launch(self) -> Member:
+    def launch(self, port: int | None = None) -> Member:
         number = next(self._numbers)
-        orders = structs.replace(self._orders, name=f"{self._orders.name}{number}", seed=self._orders.seed + number)
+        name, seed = f"{self._orders.name}{number}", self._orders.seed + number
+        orders = structs.replace(self._orders, name=name, seed=seed, port=port)
         member = Member(self._zygote.fork(orders), orders)
         self.members.append(member)
         return member

@@ -17,6 +17,14 @@ FORBIDDEN = {
         WHERE owner IS NULL AND delivered > absorbed AND ready_at IS NULL""",
     "stored without its row": """SELECT s.run_id FROM edda_sched s LEFT JOIN edda_run r
         ON r.id = s.run_id AND r.gen = s.gen WHERE r.id IS NULL""",
+    "read its mail otherwise than its history says": """SELECT s.run_id FROM edda_sched s WHERE s.absorbed <>
+        (SELECT COALESCE(MAX(h.n), 0) FROM edda_hist h WHERE h.run_id = s.run_id AND h.gen = s.gen)""",
+    "waits though its waiting has an outcome": """SELECT w.run_id FROM edda_wait w JOIN edda_hist h
+        ON h.run_id = w.run_id AND h.step = w.step WHERE h.kind = 'event'""",
+    "waits though it has ended": """SELECT w.run_id FROM edda_wait w LEFT JOIN edda_sched s
+        ON s.run_id = w.run_id WHERE s.run_id IS NULL""",
+    "asleep with nothing to wake it": """SELECT s.run_id FROM edda_sched s LEFT JOIN edda_wait w
+        ON w.run_id = s.run_id WHERE s.owner IS NULL AND s.ready_at IS NULL AND w.run_id IS NULL""",
     "changed after it was written": FIND_TAMPERING,
 }
 LATELY = "SELECT run_id, seq, epoch, kind, step, value FROM edda_hist WHERE at > {since}"

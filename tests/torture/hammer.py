@@ -1,4 +1,4 @@
-"""The journal hammer: workers that start runs without end, and somebody who lets nothing of theirs be."""
+"""The hammer: workers that start runs and take in events without end, and somebody who lets nothing of theirs be."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import asyncio
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
+
+from edda.core.model import EntryKind
 
 from .audit import COUNT_TAKEOVERS
 from .fleet import Fleet, complaints
 from .glance import Glance
-from .invariants import read_remains, success, violations
+from .invariants import Remains, read_remains, success, violations
 from .ledger import read_ledgers
 from .noise import WORKERS, Noise
 from .places import Crashable, Place, crashable, fresh
+from .receipts import Mail, event_violations, read_mail
 from .worker import Orders
 
 COUNT_OPEN = "SELECT count(*) FROM edda_sched"
@@ -33,13 +37,15 @@ class Task(Struct, frozen=True):
     seed: int = 0
     crashes: bool = False
     """The database server itself crashes every few seconds."""
-    broken: bool = False
-    """The control: workers that ignore the fence."""
+    control: str = ""
+    """What the workers do wrong on purpose."""
+    events: bool = False
+    """There are events, and runs that wait for them, beside the others."""
 
     @property
     def patience(self) -> float:
         """Seconds in which all runs must end when the noise is over; nobody hopes for it from broken workers."""
-        return 5.0 if self.broken else 60.0
+        return 5.0 if self.control else 60.0
 
 
 class Report(Struct, frozen=True):
@@ -48,9 +54,12 @@ class Report(Struct, frozen=True):
     violations: tuple[str, ...]
 
     def __str__(self) -> str:
-        name = f"{self.task.database}{'+crashes' if self.task.crashes else ''}{'+broken' if self.task.broken else ''}"
-        facts = self.counts | {"violations": len(self.violations), "seed": self.task.seed}
-        return f"journal {name} " + " ".join(f"{key}={value}" for key, value in facts.items())
+        task = self.task
+        name = f"{task.database}{'+crashes' if task.crashes else ''}{f'+broken {task.control}' if task.control else ''}"
+        facts = self.counts | {"violations": len(self.violations), "seed": task.seed}
+        return f"{'events' if task.events else 'journal'} {name} " + " ".join(
+            f"{key}={value}" for key, value in facts.items()
+        )
 
 
 class Hammer:
@@ -62,17 +71,21 @@ class Hammer:
         self._rng = random.Random(task.seed)
         self._line = place.line()
         self._glance = Glance()
-        orders = Orders(place.url, str(folder), "w", seed=task.seed * 100_000, is_wild=True, is_broken=task.broken)
+        orders = Orders(place.url, str(folder), "w", seed=task.seed * 100_000, is_wild=True)
+        orders = structs.replace(orders, hears=task.events, control=task.control)
         self._fleet = Fleet(orders)
-        self._noise = Noise(place, self._fleet, folder, self._rng)
+        self._noise = Noise(place, self._fleet, folder, self._rng, events=task.events)
         self._over = asyncio.Event()
         self._crashes = 0
+        self._deadlocks = 0
+        """That were counted before we began."""
         self._found: list[str] = []
 
     async def strike(self, progress: Callable[[str], None]) -> Report:
         began = time.monotonic()
         await self._place.prepare()
         await self._place.slow_down()
+        self._deadlocks = await self._place.deadlocks()
         try:
             await self._noise.open()
             for _ in range(WORKERS):
@@ -142,6 +155,7 @@ class Hammer:
         while time.monotonic() < began + self._task.patience:
             if (await self._line.rows(COUNT_OPEN))[0][0] == 0:
                 break
+            await self._noise.feeder.feed()
             await asyncio.sleep(0.1)
         return time.monotonic() - began
 
@@ -149,7 +163,9 @@ class Hammer:
         await self._glance.look(self._line, time.time_ns() // 1000)
         await self._glance.look_back(self._line)
         remains, told = await read_remains(self._line), read_ledgers(self._folder)
+        mail = await read_mail(self._line)
         found = [*self._found, *self._glance.violations, *violations(remains, told), *complaints(self._folder)]
+        found += [*self._noise.feeder.faults, *event_violations(mail, remains, told)]
         counts: dict[str, object] = {
             "takeovers": remains.takeovers,
             "moved": remains.moved,
@@ -157,15 +173,29 @@ class Hammer:
             "stops": self._noise.stops,
             "steals": self._noise.steals,
             "cuts": self._noise.cuts + told.cuts,
+            "deadlocks": await self._place.deadlocks() - self._deadlocks,
             "crashes": self._crashes,
             "runs": len(remains.runs),
             "steps": sum(1 for _ in remains.records),
             "effects": len(told.effects),
+            **(self._event_counts(mail, remains) if self._task.events else {}),
             "ok": f"{success(remains, told):.1%}",
             "seconds": round(seconds),
             "rest": round(rest, 1),
         }
         return Report(self._task, counts, tuple(found))
+
+    def _event_counts(self, mail: Mail, remains: Remains) -> dict[str, object]:
+        receipts = sum(record.is_receipt for record in remains.records)
+        kinds = Counter(record.kind for record in remains.records)
+        return {
+            "events": len(mail.log.events),
+            "received": receipts,
+            "timeouts": kinds[EntryKind.EVENT] - receipts,
+            "freed": kinds[EntryKind.STRAY],
+            "cancelled": kinds[EntryKind.CANCEL],
+            "pruned": self._noise.pruned,
+        }
 
 
 def hammer(task: Task, progress: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Report:

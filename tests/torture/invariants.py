@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from edda.cloudevents import json_format
 from edda.core.codec import Codec
 from edda.core.model import EntryKind
 from edda.core.states import MOVES, RunStatus
@@ -19,10 +20,12 @@ from edda.core.states import MOVES, RunStatus
 from .audit import READ, Note
 from .ledger import Effect, Testimony
 from .lines import Line, text
+from .vigils import token_of
 from .workload import digest
 
 RUNS = "SELECT id FROM edda_run"
-HISTORY = "SELECT run_id, seq, epoch, kind, step, ok, attempt, value FROM edda_hist ORDER BY run_id, gen, seq"
+HISTORY = """SELECT run_id, seq, epoch, kind, step, name, ok, attempt, n, event, input, value
+    FROM edda_hist ORDER BY run_id, gen, seq"""
 RESULTS = "SELECT run_id, status, value FROM edda_result"
 OPEN = "SELECT run_id, status, owner FROM edda_sched"
 
@@ -31,7 +34,7 @@ CLOCK_SLACK = 5_000
 WORTH = 0.9
 """Of the attempted work must have succeeded, or the run proves nothing."""
 
-_OUTCOMES = frozenset({EntryKind.STEP, EntryKind.TIMER, EntryKind.LATE})
+_OUTCOMES = frozenset({EntryKind.STEP, EntryKind.TIMER, EntryKind.LATE, EntryKind.EVENT})
 _BODIES = frozenset({EntryKind.STEP, EntryKind.RETRY, EntryKind.LATE})
 
 
@@ -43,9 +46,18 @@ class Record(Struct, frozen=True):
     epoch: int
     kind: str
     step: str
+    name: str
     ok: bool
     attempt: int
+    n: int | None
+    event: int | None
+    input: bytes
     value: bytes
+
+    @property
+    def is_receipt(self) -> bool:
+        """A run got an event."""
+        return self.kind == EntryKind.EVENT and self.ok
 
 
 class Result(Struct, frozen=True):
@@ -81,7 +93,8 @@ class Remains(Struct, frozen=True):
 async def read_remains(line: Line) -> Remains:
     history: dict[str, list[Record]] = defaultdict(list)
     for row in await line.rows(HISTORY):
-        record = Record(text(row[0]), row[1], row[2], row[3], row[4], bool(row[5]), row[6], row[7])
+        run_id, seq, epoch, kind, step, name, ok, *rest = row
+        record = Record(text(run_id), seq, epoch, kind, text(step), text(name), bool(ok), *rest)
         history[record.run_id].append(record)
     results = [Result(text(run_id), status, value) for run_id, status, value in await line.rows(RESULTS)]
     return Remains(
@@ -227,13 +240,22 @@ def _wrong_end(result: Result, remains: Remains, told: Testimony) -> Iterator[st
     codec = Codec()
     match result.status:
         case "completed":
-            steps = (r for r in remains.history.get(result.run_id, ()) if r.kind == EntryKind.STEP and r.ok)
-            if codec.decode(result.value) != digest(codec.decode(row.value) for row in steps):
+            if codec.decode(result.value) != digest(_tokens(remains.history.get(result.run_id, ()), codec)):
                 yield f"run {result.run_id}: its result is not what its history says"
         case "cancelled" if result.run_id in told.cancelled:
             pass
         case _:
             yield f"run {result.run_id} ended as {result.status}: {result.value[:300]!r}"
+
+
+def _tokens(rows: Iterable[Record], codec: Codec) -> Iterator[str]:
+    """What the history gave the workflow: the results of its steps, and its events."""
+    for row in rows:
+        if row.kind == EntryKind.STEP and row.ok:
+            yield codec.decode(row.value)
+        elif row.is_receipt:
+            event = json_format.parse_stored(codec.unseal(row.value))
+            yield token_of(event.source, event.id)
 
 
 def _too_little_work(remains: Remains, told: Testimony) -> Iterator[str]:
@@ -244,5 +266,6 @@ def _too_little_work(remains: Remains, told: Testimony) -> Iterator[str]:
 
 def success(remains: Remains, told: Testimony) -> float:
     done = sum(result.status in {"completed", "cancelled"} for result in remains.results.values())
-    attempted = len(remains.runs) + len(told.failures)
+    done += len(told.posted)
+    attempted = len(remains.runs) + len(told.failures) + len(told.posted) + told.refused
     return done / attempted if attempted else 0.0

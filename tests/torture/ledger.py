@@ -74,11 +74,15 @@ class Testimony(Struct):
     """Runs that somebody tried to cancel."""
     failures: list[str]
     """Starts that raised."""
+    posted: set[tuple[str, str]]
+    """Events whose sender was told that they are stored, by source and id."""
+    refused: int = 0
+    """Events whose sender was told that they are not."""
     cuts: int = 0
 
 
 def read_ledgers(folder: Path) -> Testimony:
-    told = Testimony([], set(), set(), [])
+    told = Testimony([], set(), set(), [], set())
     for kind, *fields in _lines(folder):
         match kind:
             case "effect":
@@ -90,6 +94,10 @@ def read_ledgers(folder: Path) -> Testimony:
                 told.cancelled.add(fields[0])
             case "failed":
                 told.failures.append(fields[0])
+            case "posted":
+                told.posted.add((fields[0], fields[1]))
+            case "refused":
+                told.refused += int(fields[0])
             case "cut":
                 told.cuts += 1
             case _:

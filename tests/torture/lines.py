@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,6 +40,16 @@ class Line(ABC):
                     raise
                 self.close()
                 await asyncio.sleep(0.1)
+
+    async def until(self, count: str, fact: Callable[[int], bool], within: float) -> bool:
+        """Whether the number that this counts is as it should be, in time."""
+        give_up = time.monotonic() + within
+        while True:
+            if fact((await self.rows(count))[0][0]):
+                return True
+            if time.monotonic() > give_up:
+                return False
+            await asyncio.sleep(0.05)
 
     async def once(self, sql: str) -> list[Row]:
         await self._connect()

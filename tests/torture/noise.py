@@ -9,16 +9,21 @@ from edda import EddaApp
 from edda.core.model import RunId
 from edda.errors import EddaError
 
+from .feeder import Feeder
 from .fleet import Fleet
 from .ledger import Ledger
 from .lines import text
 from .places import Place
-from .worker import shared_id
-from .workload import LEASE, WORKFLOWS, errand
+from .vigils import vigil
+from .worker import PROGRAM, shared_id, some_type
+from .workload import LEASE, errand
 
 WORKERS = 4
 
 OWNED = "SELECT run_id FROM edda_sched WHERE owner IS NOT NULL"
+OLDEST_OPEN = "SELECT MIN(r.created_at) FROM edda_sched s JOIN edda_run r ON r.id = s.run_id"
+PRUNE_MARGIN = 2_000_000
+"""Microseconds: an event is dated a little before it gets its number."""
 _BACKENDS = {
     "postgres": "SELECT pid FROM pg_stat_activity WHERE application_name = 'edda' AND datname = current_database()",
     "mysql": "SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id()",
@@ -29,14 +34,16 @@ _TERMINATE = {"postgres": "SELECT pg_terminate_backend({pid})", "mysql": "KILL {
 class Noise:
     """Counts what it did."""
 
-    def __init__(self, place: Place, fleet: Fleet, folder: Path, rng: random.Random) -> None:
+    def __init__(self, place: Place, fleet: Fleet, folder: Path, rng: random.Random, *, events: bool) -> None:
         self._place = place
         self._fleet = fleet
         self._line = place.line()
         self._rng = rng
-        self._client = EddaApp("supervisor", place.url, workflows=WORKFLOWS, worker=False, auto_migrate=False)
+        self._events = events
+        self._client = EddaApp("supervisor", place.url, workflows=PROGRAM, worker=False, auto_migrate=False)
+        self.feeder = Feeder(self._client, self._line)
         self._ledger = Ledger(folder / "supervisor.ledger")
-        self.kills = self.stops = self.steals = self.cuts = 0
+        self.kills = self.stops = self.steals = self.cuts = self.pruned = 0
 
     async def open(self) -> None:
         await self._client.initialize()
@@ -47,8 +54,18 @@ class Noise:
         self._ledger.close()
 
     async def make(self) -> None:
-        deeds = (self._kill, self._stop, self._steal, self._terminate, self._start, self._nothing)
-        await self._rng.choices(deeds, weights=(6, 30, 20, 6, 10, 28))[0]()
+        deeds = (
+            self._kill,
+            self._stop,
+            self._steal,
+            self._terminate,
+            self._start,
+            self._prune,
+            self._feed,
+            self._nothing,
+        )
+        often = 6 if self._events else 0
+        await self._rng.choices(deeds, weights=(6, 30, 20, 6, 10, often, often, 28))[0]()
 
     async def _nothing(self) -> None:
         pass
@@ -67,8 +84,12 @@ class Noise:
     async def _start(self) -> None:
         """A run that nobody owns yet, often one that a worker starts at the same moment."""
         try:
-            starter = errand.options(id=shared_id()) if self._rng.random() < 0.5 else errand
-            self._ledger.note("acked", await self._client.start(starter))
+            if self._events and self._rng.random() < 0.5:
+                run_id = await self._client.start(vigil, some_type())
+            else:
+                starter = errand.options(id=shared_id()) if self._rng.random() < 0.5 else errand
+                run_id = await self._client.start(starter)
+            self._ledger.note("acked", run_id)
         except EddaError as error:
             self._ledger.note("failed", repr(error))
 
@@ -79,6 +100,21 @@ class Noise:
             if owned and await self._client.engine.storage.disown(RunId(text(self._rng.choice(owned)[0]))):
                 self.steals += 1
         except EddaError:  # the database is away or busy; another run will be stolen another time
+            return
+
+    async def _feed(self) -> None:
+        """Else a run that waits for a type nobody sends any more would keep everything from being pruned."""
+        await self.feeder.feed()
+
+    async def _prune(self) -> None:
+        """What came before the oldest open run was started is nobody's any more."""
+        oldest = (await self._line.rows(OLDEST_OPEN))[0][0]
+        if oldest is None:
+            return
+        storage, before = self._client.engine.storage, oldest - PRUNE_MARGIN
+        try:
+            self.pruned += await storage.prune_events(before, 100) + await storage.prune_letters(before, 100)
+        except EddaError:  # the database is away or busy; it is removed another time
             return
 
     async def _terminate(self) -> None:

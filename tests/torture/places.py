@@ -10,15 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edda.app import open_storage
+from edda.databases import open_storage
 from edda.storage.ports import Storage
 from tests import databases
 
-from .audit import INSTALL, SLOW_DOWN, SPEED_UP
+from .audit import INSTALL
+from .delays import SLOW_DOWN, SPEED_UP
 from .lines import LINES, Line
 
 KINDS = ("postgres", "mysql", "sqlite")
 PATIENCE = 60.0
+COUNT_DEADLOCKS = {
+    "postgres": "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()",
+    "mysql": "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'Innodb_deadlocks'",
+}
 
 
 class Place:
@@ -45,6 +50,16 @@ class Place:
 
     async def speed_up(self) -> None:
         await self._execute(SPEED_UP[self.kind])
+
+    async def deadlocks(self) -> int:
+        """As the server counts them; a shared MariaDB counts those of its other databases too."""
+        if self.kind not in COUNT_DEADLOCKS:
+            return 0
+        line = self.line()
+        try:
+            return int((await line.rows(COUNT_DEADLOCKS[self.kind]))[0][0])
+        finally:
+            line.close()
 
     async def _execute(self, statements: tuple[str, ...]) -> None:
         line = self.line()

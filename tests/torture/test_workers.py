@@ -63,7 +63,7 @@ async def stop_between_transactions(member: Member, place: Place) -> None:
     await storage.open()
     while True:
         member.send(signal.SIGSTOP)
-        turn = asyncio.ensure_future(storage.free_orphans())
+        turn = asyncio.ensure_future(storage.unpark([]))
         done, _ = await asyncio.wait({turn}, timeout=1)
         if done:
             break

@@ -1,4 +1,4 @@
-"""One life of a worker process: an EddaApp, and a hand that starts and cancels runs."""
+"""One life of a worker process: an EddaApp, and hands that start and cancel runs and send events."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ import logging
 import random
 import signal
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import uvicorn
 from msgspec import Struct
 
 from edda import EddaApp
-from edda.app import open_storage
 from edda.core.model import RunId, WorkerId
+from edda.databases import open_storage
 from edda.engine.settings import Settings
 from edda.errors import EddaError, StorageError
 
-from .control import break_fence
+from .control import CONTROLS
 from .ledger import Holder, WorkerLedger
+from .posts import Sender, new_type
 from .sabotage import Saboteur
+from .vigils import TYPES, VIGILS, vigil
 from .workload import LEASE, WORKFLOWS, World, errand
 
 logger = logging.getLogger(__name__)
 
+PROGRAM = (*WORKFLOWS, *VIGILS)
 HASTY = Settings(
     lease=LEASE,
     heartbeat=LEASE / 5,
@@ -49,8 +54,12 @@ class Orders(Struct, frozen=True):
     seed: int = 0
     is_wild: bool = False
     """Starts runs of its own, and sabotages itself."""
-    is_broken: bool = False
-    """Ignores the fence; for the control."""
+    hears: bool = False
+    """Takes in events, and starts runs that wait for them."""
+    control: str = ""
+    """What is broken on purpose in this process."""
+    port: int | None = None
+    """Serves there."""
     lease: float | None = LEASE
     """None: the settings that users get."""
 
@@ -71,15 +80,30 @@ class Life:
         self._saboteur = Saboteur(urlsplit(orders.url).port, lambda: self._ledger.note("cut"))
         self._saboteur.quiet = not orders.is_wild
         self._starting = orders.is_wild
+        self._started: deque[str] = deque(maxlen=20)
+        self._sender = Sender(orders.name, self._ledger, self._started)
         self._app: EddaApp | None = None
         World.witness = self._ledger
 
     async def run(self) -> None:
+        if self._orders.port is None:
+            await self._work()
+        else:
+            await self._serve(self._orders.port)
+
+    async def _serve(self, port: int) -> None:
+        self._app = self._make_app()
+        config = uvicorn.Config(self._app, port=port, lifespan="on", log_level="warning", access_log=False)
+        await uvicorn.Server(config).serve()
+
+    async def _work(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._calm_down)
         self._app = await self._open()
         self._orders.file("ready").touch()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._start_runs(self._app))
+            if self._orders.hears:
+                group.create_task(self._send_events(self._app))
             group.create_task(self._cut_lines())
 
     def _calm_down(self) -> None:
@@ -101,9 +125,9 @@ class Life:
     def _make_app(self) -> EddaApp:
         url, settings = self._orders.url, self._orders.settings
         storage = open_storage(url, pool_size=3, probe=self._saboteur if self._orders.is_wild else None)
-        if self._orders.is_broken:
-            break_fence(storage)
-        return EddaApp("torture", url, workflows=WORKFLOWS, settings=settings, storage=storage, auto_migrate=False)
+        if self._orders.control:
+            CONTROLS[self._orders.control](storage)
+        return EddaApp("torture", url, workflows=PROGRAM, settings=settings, storage=storage, auto_migrate=False)
 
     def _holder_of(self, run_id: str) -> Holder:
         """Asked by a body as it begins. A body of a run that this process no longer holds was never to begin."""
@@ -121,12 +145,24 @@ class Life:
             if not self._starting or worker is None or len(worker.live) > HASTY.capacity // 2:
                 continue
             try:
-                run_id = await app.start(errand.options(id=shared_id()) if random.random() < 0.1 else errand)
+                run_id = await self._start_one(app)
                 self._ledger.note("acked", run_id)
+                self._started.append(run_id)
                 if random.random() < 0.06:
                     await self._cancel(app, run_id)
             except EddaError as error:
                 self._ledger.note("failed", repr(error))
+
+    async def _start_one(self, app: EddaApp) -> str:
+        if self._orders.hears and random.random() < 0.7:
+            return await app.start(vigil, some_type())
+        return await app.start(errand.options(id=shared_id()) if random.random() < 0.1 else errand)
+
+    async def _send_events(self, app: EddaApp) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(0.02, 0.25))
+            if self._starting:
+                await self._sender.send(app)
 
     async def _cancel(self, app: EddaApp, run_id: str) -> None:
         await asyncio.sleep(random.uniform(0, 0.3))
@@ -142,6 +178,10 @@ class Life:
 def shared_id() -> str:
     """The same in every process for half a second: several of them start one run."""
     return f"shared-{int(time.time() * 2)}"
+
+
+def some_type() -> str:
+    return random.choice((*TYPES, new_type()))
 
 
 def live(orders: Orders) -> None:

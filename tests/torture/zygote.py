@@ -13,7 +13,13 @@ import sys
 from pathlib import Path
 
 import msgspec
+import uvicorn.lifespan.on
+import uvicorn.protocols.http.auto  # noqa: F401 - what every life would import by itself is there before it
 from msgspec import Struct
+
+import edda.storage.mysql
+import edda.storage.postgres
+import edda.storage.sqlite  # noqa: F401 - the same
 
 from .worker import Orders, live
 
