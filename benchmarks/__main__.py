@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from . import machine, venvs
+from . import databases, machine, venvs
 from .bench import Plan, carry_out
 from .databases import KINDS
+from .effort import QUICK, Effort
 from .plot import draw
 from .results import Results
-from .scenarios import QUICK, SCENARIOS, Effort
+from .scenarios import SCENARIOS
 from .systems import SYSTEMS
 from .table import report
 
@@ -35,7 +36,7 @@ def some_of(choices: Mapping[str, Choice]) -> Callable[[str], list[Choice]]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     scenarios, systems, kinds = dict(SCENARIOS), dict(SYSTEMS), {kind: kind for kind in KINDS}
-    parser.add_argument("--only", type=some_of(scenarios), default=list(scenarios.values()), help="A,B,F,G")
+    parser.add_argument("--only", type=some_of(scenarios), default=list(scenarios.values()), help=",".join(scenarios))
     parser.add_argument("--systems", type=some_of(systems), default=list(systems.values()), help=",".join(systems))
     parser.add_argument("--databases", type=some_of(kinds), default=list(kinds), help=",".join(kinds))
     parser.add_argument("--rounds", type=int, default=3)
@@ -52,6 +53,7 @@ async def bench(plan: Plan) -> Results:
     for system in plan.systems:
         if system.requirements:
             venvs.prepare(system.name, system.requirements)
+    databases.find({turn.database for turn in plan.turns()})
     described = await machine.describe(plan.systems, plan.databases)
     return Results(described, await carry_out(plan))
 

@@ -7,9 +7,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from . import databases
-from .figures import Commits, Figures, Latency, Recovery, Replay, Sample, Throughput
+from .effort import Effort
+from .figures import (
+    Commits,
+    Figures,
+    Idling,
+    Latency,
+    Posting,
+    Punctuality,
+    Recovery,
+    Replay,
+    Sample,
+    Throughput,
+    Waking,
+)
 from .process import DriverError
-from .scenarios import Effort, Scenario
+from .scenarios import Scenario
 from .systems import System
 
 
@@ -34,12 +47,16 @@ class Plan:
         for number in range(self.rounds):
             for scenario in self.scenarios:
                 if scenario.rounds is None or number < scenario.rounds:
-                    for database in self.databases:
-                        yield from (Turn(scenario, database, number, each) for each in self._rotated(number, scenario))
+                    yield from self._round(number, scenario)
 
-    def _rotated(self, number: int, scenario: Scenario) -> Sequence[System]:
+    def _round(self, number: int, scenario: Scenario) -> Iterator[Turn]:
+        for database in self.databases:
+            for system in self._rotated(number, scenario, database):
+                yield Turn(scenario, database, number, system)
+
+    def _rotated(self, number: int, scenario: Scenario, database: str) -> Sequence[System]:
         """Another one goes first in each round."""
-        taking_part = [system for system in self.systems if scenario.raw or not system.is_raw]
+        taking_part = [system for system in self.systems if scenario.takes(system, database)]
         first = number % max(1, len(taking_part))
         return [*taking_part[first:], *taking_part[:first]]
 
@@ -81,3 +98,13 @@ def summary(figures: Figures) -> str:
             return f"{figures.seconds:8.1f} s, {figures.finished} of {figures.held} finished"
         case Replay():
             return ", ".join(f"{point.steps}: {point.total_seconds:.2f} s" for point in figures.points)
+        case Waking():
+            across = "-" if figures.across is None else f"{figures.across.p50:.1f} ms"
+            return f"{figures.burst.rate:8.1f} events/s, woken in {figures.here.p50:.1f} ms, across {across}"
+        case Idling():
+            return ", ".join(f"{point.waiting}: {point.added_mb:.1f} MB" for point in figures.points)
+        case Punctuality():
+            return f"{figures.together.p99:8.1f} ms late (p99), alone {figures.lone.p50:.1f} ms"
+        case Posting():
+            lost = f", {figures.lost} LOST" if figures.lost else ""
+            return f"{figures.single.rate:8.0f} events/s, {figures.batched.rate:.0f} in batches{lost}"

@@ -106,7 +106,119 @@ class Replay:
     points: tuple[ReplayPoint, ...]
 
 
-Figures = Throughput | Latency | Commits | Recovery | Replay
+@dataclass(frozen=True)
+class Waiting:
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Moments:
+    """When each of a series happened; None: it did not."""
+
+    at: list[float | None]
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Every waiting workflow gets its own event, all at once."""
+
+    sent: int
+    finished: int
+    seconds: float
+    """From the first send to the end of the last workflow, or to giving up."""
+    cpu_seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.finished / self.seconds
+
+    @property
+    def cpu_ms(self) -> float:
+        return 1000 * self.cpu_seconds / max(1, self.finished)
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Milliseconds. What has not happened by the time of giving up counts as that late."""
+
+    p50: float
+    p99: float
+    most: float
+    least: float
+    count: int
+    missing: int = 0
+
+
+@dataclass(frozen=True)
+class Waking:
+    burst: Burst
+    here: Delays
+    """Sender and worker in one process."""
+    across: Delays | None
+    """In two; None where that is not supported."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of the driver's process, so far."""
+
+    cpu_seconds: float
+    rss_bytes: int
+    statements: int | None
+    """Sent to the database; None where the system does not tell."""
+
+
+@dataclass(frozen=True)
+class IdlePoint:
+    waiting: int
+    start_seconds: float
+    added_mb: float
+    cpu_percent: float
+    statements: float | None
+    """A second, as the client counts them."""
+    queries: float | None
+    """A second, as the server counts them: commits and rollbacks of PostgreSQL, MariaDB's Questions."""
+
+
+@dataclass(frozen=True)
+class Idling:
+    points: tuple[IdlePoint, ...]
+
+
+@dataclass(frozen=True)
+class Punctuality:
+    together: Delays
+    """Behind the one instant at which all are due."""
+    lone: Delays
+
+
+@dataclass(frozen=True)
+class Posts:
+    events: int
+    """Answered with 202."""
+    seconds: float
+    p50_ms: float
+    p99_ms: float
+    refused: int
+    client_cpu_seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.events / self.seconds
+
+
+@dataclass(frozen=True)
+class Posting:
+    single: Posts
+    batched: Posts
+    paced: Posts
+    """Single ones at half the rate of `single`; times from when each was due to be sent."""
+    lost: int
+    """Answered and not in the database."""
+
+
+Figures = Throughput | Latency | Commits | Recovery | Replay | Waking | Idling | Punctuality | Posting
 
 
 @dataclass(frozen=True)

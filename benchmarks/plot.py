@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .bench import Plan
-from .figures import Commits, Latency, Recovery, Replay, Throughput
+from .figures import Commits, Idling, Latency, Posting, Punctuality, Recovery, Replay, Throughput, Waking
 from .results import Results, median
-from .systems import System
+from .systems import OURS, RAW, System
 
 COLOURS = {"ours": "#1b6ca8", "reference": "#c8553d", "dbos": "#7a9e48", "raw": "#a5a5a5"}
-LINES = {"postgresql": "-", "sqlite": "--"}
-HATCHES = {"postgresql": "", "sqlite": "///"}
+LINES = {"postgresql": "-", "sqlite": "--", "mysql": ":"}
+HATCHES = {"postgresql": "", "sqlite": "///", "mysql": "..."}
 BAR = 0.38
 
 Value = Callable[[Results, str, str], float | None]
 
 
 def draw(plan: Plan, results: Results, directory: Path) -> list[Path]:
-    figure = Figure(figsize=(12, 8.5), layout="constrained")
-    panels = {"A": draw_throughput, "B": draw_latency, "F": draw_recovery, "G": draw_replay}
+    rows = (len(plan.scenarios) + 1) // 2
+    figure = Figure(figsize=(12, 4.25 * rows), layout="constrained")
     for place, scenario in enumerate(plan.scenarios, 1):
-        axes = figure.add_subplot((len(plan.scenarios) + 1) // 2, min(2, len(plan.scenarios)), place)
-        panels[scenario.key](axes, plan, results)
+        axes = figure.add_subplot(rows, min(2, len(plan.scenarios)), place)
+        PANELS[scenario.key](axes, plan, results)
     machine = results.machine
     figure.suptitle(f"{machine.cpu}, {machine.cores} cores, Python {machine.python}", fontsize=9, color="#555555")
     paths = [directory / f"benchmarks.{suffix}" for suffix in ("png", "svg")]
@@ -43,6 +44,44 @@ def draw_throughput(axes: Axes, plan: Plan, results: Results) -> None:
 def draw_latency(axes: Axes, plan: Plan, results: Results) -> None:
     axes.set_title("B  milliseconds per step, beside one bare commit (less is better)")
     bars(axes, plan, results, plan.systems, step_time)
+
+
+def draw_waking(axes: Axes, plan: Plan, results: Results) -> None:
+    axes.set_title("C  events per second to waiting workflows (more is better)")
+    bars(axes, plan, results, [system for system in plan.systems if not system.is_raw], wake_rate)
+
+
+def draw_idling(axes: Axes, plan: Plan, results: Results) -> None:
+    axes.set_title("D  MB that waiting workflows add (less is better)")
+    for system in plan.systems:
+        for database in plan.databases:
+            for found in results.figures(Idling, "D", system.name, database):
+                waiting, added = zip(
+                    *((point.waiting, max(0.0, point.added_mb)) for point in found.points), strict=True
+                )
+                (line,) = axes.plot(waiting, added, marker="o", label=f"{system.label}, {database}")
+                line.set(color=COLOURS[system.name], linestyle=LINES[database])
+    axes.set(xscale="log", yscale="symlog", xlabel="waiting workflows")
+    axes.legend(fontsize=8)
+    axes.grid(visible=True, which="both", alpha=0.2)
+
+
+def draw_timers(axes: Axes, plan: Plan, results: Results) -> None:
+    axes.set_title("E  timers due at once: ms late, p99 (less is better)")
+    bars(axes, plan, results, [system for system in plan.systems if not system.is_raw], timer_lateness)
+    counts = {
+        f"{system.label} {found.together.count:,}": None
+        for system in plan.systems
+        for database in plan.databases
+        for found in results.figures(Punctuality, "E", system.name, database)
+    }
+    axes.set_xlabel(f"timers: {', '.join(counts)}", fontsize=8)
+
+
+def draw_posting(axes: Axes, plan: Plan, results: Results) -> None:
+    axes.set_title("I  events stored per second over HTTP, beside bare commits")
+    found = (("single posts", OURS, single_rate), ("posts of 100", OURS, batched_rate), ("raw commits", RAW, raw_rate))
+    draw_groups(axes, [group(plan, results, label, system, value) for label, system, value in found])
 
 
 def draw_recovery(axes: Axes, plan: Plan, results: Results) -> None:
@@ -67,19 +106,47 @@ def draw_replay(axes: Axes, plan: Plan, results: Results) -> None:
     axes.grid(visible=True, which="both", alpha=0.2)
 
 
+PANELS = {
+    "A": draw_throughput,
+    "B": draw_latency,
+    "C": draw_waking,
+    "D": draw_idling,
+    "E": draw_timers,
+    "F": draw_recovery,
+    "G": draw_replay,
+    "I": draw_posting,
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    label: str
+    colour: str
+    heights: Mapping[str, float]
+    """By database; those without a figure are not in it."""
+
+
 def bars(axes: Axes, plan: Plan, results: Results, systems: Sequence[System], value: Value) -> None:
-    """A group per system, a bar per database, on a log scale: the differences are orders of magnitude."""
-    for offset, database in enumerate(plan.databases):
-        for place, system in enumerate(systems):
-            height = value(results, system.name, database)
-            if height:
-                bar = axes.bar(place + offset * BAR, height, BAR * 0.95, color=COLOURS[system.name])
-                bar.patches[0].set(hatch=HATCHES[database], edgecolor="white")
-                axes.bar_label(bar, labels=[f"{_figure(height)}\n{database}"], fontsize=7)
+    """On a log scale: the differences are orders of magnitude."""
+    draw_groups(axes, [group(plan, results, system.label, system, value) for system in systems])
     axes.set_yscale("log")
+
+
+def group(plan: Plan, results: Results, label: str, system: System, value: Value) -> Group:
+    found = ((database, value(results, system.name, database)) for database in plan.databases)
+    return Group(label, COLOURS[system.name], {database: height for database, height in found if height})
+
+
+def draw_groups(axes: Axes, groups: Sequence[Group]) -> None:
+    """A group per label, a bar per database."""
+    for place, each in enumerate(groups):
+        for offset, (database, height) in enumerate(each.heights.items()):
+            bar = axes.bar(place + offset * BAR, height, BAR * 0.95, color=each.colour)
+            bar.patches[0].set(hatch=HATCHES[database], edgecolor="white")
+            axes.bar_label(bar, labels=[f"{_figure(height)}\n{database}"], fontsize=7)
     axes.margins(y=0.2)
-    axes.set_xticks([place + BAR * (len(plan.databases) - 1) / 2 for place in range(len(systems))])
-    axes.set_xticklabels([system.label for system in systems])
+    axes.set_xticks([place + BAR * (max(1, len(each.heights)) - 1) / 2 for place, each in enumerate(groups)])
+    axes.set_xticklabels([each.label for each in groups])
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -94,6 +161,26 @@ def step_time(results: Results, system: str, database: str) -> float | None:
 
 def recovery_time(results: Results, system: str, database: str) -> float | None:
     return median(results.figures(Recovery, "F", system, database), lambda each: each.seconds)
+
+
+def wake_rate(results: Results, system: str, database: str) -> float | None:
+    return median(results.figures(Waking, "C", system, database), lambda each: each.burst.rate)
+
+
+def timer_lateness(results: Results, system: str, database: str) -> float | None:
+    return median(results.figures(Punctuality, "E", system, database), lambda each: each.together.p99)
+
+
+def single_rate(results: Results, system: str, database: str) -> float | None:
+    return median(results.figures(Posting, "I", system, database), lambda each: each.single.rate)
+
+
+def batched_rate(results: Results, system: str, database: str) -> float | None:
+    return median(results.figures(Posting, "I", system, database), lambda each: each.batched.rate)
+
+
+def raw_rate(results: Results, system: str, database: str) -> float | None:
+    return median(results.figures(Commits, "I", RAW.name, database), lambda each: each.rate)
 
 
 def _figure(value: float) -> str:

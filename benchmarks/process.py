@@ -8,14 +8,17 @@ import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from .databases import Database
+from .figures import Opened
 from .systems import System
 
 ROOT = Path(__file__).parents[1]
 CLOSING_SECONDS = 20.0
+LONGEST_ANSWER = 1 << 20
 Record = TypeVar("Record")
 
 
@@ -62,15 +65,16 @@ class DriverProcess:
 
 
 @asynccontextmanager
-async def start(system: System, url: str) -> AsyncIterator[DriverProcess]:
+async def start_module(python: Path, module: str, *args: str) -> AsyncIterator[DriverProcess]:
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
-            system.python,
-            *("-m", f"benchmarks.drivers.{system.name}", url),
+            python,
+            *("-m", f"benchmarks.drivers.{module}", *args),
             cwd=ROOT,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
+            limit=LONGEST_ANSWER,
             # Ctrl-C is for the bench, which then ends its drivers itself.
             start_new_session=True,
         )
@@ -81,3 +85,21 @@ async def start(system: System, url: str) -> AsyncIterator[DriverProcess]:
         finally:
             driver.kill()
             await process.wait()
+
+
+def start(system: System, url: str, *flags: str) -> AbstractAsyncContextManager[DriverProcess]:
+    return start_module(system.python, system.name, url, *flags)
+
+
+@asynccontextmanager
+async def opened(system: System, database: Database, *flags: str, worker: bool = True) -> AsyncIterator[DriverProcess]:
+    """Without `worker` it sends, and runs nothing itself."""
+    async with start(system, database.url, *flags) as driver:
+        await driver.ask(Opened, "open", worker=worker)
+        yield driver
+
+
+async def migrate(system: System, database: Database) -> None:
+    """Open once and close, so that creating the tables is in no figure."""
+    async with opened(system, database):
+        pass

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from .bench import Plan
-from .figures import Commits, Latency, Recovery, Replay, Throughput
+from .effort import Effort
+from .figures import Commits, Delays, Idling, Latency, Posting, Posts, Punctuality, Recovery, Replay, Throughput, Waking
 from .machine import Machine
 from .results import Results, median
-from .scenarios import Effort
-from .systems import OURS, System
+from .systems import OURS, RAW, System
 
 Row = Sequence[str]
 
@@ -17,7 +18,7 @@ Row = Sequence[str]
 def report(plan: Plan, results: Results) -> str:
     lines = ["", describe(results.machine)]
     for scenario in plan.scenarios:
-        for database in plan.databases:
+        for database in (each for each in plan.databases if each in scenario.databases):
             rows = list(ROWS[scenario.key](results, database, plan.systems, plan.effort))
             lines += ["", f"{scenario.key}  {scenario.title} ({database})", *aligned(rows)]
     return "\n".join(lines)
@@ -91,4 +92,81 @@ def replay(results: Results, database: str, systems: Sequence[System], effort: E
                 yield system.label, f"{point.steps:,}", total, number(more, 1), code, written
 
 
-ROWS = {"A": throughput, "B": latency, "F": recovery, "G": replay}
+def waking(results: Results, database: str, systems: Sequence[System], effort: Effort) -> Iterator[Row]:
+    yield ("", "events/s", "of ours", "CPU ms each", "done", "wake ms, p50", "p99", "from another process, p50", "p99")
+    mine = median(results.figures(Waking, "C", OURS.name, database), lambda each: each.burst.rate)
+    for system in systems:
+        found = results.figures(Waking, "C", system.name, database)
+        if found:
+            rate, cpu = median(found, lambda each: each.burst.rate), median(found, lambda each: each.burst.cpu_ms)
+            done = f"{sum(each.burst.finished for each in found)} of {sum(each.burst.sent for each in found)}"
+            here, across = [each.here for each in found], [each.across for each in found if each.across]
+            yield system.label, number(rate, 1), times(rate, mine), number(cpu, 2), done, *middle(here), *middle(across)
+
+
+def middle(found: Sequence[Delays]) -> Row:
+    p50, p99 = (
+        statistics.median(values) if values else None
+        for values in ([each.p50 for each in found], [each.p99 for each in found])
+    )
+    return number(p50, 1), number(p99, 1)
+
+
+def idling(results: Results, database: str, systems: Sequence[System], effort: Effort) -> Iterator[Row]:
+    yield ("", "waiting", "MB more", "CPU %", "statements/s", "server's count/s", "starting them, s")
+    for system in systems:
+        for each in results.figures(Idling, "D", system.name, database):
+            for point in each.points:
+                told = number(point.statements, 1), number(point.queries, 1)
+                spent = number(point.added_mb, 1), number(point.cpu_percent, 2)
+                yield system.label, f"{point.waiting:,}", *spent, *told, number(point.start_seconds, 0)
+
+
+def punctuality(results: Results, database: str, systems: Sequence[System], effort: Effort) -> Iterator[Row]:
+    yield ("", "timers", "least ms late", "p50", "p99", "most", "not in time", "alone: least", "p50", "most")
+    for system in systems:
+        for each in results.figures(Punctuality, "E", system.name, database):
+            many, one = each.together, each.lone
+            late = (number(value, 1) for value in (many.least, many.p50, many.p99, many.most))
+            alone = (number(value, 1) for value in (one.least, one.p50, one.most))
+            yield system.label, str(many.count), *late, str(many.missing), *alone
+
+
+def posting(results: Results, database: str, systems: Sequence[System], effort: Effort) -> Iterator[Row]:
+    yield ("", "events/s", "of raw", "p50 ms", "p99 ms", "refused")
+    raw = median(results.figures(Commits, "I", RAW.name, database), lambda each: each.rate)
+    for found in [results.figures(Posting, "I", OURS.name, database)]:
+        if found:
+            yield posts("single posts, 50 lines", [each.single for each in found], raw)
+            yield posts("posts of 100, 8 lines", [each.batched for each in found], raw)
+            yield posts("single posts at half the rate", [each.paced for each in found], raw)
+            yield "answered and not stored", str(sum(each.lost for each in found)), "", "", "", ""
+    if raw is not None:
+        yield "raw commits, one connection", number(raw, 0), "", "", "", ""
+
+
+def posts(label: str, found: Sequence[Posts], raw: float | None) -> Row:
+    rate, p50, p99 = (
+        statistics.median(values)
+        for values in ([each.rate for each in found], [each.p50_ms for each in found], [each.p99_ms for each in found])
+    )
+    return (
+        label,
+        number(rate, 0),
+        times(rate, raw),
+        number(p50, 1),
+        number(p99, 1),
+        str(sum(each.refused for each in found)),
+    )
+
+
+ROWS = {
+    "A": throughput,
+    "B": latency,
+    "C": waking,
+    "D": idling,
+    "E": punctuality,
+    "F": recovery,
+    "G": replay,
+    "I": posting,
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
+import time
 from typing import Any
 
 from .driver import PATIENCE, REST_SECONDS, Probe, until, until_told
@@ -50,24 +51,47 @@ async def _rest(steps: int) -> None:
     await mark(0)
 
 
-run_steps, be_interrupted, rest = (dbos.DBOS.workflow()(body) for body in (_run_steps, _be_interrupted, _rest))
+async def _expect(number: int, act: bool) -> None:
+    probe.begin()
+    await dbos.DBOS.recv_async("wake", timeout_seconds=PATIENCE)
+    if act:
+        await mark(number)
+    else:
+        probe.mark(number)
+
+
+async def _doze(number: int, due: float) -> None:
+    probe.begin()
+    await dbos.DBOS.sleep_async(due - time.time())
+    await mark(number)
+
+
+run_steps, be_interrupted, rest, expect, doze = (
+    dbos.DBOS.workflow()(body) for body in (_run_steps, _be_interrupted, _rest, _expect, _doze)
+)
 
 
 class DbosDriver:
+    statements: int | None = None
+
     def __init__(self, url: str) -> None:
         self.config = {
             "name": "bench",
             "system_database_url": url.replace("postgresql://", "postgresql+psycopg://"),
             "log_level": "WARNING",
         }
+        self.client: Any = None
 
-    async def open(self) -> None:
+    async def open(self, worker: bool) -> None:
+        if not worker:
+            self.client = dbos.DBOSClient(system_database_url=self.config["system_database_url"])
+            return
         dbos.DBOS(config=self.config)
         # Blocking by design; its own examples launch before the loop starts.
         await asyncio.to_thread(dbos.DBOS.launch)
 
     async def close(self) -> None:
-        await asyncio.to_thread(dbos.DBOS.destroy)
+        await asyncio.to_thread(self.client.destroy if self.client else dbos.DBOS.destroy)
 
     async def run(self, steps: int) -> None:
         await run_steps(steps)
@@ -89,6 +113,21 @@ class DbosDriver:
 
     async def resume(self, run_id: str) -> None:
         """Launching recovers it."""
+
+    async def expect(self, number: int, act: bool) -> None:
+        with dbos.SetWorkflowID(f"expect-{number}"):
+            await dbos.DBOS.start_workflow_async(expect, number, act)
+
+    async def send(self, number: int) -> None:
+        await (self.client or dbos.DBOS).send_async(f"expect-{number}", {}, "wake")
+
+    async def doze(self, number: int, due: float) -> None:
+        await dbos.DBOS.start_workflow_async(doze, number, due)
+
+    async def is_quiet(self) -> bool:
+        """Those that wait are pending too."""
+        pending = await dbos.DBOS.list_workflows_async(status="PENDING", load_input=False, load_output=False)
+        return len(pending) <= len(probe.bodies) - len(probe.marks)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ class Probe:
         self.bodies: list[float] = []
         self.held: set[int] = set()
         self.marks: dict[int, float] = {}
+        self.dates: dict[int, float] = {}
         self.gate_closed = False
 
     def begin(self) -> None:
@@ -38,12 +39,20 @@ class Probe:
             await asyncio.Event().wait()
 
     def mark(self, number: int) -> None:
-        """The last step of a workflow that was interrupted or asleep."""
+        """The last step of a workflow that was interrupted, waiting or asleep."""
+        self.dates[number] = time.time()
         self.marks[number] = time.monotonic()
 
 
 class Driver(Protocol):
-    async def open(self) -> None: ...
+    @property
+    def statements(self) -> int | None:
+        """Sent to the database so far; None: it does not tell."""
+        ...
+
+    async def open(self, worker: bool) -> None:
+        """Without `worker` it only has to send events, and must run nothing."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -61,6 +70,22 @@ class Driver(Protocol):
 
     async def resume(self, run_id: str) -> None:
         """Wake it in a fresh process, if the system does not do so by itself."""
+        ...
+
+    async def expect(self, number: int, act: bool) -> None:
+        """Start a workflow that waits for an event of its own and marks that it came: in a step if it is to act."""
+        ...
+
+    async def send(self, number: int) -> None:
+        """The event of that workflow, from any process."""
+        ...
+
+    async def doze(self, number: int, due: float) -> None:
+        """Start a workflow that sleeps until a moment of the wall clock, then marks in a step."""
+        ...
+
+    async def is_quiet(self) -> bool:
+        """Whether all workflows wait or have ended."""
         ...
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 
-from edda import EddaApp, WorkflowContext, activity, wait_timer, workflow
+from edda import EddaApp, WorkflowContext, activity, sleep_until, wait_event, wait_timer, workflow
 
 from .driver import PATIENCE, REST_SECONDS, Probe, until, until_told
 from .session import serve
@@ -50,11 +51,45 @@ async def rest(ctx: WorkflowContext, steps: int) -> None:
     await mark(ctx, 0)
 
 
+@workflow
+async def expect(ctx: WorkflowContext, number: int, act: bool) -> None:
+    await wait_event(ctx, "bench.wake", match={"number": number})
+    if act:
+        await mark(ctx, number)
+    else:
+        probe.mark(number)
+
+
+@workflow
+async def doze(ctx: WorkflowContext, number: int, due: float) -> None:
+    await sleep_until(ctx, datetime.fromtimestamp(due, UTC))
+    await mark(ctx, number)
+
+
+class Tally:
+    """Stands beside every statement."""
+
+    def __init__(self) -> None:
+        self.statements = 0
+
+    def before(self, statement: str) -> None:
+        self.statements += 1
+
+    def after(self, statement: str) -> None:
+        pass
+
+
 class OurDriver:
     def __init__(self, url: str) -> None:
-        self.app = EddaApp(service_name="bench", db_url=url)
+        self.url = url
+        self.tally = Tally()
 
-    async def open(self) -> None:
+    @property
+    def statements(self) -> int | None:
+        return self.tally.statements
+
+    async def open(self, worker: bool) -> None:
+        self.app = EddaApp(service_name="bench", db_url=self.url, worker=worker, probe=self.tally)
         await self.app.initialize()
 
     async def close(self) -> None:
@@ -79,6 +114,18 @@ class OurDriver:
 
     async def resume(self, run_id: str) -> None:
         """Its timer is due: whoever opens the database goes on with it."""
+
+    async def expect(self, number: int, act: bool) -> None:
+        await expect.start(number=number, act=act)
+
+    async def send(self, number: int) -> None:
+        await self.app.send_event("bench.wake", "/bench", {"number": number})
+
+    async def doze(self, number: int, due: float) -> None:
+        await doze.start(number=number, due=due)
+
+    async def is_quiet(self) -> bool:
+        return not (await self.app.find_instances(status="running", limit=1))["instances"]
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class RawSession:
     def __init__(self, rows: PostgresRows | SqliteRows) -> None:
         self.rows = rows
 
-    async def open(self) -> Opened:
+    async def open(self, worker: bool) -> Opened:
         await self.rows.open()
         return Opened()
 

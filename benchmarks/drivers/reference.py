@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 from .driver import Probe
@@ -12,6 +13,9 @@ from .session import serve
 # The reference's package has our name: imported as such, the checker would read ours for it.
 edda: Any = importlib.import_module("edda")
 probe = Probe()
+
+EAGER = {"notify_fallback_interval": 1, "max_workflows_per_batch": 1_000}
+"""For many that wake at once: by default ten are resumed per notification, and after a missed one ten in 30 s."""
 
 
 async def _step(ctx: Any, number: int) -> int:
@@ -49,16 +53,36 @@ async def _rest(ctx: Any, steps: int) -> None:
     await mark(ctx, 0)
 
 
-run_steps, be_interrupted, rest = (edda.workflow(body) for body in (_run_steps, _be_interrupted, _rest))
+async def _expect(ctx: Any, number: int, act: bool) -> None:
+    # It has no match: a type of its own is its way to reach one run from any process.
+    await edda.wait_event(ctx, f"bench.wake.{number}")
+    if act:
+        await mark(ctx, number)
+    else:
+        probe.mark(number)
+
+
+async def _doze(ctx: Any, number: int, due: float) -> None:
+    await edda.sleep_until(ctx, datetime.fromtimestamp(due, UTC))
+    await mark(ctx, number)
+
+
+run_steps, be_interrupted, rest, expect, doze = (
+    edda.workflow(body) for body in (_run_steps, _be_interrupted, _rest, _expect, _doze)
+)
 
 
 class ReferenceDriver:
-    def __init__(self, url: str) -> None:
-        url = url.replace("postgresql://", "postgresql+asyncpg://")
-        self.app = edda.EddaApp(service_name="bench", db_url=url)
+    statements: int | None = None
 
-    async def open(self) -> None:
-        await self.app.initialize()
+    def __init__(self, url: str, *flags: str) -> None:
+        url = url.replace("postgresql://", "postgresql+asyncpg://")
+        options = EAGER if "--eager" in flags else {}
+        self.app = edda.EddaApp(service_name="bench", db_url=url, **options)
+
+    async def open(self, worker: bool) -> None:
+        """Its app is always a worker; one that only sends opens the storage alone."""
+        await (self.app.initialize() if worker else self.app.storage.initialize())
 
     async def close(self) -> None:
         await self.app.shutdown()
@@ -78,6 +102,18 @@ class ReferenceDriver:
         await edda.publish(self.app.storage, "bench.wake", {}, worker_id=self.app.worker_id)
         await rest.resume(run_id)
 
+    async def expect(self, number: int, act: bool) -> None:
+        await expect.start(number=number, act=act)
+
+    async def send(self, number: int) -> None:
+        await edda.publish(self.app.storage, f"bench.wake.{number}", {}, worker_id=self.app.worker_id)
+
+    async def doze(self, number: int, due: float) -> None:
+        await doze.start(number=number, due=due)
+
+    async def is_quiet(self) -> bool:
+        return not (await self.app.storage.list_instances(status_filter="running", limit=1))["instances"]
+
 
 if __name__ == "__main__":
-    serve(ReferenceDriver(sys.argv[1]), probe, uvloop=True)
+    serve(ReferenceDriver(*sys.argv[1:]), probe, uvloop=True)

@@ -12,6 +12,7 @@ from benchmarks.figures import Finished, Held, Latency, Opened, Replayed, Suspen
 
 from .driver import Driver, Probe, until
 from .pipe import Operation, serve_pipe
+from .waits import Waits
 
 STEPS_PER_WORKFLOW = 5
 STEPS_IN_A_ROW = 10
@@ -21,6 +22,7 @@ class Session:
     def __init__(self, driver: Driver, probe: Probe) -> None:
         self.driver = driver
         self.probe = probe
+        self.waits = Waits(driver, probe)
         self.opened = False
         self.background: list[asyncio.Task[None]] = []
 
@@ -34,10 +36,11 @@ class Session:
             "finish": self.finish,
             "suspend": self.suspend,
             "replay": self.replay,
+            **self.waits.operations,
         }
 
-    async def open(self) -> Opened:
-        await self.driver.open()
+    async def open(self, worker: bool = True) -> Opened:
+        await self.driver.open(worker)
         self.opened = True
         return Opened()
 
