@@ -15,14 +15,27 @@ from .pages import ROOT, Block
 KILLED = "# Killed"
 """Ends the line of a command that has to die of SIGKILL."""
 
-ELSEWHERE = frozenset({"cd", "createdb", "docker", "export", "git", "kill", "pip", "uvicorn"})
+ELSEWHERE = frozenset({"cd", "createdb", "curl", "docker", "export", "git", "kill", "pip", "uvicorn"})
 """Commands that are not ours to check."""
 
 
 def commands(block: Block) -> Iterator[str]:
+    command = ""
     for line in block.text.replace("\\\n", " ").splitlines():
-        if line.strip() and not line.lstrip().startswith("#"):
-            yield line.strip()
+        if command or (line.strip() and not line.lstrip().startswith("#")):
+            command += f"{line}\n"
+            if is_whole(command):
+                yield command.strip()
+                command = ""
+
+
+def is_whole(command: str) -> bool:
+    """Not if it ends within quotation marks."""
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:
+        return False
+    return True
 
 
 def words(command: str) -> list[str]:

@@ -16,7 +16,6 @@ PAGE = DOCS / "reference" / "states.md"
 
 LATER = frozenset(
     {
-        RunStatus.WAITING_FOR_EVENT,
         RunStatus.WAITING_FOR_MESSAGE,
         RunStatus.WAITING_FOR_CHILD,
         RunStatus.COMPENSATING,
@@ -26,6 +25,7 @@ LATER = frozenset(
 """Reserved: nothing in this release leads there."""
 
 MEANINGS = {
+    RunStatus.WAITING_FOR_EVENT: "Not in memory until an event arrives, or the time to wait for it is over.",
     RunStatus.WAITING_FOR_TIMER: "Not in memory until its timer, its next attempt or its deadline is due.",
     RunStatus.COMPLETED: "Its function returned.",
     RunStatus.FAILED: "Its function raised, or it passed its deadline.",

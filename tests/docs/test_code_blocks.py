@@ -11,11 +11,17 @@ from pathlib import Path
 import pytest
 
 from .commands import commands, is_run, problem_with
-from .pages import ROOT, Block, blocks, name, pages
+from .pages import DOCS, ROOT, Block, blocks, name, pages
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PARTS_OF_THE_DEMO = frozenset(path for path in EXAMPLES if path.name.startswith("demo"))
-"""Run by test_demo.py."""
+WITH_TESTS_OF_THEIR_OWN = frozenset(
+    {
+        *(path for path in EXAMPLES if path.name.startswith("demo")),  # test_demo.py
+        ROOT / "examples" / "event_waiting_workflow.py",  # test_event_waiting_example.py
+        DOCS / "tutorial" / "waiting-for-events.md",  # test_event_waiting_page.py
+    }
+)
+"""Run there, because they need more than to be run."""
 
 _CODE = re.compile(r"^(import|from|async|await|def|class|@)\b", re.MULTILINE)
 """A drawing may stand in a block without a language; Python may not."""
@@ -31,13 +37,13 @@ def has_code(page: Path) -> bool:
     return any(block.language in {"python", "bash"} for block in blocks(page))
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if has_code(page)], ids=name)
+@pytest.mark.parametrize("page", sorted(set(filter(has_code, pages())) - WITH_TESTS_OF_THEIR_OWN), ids=name)
 def test_the_code_on_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     done = run_in(tmp_path, "-m", "tests.docs.run_page", page)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("example", [path for path in EXAMPLES if path not in PARTS_OF_THE_DEMO], ids=name)
+@pytest.mark.parametrize("example", sorted(set(EXAMPLES) - WITH_TESTS_OF_THEIR_OWN), ids=name)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     done = run_in(tmp_path, example)
     assert done.returncode == 0, done.stderr

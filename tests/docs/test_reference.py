@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,15 +13,28 @@ import click
 import pytest
 
 import edda
+import edda.events
 import edda.hooks
 import edda.retry
 import edda.testing
-from edda import EddaApp, HooksBase, RetryPolicy, WorkflowContext, WorkflowHandle, errors
+from edda import (
+    EddaApp,
+    First,
+    HooksBase,
+    ReceivedEvent,
+    RetryPolicy,
+    WorkflowContext,
+    WorkflowHandle,
+    errors,
+    send_event,
+    wait_event,
+)
 from edda.app import _IGNORED
 from edda.cli import main
 from edda.core.model import Entry, EntryKind
 from edda.engine.settings import Settings
 from edda.testing import VirtualApp
+from edda.web import Token, TokenScope, WebOptions
 from edda.workflow.activity import Activity
 from edda.workflow.workflow import Workflow
 
@@ -49,7 +62,9 @@ def public(cls: type) -> set[str]:
     return {name for name in dir(cls) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("module", [edda, edda.retry, edda.hooks, edda.testing], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [edda, edda.events, edda.retry, edda.hooks, edda.testing], ids=lambda module: module.__name__
+)
 def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
     assert missing(module.__all__, *REFERENCE.glob("*.md")) == []
 
@@ -89,7 +104,35 @@ def test_what_virtual_apps_add_is_in_the_reference() -> None:
     assert missing(own, REFERENCE / "testing.md") == []
 
 
-@pytest.mark.parametrize(("cls", "page"), [(Settings, "settings.md"), (RetryPolicy, "retry.md")])
+@pytest.mark.parametrize("cls", [ReceivedEvent, First])
+def test_every_field_of_what_a_wait_gives_is_in_the_reference(cls: type) -> None:
+    assert missing([field.name for field in dataclasses.fields(cls)], REFERENCE / "events.md") == []
+
+
+@pytest.mark.parametrize("function", [wait_event, send_event])
+def test_a_table_of_parameters_has_each_with_its_default(function: Callable[..., object]) -> None:
+    text = (REFERENCE / "events.md").read_text().partition(f"## `{function.__name__}`")[2].partition("\n## ")[0]
+    parameters = inspect.signature(function).parameters.values()
+    given = {one.name: repr(one.default) for one in parameters if one.default is not one.empty}
+    assert dict(_ROW.findall(text)) == given
+    assert re.findall(r"^\| `(\w+)` \| \|", text, re.MULTILINE) == [
+        one for one in inspect.signature(function).parameters if one not in given
+    ]
+
+
+def test_tokens_and_their_scopes_are_in_the_reference() -> None:
+    parts = inspect.signature(Token).parameters
+    assert missing(["Token", "TokenScope", *parts, *TokenScope], REFERENCE / "http.md") == []
+
+
+def test_every_environment_variable_is_in_the_reference() -> None:
+    source = "".join(path.read_text() for path in Path(edda.__file__).parent.rglob("*.py"))
+    assert missing(re.findall(r'"(EDDA_[A-Z_]+)"', source), REFERENCE / "settings.md") == []
+
+
+@pytest.mark.parametrize(
+    ("cls", "page"), [(Settings, "settings.md"), (RetryPolicy, "retry.md"), (WebOptions, "http.md")]
+)
 def test_a_table_of_fields_has_each_with_its_default(cls: type, page: str) -> None:
     fields = {field.name: written(field.default) for field in dataclasses.fields(cls)}
     assert dict(_ROW.findall((REFERENCE / page).read_text())) == fields
