@@ -63,14 +63,14 @@ async def test_an_event_that_comes_after_the_timeout_is_for_the_next_wait(app: E
 async def test_an_event_that_came_in_time_is_received_however_late_the_run_goes_on(make_app: MakeApp) -> None:
     @workflow
     async def order(ctx: WorkflowContext) -> Any:
-        return (await wait_event(ctx, "paid", 0.2)).data
+        return (await wait_event(ctx, "paid", 2)).data
 
     first = await make_app()
     run_id = await start_waiting(first, order)
     await first.shutdown()
     door = await make_app(worker=False)
     await send(door, "paid", 7)
-    await asyncio.sleep(0.25)  # the time-out passes while nobody is there
+    await asyncio.sleep(2.05)  # the time-out passes while nobody is there
     second = await make_app()
     assert await result_of(second, run_id) == 7
 

@@ -379,3 +379,39 @@ async def test_the_same_file_by_another_name_is_the_same_database(storage: SQLit
     assert await other.get(RunId("run-1")) is not None
     assert not exists(f"{path}.link.lock")
     await other.close()
+
+
+class Interrupted(sqlite3.Connection):
+    """What a kill makes of a connection at the worst moment: not even its rollback gets through."""
+
+    def rollback(self) -> None:
+        raise sqlite3.OperationalError("interrupted")
+
+
+class Death:
+    """Comes right behind the first rows."""
+
+    def before(self, statement: str) -> None:
+        pass
+
+    def after(self, statement: str) -> None:
+        if "INSERT" in statement:
+            raise RuntimeError("dead")
+
+
+def test_a_transaction_that_could_not_be_rolled_back_ends_with_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the error, and with it the frames it came through, is still in somebody's hands."""
+    path, real = str(tmp_path / "edda.db"), sqlite3.connect
+    dying = connection.Connection(path, "OFF", Death())
+    dying.transact(lambda db: db.run("CREATE TABLE note (n)"))
+    dying.read(lambda db: db._drop())
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: real(*args, factory=Interrupted, **options))
+    with pytest.raises(RuntimeError) as held:
+        dying.transact(lambda db: db.many("INSERT INTO note VALUES (?)", [(1,), (2,)]))
+    with real(path, timeout=0) as other:
+        other.execute("BEGIN IMMEDIATE")
+    other.close()
+    dying.finish()
+    assert held.value.args == ("dead",)

@@ -68,7 +68,8 @@ class Connection:
         return self._pass(sql, lambda raw: raw.execute(sql, values).rowcount)
 
     def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        self._pass(sql, lambda raw: raw.executemany(sql, rows))
+        # Closed at once: a cursor that lives on in a traceback keeps a dropped connection, and its transaction, open.
+        self._pass(sql, lambda raw: raw.executemany(sql, rows).close())
 
     def rows(self, sql: str, values: _Values = ()) -> list[Any]:
         return self._pass(sql, lambda raw: raw.execute(sql, values).fetchall())
@@ -196,10 +197,16 @@ class Connection:
         if self._raw is None or not self._raw.in_transaction:
             return
         try:
-            self._raw.rollback()
+            self._undo(self._raw)
         except sqlite3.Error as error:  # closing does it too
             _log.warning("rollback on %s failed: %s", self._path, error)
             self._drop()
+
+    def _undo(self, raw: sqlite3.Connection) -> None:
+        try:
+            raw.rollback()
+        except sqlite3.OperationalError:  # `kill` interrupts whatever runs, this too, but only once
+            raw.rollback()
 
     def _drop(self) -> None:
         raw, self._raw = self._raw, None
