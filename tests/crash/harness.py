@@ -82,7 +82,7 @@ class RememberedIds(Ids):
         return self.workers[-1]
 
 
-TRIES = 4
+TRIES = 3
 
 
 class Player:

@@ -61,13 +61,18 @@ class Session:
         return int(count) if count.isdecimal() else 0
 
     async def listen(self, channel: str, listener: Listener) -> None:
-        """Call `listener` for what others send to the channel, not for what this connection sends."""
+        """Call `listener` for what others send to the channel, not for what this connection sends, and at its end."""
 
         def hear(_connection: object, pid: int, _channel: str, _payload: object) -> None:
             if pid != me:
                 listener()
 
+        def end(_connection: object) -> None:
+            listener()
+
         me = self._connection.get_server_pid()
+        # Who has lost its ears has to look; it would learn of it only when it next asks.
+        self._connection.add_termination_listener(end)
         await self._send(f"LISTEN {channel}", self._connection.add_listener, channel, hear)
 
     @asynccontextmanager
