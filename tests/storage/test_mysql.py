@@ -17,6 +17,7 @@ from edda.storage.mysql.statement import Statement, bind, groups, inserts, messa
 from edda.storage.mysql.storage import _check_version
 from tests.conftest import MakeDatabase, OnMySQL
 
+from .mysql_sessions import session_at
 from .probes import Trap
 from .records import LAPSED, born, bundle, done, entry, start
 from .worker import Worker
@@ -52,11 +53,8 @@ async def worker(storage: MySQLStorage) -> Worker:
 @pytest.fixture
 async def stranger(url: str) -> AsyncIterator[Session]:
     """A session of another process."""
-    address = Address(url, None)
-    address.open()
-    session = await address.connect()
-    yield session
-    await session.close()
+    async with session_at(url) as session:
+        yield session
 
 
 async def connection_of(pool: Pool) -> int:

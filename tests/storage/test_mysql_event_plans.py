@@ -8,13 +8,11 @@ import pytest
 import pytest_asyncio
 
 from edda.core.model import Absorb, Bundle, Event, EventKey, Incoming, RunId, Wait
-from edda.storage.mysql import MySQLStorage
 from edda.storage.mysql.acceptance import FIND_KNOWN, FIND_WAITS, VERSIONS, _survey
 from edda.storage.mysql.buckets import HOLD, SHARE
 from edda.storage.mysql.events import FIND_EVENT, LOG, NEWEST, NEWEST_BEFORE, SHAPES, SHARE_EVENTS
 from edda.storage.mysql.letters import Letter, deliver
 from edda.storage.mysql.moves import DROP_WAIT, END_WAITS
-from edda.storage.mysql.pool import Address
 from edda.storage.mysql.pruning import (
     DELETE_EVENTS,
     DELETE_KEYS,
@@ -30,9 +28,8 @@ from edda.storage.mysql.queue import FIND_MAIL, READ_WAITS, read_mail
 from edda.storage.mysql.session import Session
 from edda.storage.mysql.statement import Statement, joins, text
 from edda.storage.mysql.waits import find_events
-from tests import databases
-from tests.conftest import need
 
+from .mysql_sessions import seeded, session_at
 from .test_mysql_plans import NUMBERS, Look, look, look_at
 
 # Event i, received at i, has a key of its own and the busy one; those up to 1,000 have lost their keys, as if pruned.
@@ -66,31 +63,21 @@ SEEDS = (
     """ANALYZE TABLE edda_event, edda_event_key, edda_event_type, edda_shape, edda_sched, edda_wait, edda_delivery,
     edda_result, edda_run, edda_hist""",
 )
+
 MD5_OF = b"SELECT UNHEX(MD5(%b))"
 BORN = [RunId(f"run{i:08}") for i in range(10)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url() -> AsyncIterator[str]:
-    server = need(databases.mysql(), "MariaDB or MySQL", "EDDA_TEST_MYSQL_URL")
-    url = server.create()
-    storage = MySQLStorage(url)
-    await storage.open()
-    await storage.migrate()
-    await storage.close()
-    for statement in SEEDS:
-        server.execute(statement, url)
-    yield url
-    server.drop(url)
+    async with seeded(SEEDS) as url:
+        yield url
 
 
 @pytest.fixture
 async def session(url: str) -> AsyncIterator[Session]:
-    address = Address(url, None)
-    address.open()
-    session = await address.connect()
-    yield session
-    await session.close()
+    async with session_at(url) as session:
+        yield session
 
 
 async def key(session: Session, name: str) -> bytes:

@@ -11,11 +11,12 @@ from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError
 from edda.storage.mysql import MySQLStorage
 from edda.storage.mysql.buckets import HOLD, SHARE, of_keys, of_types
-from edda.storage.mysql.pool import Address, Pool
+from edda.storage.mysql.pool import Pool
 from edda.storage.mysql.session import BEGIN, Session
 from edda.storage.mysql.statement import bind
 from tests.conftest import MakeDatabase, OnMySQL
 
+from .mysql_sessions import session_at
 from .probes import Listener
 from .records import SOURCE, TYPE, born, bundle, entry, incoming, key, start, wait
 from .worker import Worker
@@ -56,11 +57,8 @@ async def worker(storage: MySQLStorage) -> Worker:
 @pytest.fixture
 async def stranger(url: str) -> AsyncIterator[Session]:
     """A session of another process."""
-    address = Address(url, None)
-    address.open()
-    session = await address.connect()
-    yield session
-    await session.close()
+    async with session_at(url) as session:
+        yield session
 
 
 async def shorten_lock_waits(pool: Pool) -> None:

@@ -10,10 +10,8 @@ import pytest_asyncio
 
 from edda.core.model import Bundle, End, Fence, Release, RunId, WorkerId
 from edda.core.states import RunStatus
-from edda.storage.mysql import MySQLStorage
 from edda.storage.mysql.batch import compose
 from edda.storage.mysql.journal import OWNED
-from edda.storage.mysql.pool import Address
 from edda.storage.mysql.queue import (
     FIND_DUE,
     FIND_MAIL,
@@ -28,8 +26,8 @@ from edda.storage.mysql.runs import NEWEST_FIRST, RECORDS
 from edda.storage.mysql.session import Session
 from edda.storage.mysql.statement import Statement, Value, bind
 from edda.storage.mysql.workers import FIND_ORPHANED, FREE, RUNS_OF
-from tests import databases
-from tests.conftest import need
+
+from .mysql_sessions import seeded, session_at
 
 # 0 to 99,999, without the servers' own (different) ways to count.
 DIGITS = " UNION ALL ".join(f"SELECT {digit} AS d" for digit in range(10))
@@ -53,6 +51,7 @@ SEEDS = (
     "INSERT INTO edda_fence VALUES ('busy0', 0, 0), ('busy1', 0, 0), ('busy2', 0, 0)",
     "ANALYZE TABLE edda_sched, edda_run, edda_delivery, edda_fence",
 )
+
 OWNED_BY_SMALL = [RunId(f"run{i * 10000 + 35:08}") for i in range(10)]
 
 READS = b"SHOW SESSION STATUS WHERE Variable_name LIKE 'Handler\\_read%%'"
@@ -94,26 +93,14 @@ async def count_reads(session: Session) -> int:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url() -> AsyncIterator[str]:
-    server = need(databases.mysql(), "MariaDB or MySQL", "EDDA_TEST_MYSQL_URL")
-    url = server.create()
-    storage = MySQLStorage(url)
-    await storage.open()
-    await storage.migrate()
-    await storage.close()
-    for statement in SEEDS:
-        server.execute(statement, url)
-    yield url
-    server.drop(url)
+    async with seeded(SEEDS) as url:
+        yield url
 
 
 @pytest.fixture
 async def session(url: str) -> AsyncIterator[Session]:
-    """As the storage itself would open it."""
-    address = Address(url, None)
-    address.open()
-    session = await address.connect()
-    yield session
-    await session.close()
+    async with session_at(url) as session:
+        yield session
 
 
 async def test_a_claim_reads_little_more_than_it_takes(session: Session) -> None:

@@ -1,0 +1,36 @@
+"""Databases with rows in them, and sessions of their own, for what only MySQL and MariaDB are asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from edda.storage.mysql import MySQLStorage
+from edda.storage.mysql.pool import Address
+from edda.storage.mysql.session import Session
+from tests import databases
+from tests.conftest import need
+
+
+@asynccontextmanager
+async def seeded(seeds: Iterable[str]) -> AsyncIterator[str]:
+    server = need(databases.mysql(), "MariaDB or MySQL", "EDDA_TEST_MYSQL_URL")
+    url = server.create()
+    storage = MySQLStorage(url)
+    await storage.open()
+    await storage.migrate()
+    await storage.close()
+    for statement in seeds:
+        server.execute(statement, url)
+    yield url
+    server.drop(url)
+
+
+@asynccontextmanager
+async def session_at(url: str) -> AsyncIterator[Session]:
+    """As the storage itself would open it."""
+    address = Address(url, None)
+    address.open()
+    session = await address.connect()
+    yield session
+    await session.close()
