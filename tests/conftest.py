@@ -171,3 +171,9 @@ async def storage(make_storage: MakeStorage) -> Storage:
     storage = await make_storage()
     await storage.migrate()
     return storage
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """`make test` goes through the suite in three parts: of a few files, some parts are empty."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr:
+        session.exitstatus = pytest.ExitCode.OK

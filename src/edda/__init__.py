@@ -5,9 +5,12 @@ from edda.core.retry import RetryPolicy
 from edda.core.states import RunStatus
 from edda.engine.hooks import HooksBase, WorkflowHooks
 from edda.errors import (
+    ActivityTimeoutError,
+    CompensationError,
     EddaError,
     EventTimeoutError,
     EventValidationError,
+    HeartbeatTimeoutError,
     LeaseLostError,
     NonDeterminismError,
     RetryExhaustedError,
@@ -15,21 +18,26 @@ from edda.errors import (
     WorkflowCancelledError,
 )
 from edda.version import __version__
-from edda.workflow.activity import activity
+from edda.workflow.activity import Happened, activity
 from edda.workflow.context import WorkflowContext
 from edda.workflow.events import ReceivedEvent, wait_event
 from edda.workflow.handle import WorkflowHandle
 from edda.workflow.race import First, wait_any
+from edda.workflow.saga import compensation, on_failure, register_compensation
 from edda.workflow.sending import send_event
 from edda.workflow.timers import sleep, sleep_until, wait_timer, wait_until
 from edda.workflow.workflow import workflow
 
 __all__ = [
+    "ActivityTimeoutError",
+    "CompensationError",
     "EddaApp",
     "EddaError",
     "EventTimeoutError",
     "EventValidationError",
     "First",
+    "Happened",
+    "HeartbeatTimeoutError",
     "HooksBase",
     "LeaseLostError",
     "NonDeterminismError",
@@ -44,6 +52,9 @@ __all__ = [
     "WorkflowHooks",
     "__version__",
     "activity",
+    "compensation",
+    "on_failure",
+    "register_compensation",
     "send_event",
     "sleep",
     "sleep_until",

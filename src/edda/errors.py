@@ -4,10 +4,15 @@ EddaError
 ├── WorkflowError                   what a workflow's author or caller meets
 │   ├── TerminalError                   raised by users: never retry this
 │   ├── RetryExhaustedError             an activity failed on its last attempt
+│   ├── ActivityTimeoutError            an attempt took too long           (a TimeoutError)
+│   │   └── HeartbeatTimeoutError           it gave no sign of life
 │   ├── WorkflowCancelledError          the run was cancelled
 │   ├── WorkflowTimeoutError            the run passed its deadline        (a TimeoutError)
 │   ├── EventTimeoutError               no event came in time              (a TimeoutError)
 │   ├── EventValidationError            an event's data does not fit the model (a ValueError)
+│   ├── CompensationError               undoing failed; the run's own error is its cause
+│   ├── HistoryLimitError               the run's history grew too long
+│   ├── ChildDepthError                 children of children of children, without an end
 │   ├── RemoteError                     a recorded error whose class is not to be found here
 │   └── ArgumentError                   arguments that do not fit the signature (a TypeError)
 ├── EventError                      what is not a CloudEvent, or not one we take (a ValueError)
@@ -50,6 +55,14 @@ class RetryExhaustedError(WorkflowError):
     """An activity failed on its last attempt; the last failure is its `__cause__`."""
 
 
+class ActivityTimeoutError(WorkflowError, TimeoutError):
+    """An attempt of an activity did not end within `@activity(timeout=...)`."""
+
+
+class HeartbeatTimeoutError(ActivityTimeoutError):
+    """An attempt of an activity gave no sign of life within `@activity(heartbeat_timeout=...)`."""
+
+
 class WorkflowCancelledError(WorkflowError):
     """The run was cancelled."""
 
@@ -64,6 +77,18 @@ class EventTimeoutError(WorkflowError, TimeoutError):
 
 class EventValidationError(WorkflowError, ValueError):
     """The data of an event does not fit the model that `wait_event` was given; the message names every field."""
+
+
+class CompensationError(WorkflowError):
+    """Compensations failed for good, each with a note; what made the run fail is the `__cause__`."""
+
+
+class HistoryLimitError(WorkflowError):
+    """The history of a run grew beyond its limit: let the workflow `recur`."""
+
+
+class ChildDepthError(WorkflowError):
+    """A workflow started a child that started a child, too many times over."""
 
 
 class RemoteError(WorkflowError):

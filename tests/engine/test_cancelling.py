@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from edda import EddaApp, RunStatus, WorkflowCancelledError, WorkflowContext, activity, sleep, workflow
+from edda import EddaApp, RunStatus, WorkflowCancelledError, WorkflowContext, activity, sleep, wait_event, workflow
 from edda.core.model import EntryKind
 from edda.errors import WorkflowTimeoutError
+from edda.web import Token, TokenScope
 from edda.workflow.activity import Activity
+from tests.conftest import Database
+from tests.web.calls import ask
 
-from .conftest import MakeApp
+from .conftest import MORTAL, MakeApp, url_of
 from .facts import until_status
+from .histories import entries_of
+from .posting import result_of, send, start_waiting
+from .processes import program
+from .programs import shop
+from .programs.ledger import recorded
+
+SECRET = "a-secret-of-at-least-thirty-two-characters"
 
 
 async def test_a_waiting_run_is_cancelled_and_its_cleanup_runs(app: EddaApp) -> None:
@@ -103,6 +115,116 @@ async def test_a_run_that_has_not_begun_is_cancelled_without_any_effect(make_app
     with pytest.raises(WorkflowCancelledError):
         await client.handle(run_id).result(timeout=20)
     assert effects == []
+
+
+async def test_a_run_that_an_event_made_ready_is_cancelled_where_it_goes_on(make_app: MakeApp) -> None:
+    """Both are in its inbox when it is claimed, and it reads them in their order."""
+    effects: list[str] = []
+
+    @activity
+    async def work(ctx: WorkflowContext) -> None:
+        effects.append("worked")
+
+    @workflow
+    async def job(ctx: WorkflowContext) -> None:
+        await wait_event(ctx, "go")
+        await work(ctx)
+
+    first = await make_app()
+    run_id = await start_waiting(first, job)
+    await first.shutdown()
+    client = await make_app(worker=False)
+    await send(client, "go")
+    assert await client.handle(run_id).status() is RunStatus.RUNNING
+    assert await client.cancel(run_id, "too late")
+    await make_app()
+    with pytest.raises(WorkflowCancelledError, match="too late"):
+        await result_of(client, run_id)
+    assert effects == []
+
+
+async def test_a_run_is_cancelled_once_however_often_it_is_asked(app: EddaApp) -> None:
+    @workflow
+    async def slow(ctx: WorkflowContext) -> str:
+        with suppress(asyncio.CancelledError):
+            await sleep(ctx, 3600)
+        return str((await wait_event(ctx, "go")).data)
+
+    run_id = await app.start(slow)
+    await until_status(app, run_id, RunStatus.WAITING_FOR_TIMER)
+    answers = [await app.cancel(run_id, f"reason {number}") for number in range(3)]
+    assert answers == [True, True, True]
+    await until_status(app, run_id, RunStatus.WAITING_FOR_EVENT)
+    assert await app.cancel(run_id), "also when the first one was read"
+    await send(app, "go", "on")
+    assert await result_of(app, run_id) == "on"
+    assert [entry.name for entry in await entries_of(app, run_id, EntryKind.CANCEL)] == ["reason 0"]
+
+
+async def test_a_cancel_that_races_with_the_end_leaves_one_outcome(make_app: MakeApp) -> None:
+    """Two hundred times, each a little later than the one before, by the owner and by another process."""
+    app, other = await make_app(), await make_app(worker=False)
+    begun, go = [asyncio.Event() for _ in range(200)], [asyncio.Event() for _ in range(200)]
+
+    @activity
+    async def work(ctx: WorkflowContext, number: int) -> int:
+        begun[number].set()
+        await go[number].wait()
+        return number
+
+    @workflow
+    async def quick(ctx: WorkflowContext, number: int) -> int:
+        return await work(ctx, number)
+
+    async def race(number: int) -> None:
+        run_id = await app.start(quick, number)
+        await begun[number].wait()
+        go[number].set()
+        await asyncio.sleep(0.0001 * (number % 20))  # the point of the race: any moment around the end
+        was_open = await (other if number % 2 else app).cancel(run_id)
+        try:
+            outcome = RunStatus.COMPLETED if await result_of(app, run_id) == number else None
+        except WorkflowCancelledError:
+            outcome = RunStatus.CANCELLED
+        assert await other.handle(run_id).status() is outcome
+        assert was_open or outcome is RunStatus.COMPLETED, "who had ended could not be cancelled"
+        assert await other.cancel(run_id) is False
+
+    for first in range(0, 200, 20):
+        await asyncio.gather(*(race(number) for number in range(first, first + 20)))
+
+
+async def test_a_run_is_cancelled_over_http(make_app: MakeApp) -> None:
+    @workflow
+    async def nap(ctx: WorkflowContext) -> None:
+        await sleep(ctx, 3600)
+
+    app = await make_app(tokens=[Token("desk", frozenset({TokenScope.CONTROL}), SECRET)])
+    run_id = await app.start(nap)
+    await until_status(app, run_id, RunStatus.WAITING_FOR_TIMER)
+    caller = {"host": "127.0.0.1:8001", "content-type": "application/json", "authorization": f"Bearer {SECRET}"}
+    body = json.dumps({"reason": "by phone"}).encode()
+    reply = await ask(app, path=f"/cancel/{run_id}", headers=caller, body=body)
+    assert (reply.status, reply.json["instance_id"]) == (202, run_id)
+    with pytest.raises(WorkflowCancelledError, match="by phone"):
+        await result_of(app, run_id)
+    assert (await ask(app, path=f"/cancel/{run_id}", headers=caller, body=body)).status == 409
+    assert (await ask(app, path="/cancel/nobody", headers=caller, body=body)).status == 404
+
+
+async def test_the_activity_of_another_process_is_stopped(
+    shared_database: Database, make_app_on: MakeApp, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    caller = await make_app_on(on=shared_database, worker=False)
+    async with program("serve", url_of(shared_database), MORTAL.lease, hang=True) as worker:
+        await worker.hear("serving")
+        run_id = await caller.start(shop.deliver, str(ledger), "parcel")
+        await worker.hear("working")
+        assert await caller.cancel(run_id, "from afar")
+        with pytest.raises(WorkflowCancelledError, match="from afar"):
+            await result_of(caller, run_id)
+    assert len(recorded(ledger)) == 1
 
 
 async def test_a_finished_run_cannot_be_cancelled(app: EddaApp) -> None:

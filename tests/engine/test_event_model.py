@@ -1,9 +1,10 @@
-"""Whatever is sent, asked for, waited out or crashed, in any order: every run gets what the model says it gets."""
+"""Whatever is sent, asked for, waited out, cancelled or crashed, in any order: every run gets what the model says."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,25 +14,38 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from edda import EventTimeoutError, ReceivedEvent, WorkflowContext, sleep, wait_any, wait_event, workflow
+from edda import (
+    EventTimeoutError,
+    ReceivedEvent,
+    RunStatus,
+    WorkflowCancelledError,
+    WorkflowContext,
+    sleep,
+    wait_any,
+    wait_event,
+    workflow,
+)
 from edda.cloudevents import json_format
 from edda.core.model import Entry, EntryKind, RunId
 from edda.engine.worker import Worker
 from edda.storage.memory import MemoryStorage
 from edda.storage.memory_database import MemoryDatabase
 from edda.testing import VirtualApp
+from edda.workflow.children import Started
 from edda.workflow.context import as_microseconds
 
-from .event_model import Ask, AskKind, Event, Outcome, World
+from .event_model import Ask, AskKind, Event, Outcome, OutcomeKind, Story, World, child_id
 
 RUNS = [f"run-{number}" for number in range(6)]
 EVENTS = [f"event-{number}" for number in range(50)]
+
+TOLD = {EntryKind.EVENT, EntryKind.RECUR, EntryKind.CHILD}
 
 types = st.sampled_from(["paid", "paid", "paid", "shipped"])
 matches = st.sampled_from([{}, {"k": 1}, {"k": 1}, {"k": 2}, {"k": 1, "g": "x"}])
 asks = st.builds(
     Ask,
-    kind=st.sampled_from(AskKind),
+    kind=st.sampled_from([*AskKind, AskKind.ONE, AskKind.RECUR]),
     type=types,
     matches=st.tuples(matches, matches),
     seconds=st.sampled_from([None, None, 2, 60]),
@@ -47,9 +61,27 @@ events = st.builds(
 
 
 @workflow(name="model_listener")
-async def listen(ctx: WorkflowContext, asks: list[dict[str, Any]]) -> None:
-    for place, ask in enumerate(asks):
-        await _carry_out(ctx, place, ask["kind"], ask["type"], ask["matches"], ask["seconds"])
+async def listen(ctx: WorkflowContext, asks: list[dict[str, Any]], first: int = 0) -> None:
+    """`first` is the place of the first one that this generation asks for."""
+    for place, ask in enumerate(asks, first):
+        if ask["kind"] == AskKind.RECUR:
+            await ctx.recur(asks[place - first + 1 :], place + 1)
+        elif ask["kind"] == AskKind.CHILD:
+            await _await_child(ctx, place, ask)
+        else:
+            await _carry_out(ctx, place, ask["kind"], ask["type"], ask["matches"], ask["seconds"])
+
+
+@workflow(name="model_child")
+async def listen_once(ctx: WorkflowContext, ask: dict[str, Any]) -> None:
+    await _carry_out(ctx, 0, AskKind.ONE, ask["type"], ask["matches"], ask["seconds"])
+
+
+async def _await_child(ctx: WorkflowContext, place: int, ask: dict[str, Any]) -> None:
+    """One with a chosen id tells its watchers, any other tells its parent."""
+    child = listen_once.options(id=f"{ctx.instance_id}-{place}") if place % 2 else listen_once
+    with suppress(WorkflowCancelledError):
+        await child.run(ask)
 
 
 async def _carry_out(
@@ -81,11 +113,13 @@ class Comparison(RuleBasedStateMachine):
         self.memory = MemoryDatabase(lambda: self.app.clock.now())
         self.app = self.new_app()
         self.model = World()
+        self.ids: dict[str, str] = {}
+        """Of the runs that the model knows."""
 
     def new_app(self, **options: Any) -> VirtualApp:
         if self.url == "memory://":
             options["storage"] = MemoryStorage(database=self.memory)
-        return VirtualApp(db_url=self.url, auto_skip=False, workflows=[listen], **options)
+        return VirtualApp(db_url=self.url, auto_skip=False, workflows=[listen, listen_once], **options)
 
     @initialize(plans=st.lists(plans, min_size=3, max_size=3))
     def open(self, plans: list[list[Ask]]) -> None:
@@ -102,6 +136,7 @@ class Comparison(RuleBasedStateMachine):
         if id in self.model.runs:
             return
         plain = [{"kind": a.kind, "type": a.type, "matches": list(a.matches), "seconds": a.seconds} for a in asks]
+        self.ids[id] = id
         self.model.start(id, tuple(asks), self.app.clock.now())
         self.do(lambda: self.app.start(listen.options(id=id), plain), crash)
 
@@ -123,6 +158,17 @@ class Comparison(RuleBasedStateMachine):
 
     async def send_to_app(self, event: Event) -> None:
         await self.app.send_event(event.type, "/model", event.data, id=event.id, target_instance_id=event.target)
+
+    @rule(id=st.sampled_from(RUNS), of_child=st.booleans(), crash=st.booleans())
+    def cancel(self, id: str, of_child: bool, crash: bool) -> None:
+        run = self.model.runs.get(id)
+        if of_child and run is not None:
+            run = run.child
+        if run is None:
+            return
+        id = self.ids[run.id]
+        run.cancel()
+        self.do(lambda: self.app.cancel(id), crash)
 
     @precondition(lambda self: self.model.runs)
     @rule(seconds=st.sampled_from([1, 2, 5, 90]))
@@ -163,20 +209,34 @@ class Comparison(RuleBasedStateMachine):
         return worker
 
     async def compare(self) -> None:
-        for id, run in self.model.runs.items():
-            run.follow(await self.outcomes(id), self.app.clock.now())
-            record = await self.app.engine.read_run(id)
-            assert (record.ended_at is not None) == run.is_over, f"{id} is {record.status}"
+        for id in RUNS:
+            if id in self.model.runs:
+                await self.read(id)
+        for id, run in tuple(self.model.runs.items()):
+            run.follow(self.app.clock.now())
+            record = await self.app.engine.read_run(self.ids[id])
+            expected = RunStatus.CANCELLED if run.is_cancelled else RunStatus.COMPLETED
+            assert record.status is expected if run.is_over else record.ended_at is None, f"{id} is {record.status}"
 
-    async def outcomes(self, id: str) -> list[Outcome]:
-        history = await self.app.engine.storage.history(RunId(id))
-        return [self.outcome(entry) for entry in history if entry.kind is EntryKind.EVENT]
+    async def read(self, id: str) -> None:
+        """Its story, and those of its children, in the order of their births."""
+        storage, run_id = self.app.engine.storage, RunId(self.ids[id])
+        last = await self.app.engine.read_run(run_id)
+        entries = [entry for gen in range(last.gen + 1) for entry in await storage.history(run_id, gen)]
+        outcomes = tuple(self.outcome(entry) for entry in entries if entry.kind in TOLD)
+        self.model.stories[id] = Story(last.created_at, outcomes)
+        births = [entry for entry in entries if entry.kind is EntryKind.START]
+        for number, entry in enumerate(births):
+            child = child_id(id, number)
+            self.ids[child] = self.app.engine.codec.decode(entry.value, Started).run_id
+            await self.read(child)
 
     def outcome(self, entry: Entry) -> Outcome:
-        if not entry.ok:
-            return Outcome(entry.step, None, entry.at)
+        kind = OutcomeKind(entry.kind)
+        if kind is not OutcomeKind.EVENT or not entry.ok:
+            return Outcome(kind, entry.at, entry.step, ok=entry.ok)
         event = json_format.parse_stored(self.app.engine.codec.unseal(entry.value))
-        return Outcome(entry.step, event.id, entry.at)
+        return Outcome(kind, entry.at, entry.step, event.id)
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])

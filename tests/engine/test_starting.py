@@ -189,7 +189,7 @@ async def test_a_client_without_a_worker_starts_and_waits(make_app: MakeApp, dou
     assert await client.handle(run_id).result(timeout=20) == 8
 
 
-async def test_a_workflow_started_in_the_body_of_another_is_refused_and_in_an_activity_it_works(app: EddaApp) -> None:
+async def test_a_workflow_started_through_an_app_in_the_body_of_another_is_refused(app: EddaApp) -> None:
     @workflow
     async def child(ctx: WorkflowContext, number: int) -> int:
         return number + 1
@@ -204,10 +204,10 @@ async def test_a_workflow_started_in_the_body_of_another_is_refused_and_in_an_ac
 
     @workflow
     async def careless(ctx: WorkflowContext) -> str:
-        return await child.start(1)
+        return await app.start(child, 1)
 
     assert await app.run(parent) == 2
-    with pytest.raises(NotInWorkflowError, match="activity"):
+    with pytest.raises(NotInWorkflowError, match=r"use child\.start"):
         await app.run(careless)
 
 

@@ -27,6 +27,7 @@ WORKFLOWS = ["checkout", "refund"]
 runs = st.sampled_from(RUNS)
 due_times = st.sampled_from([None, 1, LATER, LATER + 1])
 payloads = st.binary(max_size=8)
+steps = st.sampled_from(["child:1", "child:2"])
 
 
 class Comparison(RuleBasedStateMachine):
@@ -72,6 +73,7 @@ class Comparison(RuleBasedStateMachine):
         return (
             comparable(await storage.find(RunFilter(limit=100))),
             [await storage.history(run) for run in RUNS],
+            [await storage.watchers(run) for run in RUNS],
             [(await storage.read_fence(worker), await storage.owned(worker)) for worker in workers],
             [self._letters(storage, await storage.mail(worker)) for worker in workers],
             await storage.free_orphans(),
@@ -111,4 +113,7 @@ def starts(run: RunId) -> st.SearchStrategy[Start]:
         created_at=st.integers(0, 4),
         ready_at=due_times,
         deadline=st.none() | st.just(LATER),
+        parent=st.none() | runs,
+        parent_step=st.none() | steps,
+        depth=st.integers(0, 2),
     )

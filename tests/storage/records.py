@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from msgspec.structs import replace
+
 from edda.core.model import (
     MICROSECONDS,
     Bundle,
@@ -14,7 +16,9 @@ from edda.core.model import (
     Event,
     EventKey,
     Incoming,
+    Letter,
     Move,
+    Recur,
     Release,
     RunId,
     Start,
@@ -64,8 +68,25 @@ def bundle(
     waits: Sequence[Wait] = (),
     drops: Sequence[str] = (),
     frees: Sequence[int] = (),
+    gen: int = 0,
+    children: Sequence[Start] = (),
+    letters: Sequence[Letter] = (),
+    undoing: bool = False,
 ) -> Bundle:
-    return Bundle(RunId(run_id), epoch, 0, entries, start, move, tuple(waits), tuple(drops), tuple(frees))
+    return Bundle(
+        RunId(run_id),
+        epoch,
+        gen,
+        entries,
+        start,
+        move,
+        tuple(waits),
+        tuple(drops),
+        tuple(frees),
+        tuple(children),
+        tuple(letters),
+        undoing,
+    )
 
 
 def born(
@@ -74,13 +95,42 @@ def born(
     move: Move | None = None,
     workflow: str = WORKFLOW,
     waits: Sequence[Wait] = (),
+    children: Sequence[Start] = (),
+    letters: Sequence[Letter] = (),
+    undoing: bool = False,
 ) -> Bundle:
     """A run started by the worker that writes it."""
-    return bundle(run_id, *entries, move=move, start=start(run_id, workflow=workflow), waits=waits)
+    return bundle(
+        run_id,
+        *entries,
+        move=move,
+        start=start(run_id, workflow=workflow),
+        waits=waits,
+        children=children,
+        letters=letters,
+        undoing=undoing,
+    )
 
 
-def done(value: bytes = b"result") -> End:
-    return End(RunStatus.COMPLETED, value, 9_000)
+def child(run_id: str, parent: str, step: str | None = "child:1", depth: int = 1) -> Start:
+    return replace(start(run_id), parent=RunId(parent), parent_step=step, depth=depth)
+
+
+def letter(run_id: str, value: bytes = b"its end", step: str = "child:1") -> Letter:
+    return Letter(RunId(run_id), EntryKind.CHILD, step, value)
+
+
+def stop(run_id: str, value: bytes = b"stop") -> Letter:
+    return Letter(RunId(run_id), EntryKind.CANCEL, value=value)
+
+
+def done(value: bytes = b"result", watchers: int = 0) -> End:
+    return End(RunStatus.COMPLETED, value, 9_000, watchers)
+
+
+def again(absorbed: int = 0, at: int = 5_000) -> Recur:
+    """The next generation, which begins with what the one before leaves to it."""
+    return Recur(absorbed, b"input again", at, Entry(1, EntryKind.RECUR, "", "", ok=True, at=at, value=b"left over"))
 
 
 def key(name: str, target: str | None = None) -> bytes:

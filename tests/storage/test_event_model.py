@@ -1,4 +1,4 @@
-"""Any sequence of events, waits and prunings does the same on a database as on the memory adapter."""
+"""Events, waits, cancels, new generations and prunings, in any sequence: a database does as the memory adapter does."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edda.core.model import (
     Absorb,
     Accepted,
     Bundle,
+    End,
     EntryKind,
     Incoming,
     Move,
@@ -22,6 +23,7 @@ from edda.core.model import (
     RunId,
     StoredEvent,
     Wait,
+    Watcher,
     WorkerId,
 )
 from edda.core.states import RunStatus
@@ -29,8 +31,9 @@ from edda.storage.memory_tables import Sched
 from edda.storage.ports import Storage
 from tests.conftest import new_database
 
-from .comparison import RUNS, WORKFLOWS, Comparison, runs, starts
-from .records import HOUR, LATER, born, done, entry, incoming, key, wait
+from .comparison import RUNS, WORKFLOWS, Comparison, comparable, runs, starts
+from .comparison import steps as watching
+from .records import HOUR, LATER, again, born, done, entry, incoming, key, wait
 from .worker import Worker
 
 TYPES = ["paid", "refunded"]
@@ -94,10 +97,31 @@ class Waiting(Comparison):
         self._write([self._draw_frees(data, sched, end == 0) for sched in self._draw_awake(data)])
 
     def _draw_frees(self, data: st.DataObject, sched: Sched, end: bool) -> Bundle:
+        move = self._draw_end(data, sched) if end else Absorb(sched.delivered)
+        return _bundle(sched, move, frees=self._draw_brought(data, sched))
+
+    def _draw_brought(self, data: st.DataObject, sched: Sched) -> tuple[int, ...]:
         inbox = self.model.database.inboxes.get(sched.run_id, {})
         brought = [n for n, letter in inbox.items() if letter.kind is EntryKind.EVENT]
         frees = data.draw(st.lists(st.sampled_from(brought), unique=True) if brought else st.just([]), label="frees")
-        return _bundle(sched, done() if end else Absorb(sched.delivered), frees=tuple(frees))
+        return tuple(frees)
+
+    def _draw_end(self, data: st.DataObject, sched: Sched) -> End:
+        """What its last entries read is read, even if it overlooks a watcher and has to stay."""
+        overlooked = data.draw(st.booleans(), label="overlooks a watcher")
+        absorbed = data.draw(st.none() | st.integers(sched.absorbed, sched.delivered), label="absorbed")
+        return replace(done(watchers=max(0, sched.watchers - overlooked)), absorbed=absorbed)
+
+    @precondition(lambda self: self.awake)
+    @rule(read=st.booleans(), data=st.data())
+    def recur(self, read: bool, data: st.DataObject) -> None:
+        """Runs go on as their next generation, if they have read everything."""
+        self._write([self._draw_recur(data, sched, read) for sched in self._draw_awake(data)])
+
+    def _draw_recur(self, data: st.DataObject, sched: Sched, read: bool) -> Bundle:
+        move = again(sched.delivered if read else sched.absorbed)
+        drops = tuple(data.draw(steps, label="drops"))
+        return _bundle(sched, move, drops=drops, frees=self._draw_brought(data, sched))
 
     @property
     def awake(self) -> list[Sched]:
@@ -127,6 +151,14 @@ class Waiting(Comparison):
     @rule(run=runs)
     def cancel(self, run: RunId) -> None:
         self.ask(lambda storage: storage.cancel(run, b"stop"))
+
+    @rule(run=runs, watcher=st.builds(Watcher, runs, watching))
+    def watch(self, run: RunId, watcher: Watcher) -> None:
+        async def watch(storage: Storage) -> object:
+            record = await storage.watch(run, watcher)
+            return comparable([record] if record else [])
+
+        self.ask(watch)
 
     @rule(data=st.data(), stale=st.integers(0, 9))
     def accept(self, data: st.DataObject, stale: int) -> None:
@@ -198,12 +230,16 @@ class Waiting(Comparison):
             return (
                 await self.stored(storage, [self.worker]),
                 [await storage.waits(run) for run in RUNS],
+                [await storage.history(run, gen) for run in RUNS for gen in self._generations(run)],
                 [self._logged(storage, await storage.log(type, 0, LATER, 100)) for type in TYPES],
                 self.place(storage, await storage.last_event()),
                 await storage.shapes(TYPES),
             )
 
         self.ask(everything)
+
+    def _generations(self, run: RunId) -> list[int]:
+        return sorted(self.model.database.runs.get(run, ()))
 
     def _logged(self, storage: Storage, log: Sequence[StoredEvent]) -> list[StoredEvent]:
         return [replace(stored, seq=self.place(storage, stored.seq), received_at=0) for stored in log]

@@ -11,12 +11,29 @@ from hypothesis.stateful import Bundle as Incarnations
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
-from edda.core.model import Absorb, Bundle, End, Entry, Fence, Move, Release, RunFilter, RunId, Takeover, WorkerId
+from edda.core.model import (
+    Absorb,
+    Bundle,
+    End,
+    Entry,
+    EntryKind,
+    Fence,
+    Letter,
+    Move,
+    Recur,
+    Release,
+    RunFilter,
+    RunId,
+    Takeover,
+    Watcher,
+    WorkerId,
+)
 from edda.core.states import ENDED, OPEN, RunStatus
+from edda.storage.memory_tables import Sched
 from edda.storage.ports import Storage
 from tests.conftest import Database, new_database
 
-from .comparison import WORKFLOWS, Comparison, comparable, due_times, payloads, runs, starts
+from .comparison import RUNS, WORKFLOWS, Comparison, comparable, due_times, payloads, runs, starts, steps
 from .records import HOUR, LAPSED, entry
 from .worker import Worker
 
@@ -73,6 +90,7 @@ class Life(Comparison):
         if stale == 0:
             fence = replace(fence, moves=fence.moves + 1)
         batch = [bundle for run in chosen if (bundle := self._draw_bundle(data, worker, run))]
+        batch = self._draw_lineage(data, batch)
         self.ask(lambda storage: storage.write(fence, batch))
 
     def _draw_bundle(self, data: st.DataObject, worker: WorkerId, run: RunId) -> Bundle | None:
@@ -84,8 +102,8 @@ class Life(Comparison):
             return None
         read = data.draw(st.booleans(), label="reads its mail")
         letters = range(sched.absorbed + 1, sched.delivered + 1) if read else range(0)
-        entries = self._draw_entries(data, run, letters)
-        move = data.draw(_moves(sched.delivered if read else sched.absorbed), label="move")
+        entries = self._draw_entries(data, run, letters, sched.gen)
+        move = self._draw_move(data, sched, sched.delivered if read else sched.absorbed)
         if move is None and letters:
             move = Absorb(sched.delivered)
         return Bundle(run, sched.epoch, sched.gen, entries, None, move)
@@ -94,10 +112,36 @@ class Life(Comparison):
         start = data.draw(starts(run), label="start")
         if start.ready_at is not None:
             return Bundle(run, 0, 0, (), start)
-        return Bundle(run, 1, 0, self._draw_entries(data, run, range(0)), start, data.draw(_moves(0), label="move"))
+        move = data.draw(_moves(0, 0, start.created_at), label="move")
+        return Bundle(run, 1, 0, self._draw_entries(data, run, range(0)), start, move)
 
-    def _draw_entries(self, data: st.DataObject, run: RunId, letters: range) -> tuple[Entry, ...]:
-        seq = len(self.model.database.histories.get((run, 0), ()))
+    def _draw_move(self, data: st.DataObject, sched: Sched, absorbed: int) -> Move | None:
+        overlooked = data.draw(st.integers(0, 4), label="overlooks a watcher") == 0
+        created_at = self.model.database.runs[sched.run_id][sched.gen].created_at
+        return data.draw(_moves(absorbed, sched.watchers - overlooked, created_at), label="move")
+
+    def _draw_lineage(self, data: st.DataObject, batch: list[Bundle]) -> list[Bundle]:
+        """Letters go neither to runs that write themselves nor to those that are being started."""
+        strangers = sorted(set(RUNS) - {bundle.run_id for bundle in batch})
+        if not strangers:
+            return batch
+        told = set(data.draw(st.lists(st.sampled_from(strangers)), label="told"))
+        return [self._draw_others(data, bundle, sorted(told), sorted(set(strangers) - told)) for bundle in batch]
+
+    def _draw_others(self, data: st.DataObject, bundle: Bundle, told: list[RunId], started: list[RunId]) -> Bundle:
+        if bundle.start and bundle.start.ready_at is not None:  # for anybody, so nobody has run it yet
+            return bundle
+        if started:
+            children = data.draw(st.lists(st.sampled_from(started).flatmap(starts), max_size=2), label="children")
+            bundle = replace(bundle, children=tuple(children))
+        if bundle.start is None and bundle.move is None:
+            return bundle
+        letters = data.draw(st.lists(_letters(told), max_size=3), label="letters") if told else []
+        undoing = data.draw(st.booleans(), label="undoing")
+        return replace(bundle, letters=tuple(letters), undoing=undoing)
+
+    def _draw_entries(self, data: st.DataObject, run: RunId, letters: range, gen: int = 0) -> tuple[Entry, ...]:
+        seq = len(self.model.database.histories.get((run, gen), ()))
         if data.draw(st.integers(0, 19), label="repeats a number") == 0:
             seq = max(0, seq - 1)
         steps = [entry(seq + 1 + place, value) for place, value in enumerate(data.draw(st.lists(payloads, max_size=3)))]
@@ -128,6 +172,22 @@ class Life(Comparison):
     def cancel(self, run: RunId, value: bytes) -> None:
         self.ask(lambda storage: storage.cancel(run, value))
 
+    @rule(run=runs, watcher=st.builds(Watcher, runs, steps))
+    def watch(self, run: RunId, watcher: Watcher) -> None:
+        async def watch(storage: Storage) -> object:
+            record = await storage.watch(run, watcher)
+            return comparable([record] if record else [])
+
+        self.ask(watch)
+
+    @rule(run=runs, gen=st.integers(0, 3))
+    def history(self, run: RunId, gen: int) -> None:
+        self.ask(lambda storage: storage.history(run, gen))
+
+    @rule(before=st.integers(0, 10))
+    def prune_runs(self, before: int) -> None:
+        self.ask(lambda storage: storage.prune_runs(before, 100))
+
     @rule(
         status=st.none() | statuses,
         workflow=st.none() | st.sampled_from(WORKFLOWS),
@@ -153,7 +213,7 @@ class Life(Comparison):
         self.ask(lambda storage: self.stored(storage, self.registered))
 
 
-def _moves(absorbed: int) -> st.SearchStrategy[Move | None]:
+def _moves(absorbed: int, watchers: int, created_at: int) -> st.SearchStrategy[Move | None]:
     resting = st.sampled_from(sorted(OPEN - {RunStatus.RUNNING}))
     reasons = st.none() | st.just("because")
     ended = st.sampled_from(sorted(ENDED))
@@ -161,8 +221,18 @@ def _moves(absorbed: int) -> st.SearchStrategy[Move | None]:
         st.none(),
         st.just(Absorb(absorbed)),
         st.builds(Release, st.just(absorbed), due_times, resting, reasons),
-        st.builds(End, ended, payloads, st.integers(0, 9)),
+        st.builds(End, ended, payloads, st.integers(0, 9), st.just(watchers)),
+        st.builds(_recur, st.just(absorbed), payloads, st.integers(created_at, created_at + 2), payloads),
     )
+
+
+def _recur(absorbed: int, input: bytes, at: int, left: bytes) -> Recur:
+    return Recur(absorbed, input, at, Entry(1, EntryKind.RECUR, "", "", ok=True, at=at, value=left))
+
+
+def _letters(told: list[RunId]) -> st.SearchStrategy[Letter]:
+    kinds = st.sampled_from([EntryKind.CHILD, EntryKind.CANCEL])
+    return st.builds(Letter, st.sampled_from(told), kinds, steps, payloads)
 
 
 @pytest.mark.timeout(900)  # a failure takes minutes to be made small

@@ -302,7 +302,9 @@ async def test_more_runs_than_one_transaction_frees_are_found_as_orphans(
 # Migrations and addresses
 
 
-@pytest.mark.parametrize(("point", "pending"), [(12, ("0001_core", "0002_events")), (30, ("0002_events",))])
+@pytest.mark.parametrize(
+    ("point", "pending"), [(12, ("0001_core", "0002_events", "0003_lineage")), (30, ("0002_events", "0003_lineage"))]
+)
 async def test_a_migration_that_was_cut_off_is_finished_by_the_next(
     make_database: MakeDatabase, point: int, pending: tuple[str, ...]
 ) -> None:

@@ -12,21 +12,27 @@ from typing import Any
 
 import pytest
 
-from edda.core.model import Absorb, Event, EventKey, Fence, Incoming, RunFilter, RunId, Wait, WorkerId
+from edda.core.model import Absorb, Event, EventKey, Fence, Incoming, RunFilter, RunId, Wait, Watcher, WorkerId
 from edda.storage.sqlite import SQLiteStorage
 
 from .probes import Listener
 from .processes import opened
-from .records import ASLEEP, HOUR, born, bundle, done, entry, key, start, wait
+from .records import ASLEEP, HOUR, again, born, bundle, child, done, entry, key, letter, start, stop, wait
 from .worker import Worker
 
 SEED = """
 WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < 100000)
-INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, start_seq, ready_at, delivered, absorbed)
-SELECT printf('run-%06d', n), 'wf' || (n % 20), 'running', CASE WHEN n % 2 THEN 'w' || (n % 7) END, 1, 0, 0,
-       CASE WHEN n % 2 = 0 THEN n END, 1, 1 FROM i"""
+INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, start_seq, ready_at, delivered, absorbed,
+                        watchers)
+SELECT printf('run-%06d', n), 'wf' || (n % 20), 'running', CASE WHEN n % 2 THEN 'w' || (n % 7) END, 1, n % 4 = 0, 0,
+       CASE WHEN n % 2 = 0 THEN n END, 1, 1, 1 FROM i"""
 SEED_RUNS = """
 INSERT INTO edda_run (id, gen, workflow, input, created_at) SELECT run_id, 0, workflow, x'', epoch FROM edda_sched"""
+SEED_GENERATIONS = """
+INSERT INTO edda_run (id, gen, workflow, input, created_at, parent)
+SELECT run_id, 1, workflow, x'', epoch, 'run-000001' FROM edda_sched WHERE gen = 1"""
+SEED_WATCHERS = """
+INSERT INTO edda_watcher (run_id, watcher, step) SELECT run_id, 'run-000001', run_id FROM edda_sched"""
 SEED_EVENTS = """
 WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < 100000)
 INSERT INTO edda_event (seq, source, id, type, received_at, body)
@@ -45,14 +51,26 @@ INSERT INTO edda_result (run_id, gen, status, value, ended_at)
 SELECT printf('old-%06d', seq), 0, 'completed', x'', seq FROM edda_event"""
 SEED_SHAPES = """
 INSERT INTO edda_shape (type, shape, filled_from) SELECT 'u' || (seq % 1000), seq, 0 FROM edda_event"""
-SEEDS = (SEED, SEED_RUNS, SEED_EVENTS, SEED_KEYS, SEED_LETTERS, SEED_WAITS, SEED_RESULTS, SEED_SHAPES)
+SEEDS = (
+    SEED,
+    SEED_RUNS,
+    SEED_GENERATIONS,
+    SEED_WATCHERS,
+    SEED_EVENTS,
+    SEED_KEYS,
+    SEED_LETTERS,
+    SEED_WAITS,
+    SEED_RESULTS,
+    SEED_SHAPES,
+)
 
 KEY = b"%016d" % 77
 R1 = RunId("run-000001")
 BATCH = [
     bundle(R1, entry(1), move=Absorb(1), waits=[Wait("x", KEY, key("own"), "t1", b"")]),
     bundle("run-000002", move=Absorb(1), frees=[1], drops=["w"]),
-    bundle("run-000003", entry(1), move=done()),
+    bundle("run-000003", entry(1), move=done(watchers=1), children=[child("run-child", "run-000003")]),
+    bundle("run-000006", entry(1), move=again(1), letters=[letter("run-000008"), stop("run-000010")], undoing=True),
     born("run-new", move=ASLEEP, waits=[wait("run-new", "w", "order")]),
 ]
 POST = [
@@ -70,6 +88,8 @@ CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], s
     "free_orphans": (lambda s: s.free_orphans(), {"edda_sched_owner"}),
     "get": (lambda s: s.get(RunId("run-000001")), set()),
     "history": (lambda s: s.history(RunId("run-000001")), set()),
+    "watch": (lambda s: s.watch(R1, Watcher(RunId("run-000002"), "w")), set()),
+    "watchers": (lambda s: s.watchers(R1), set()),
     "write": (lambda s: s.write(Fence(WorkerId("here"), 0, 0), BATCH), {"edda_delivery_once"}),
     "accept": (lambda s: s.accept(POST, {}), {"edda_wait_key"}),
     "shapes": (lambda s: s.shapes(["u1", "u2"]), set()),
@@ -85,7 +105,7 @@ CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], s
         {"edda_event_key_seq", "edda_event_received", "edda_delivery_once"},
     ),
     "prune_letters": (lambda s: s.prune_letters(50_000, 10), {"edda_delivery_at"}),
-    "prune_runs": (lambda s: s.prune_runs(50_000, 10), {"edda_result_ended"}),
+    "prune_runs": (lambda s: s.prune_runs(50_000, 10), {"edda_result_ended", "edda_run_followed"}),
 }
 
 

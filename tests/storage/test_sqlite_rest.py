@@ -23,7 +23,7 @@ from tests.engine.facts import until, until_out_of_memory
 
 from .probes import Listener, Trap
 from .processes import PATIENCE, exists, opened
-from .records import HOUR, WORKFLOW, born, done, incoming, start
+from .records import HOUR, WORKFLOW, again, born, done, incoming, start
 from .worker import Worker
 
 RESTLESS = Settings(
@@ -163,6 +163,21 @@ async def test_what_is_too_young_to_be_pruned_is_looked_for_once(
         assert await prune(9_000, 10) == 0
         assert probe.heard == []
     assert await storage.prune_runs(9_001, 10) == 1
+
+
+async def test_a_generation_too_young_to_be_pruned_is_looked_for_once(
+    storage: SQLiteStorage, worker: Worker, probe: Trap
+) -> None:
+    await worker.write(born("run-1", move=again(at=5_000)))
+    assert await storage.prune_runs(1_000, 10) == 0
+    probe.heard.clear()
+    assert await storage.prune_runs(5_000, 10) == 0
+    assert probe.heard == []
+    assert await storage.prune_runs(5_001, 10) == 1
+    assert await storage.prune_runs(5_001, 10) == 0
+    probe.heard.clear()
+    assert await storage.prune_runs(HOUR, 10) == 0
+    assert probe.heard == []
 
 
 # The lease

@@ -11,6 +11,7 @@ import msgspec
 
 from edda.core.model import MICROSECONDS, Entry, EntryKind
 from edda.workflow.execution import Command, Execution
+from edda.workflow.undoing import Undo
 
 STARTED_AT = 1_700_000_000 * MICROSECONDS
 
@@ -20,7 +21,7 @@ class StepFailedError(Exception):
 
 
 class Flow:
-    """What a body under test is given: the two verbs."""
+    """What a body under test is given: the verbs."""
 
     def __init__(self) -> None:
         self.execution: Execution | None = None
@@ -33,6 +34,58 @@ class Flow:
         assert self.execution is not None
         return self.execution.call(EntryKind.TIMER, "nap", due=self.execution.now + seconds * MICROSECONDS)
 
+    def deed(self, *args: Any) -> Coroutine[Any, Any, Any]:
+        """A step that is undone if the run fails."""
+        assert self.execution is not None
+        call = Reversible(Remedy(self, args), is_hasty(args))
+        return self.execution.call(EntryKind.STEP, DEED, msgspec.json.encode(args), decode=decode, call=call)
+
+    def promise(self, *args: Any) -> None:
+        """Something to undo that no step did."""
+        assert self.execution is not None
+        self.execution.undoing.add(Undo("undo", lambda id: self.step("undo", "promise", *args, id=id)))
+
+    def child(self, name: str, *args: Any, run_id: str | None = None, follows: bool = True) -> Coroutine[Any, Any, Any]:
+        """Start a run, or watch one that exists, and wait for its end."""
+        return self._call_child(EntryKind.CHILD, name, args, run_id, follows)
+
+    def start_child(self, name: str, *args: Any) -> Coroutine[Any, Any, Any]:
+        return self._call_child(EntryKind.START, name, args, None, True)
+
+    def _call_child(
+        self, kind: EntryKind, name: str, args: Any, run_id: str | None, follows: bool
+    ) -> Coroutine[Any, Any, Any]:
+        assert self.execution is not None
+        input = msgspec.json.encode(args)
+        return self.execution.call(
+            kind, name, input, decode=decode, call=follows, target=lambda step: run_id or f"child-{step}"
+        )
+
+
+DEED = "deed"
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Undoes a deed; tells what it was and what came of it."""
+
+    flow: Flow
+    args: tuple[Any, ...]
+
+    def prepare(self, result: Any) -> Undo:
+        return Undo("undo", lambda id: self.flow.step("undo", DEED, list(self.args), result, id=id))
+
+
+@dataclass(frozen=True)
+class Reversible:
+    undo: Remedy
+    may_be_given_up: bool
+
+
+def is_hasty(args: Sequence[Any]) -> bool:
+    """A deed whose body is given up after a while, and may yet have its effect."""
+    return bool(args[0] % 2)
+
 
 Body = Callable[[Flow], Coroutine[Any, Any, Any]]
 
@@ -44,11 +97,21 @@ def decode(entry: Entry) -> Any:
 
 @dataclass(frozen=True)
 class Lost:
-    """A step that nobody waits for any more; its outcome may still come."""
+    """A step, or a child's end, that nobody waits for any more; its outcome may still come."""
 
     id: str
     name: str
     input: bytes
+    is_child: bool = False
+
+
+def abandon_child(flow: Flow, command: Command) -> Lost:
+    """As the engine does: one that follows its parent is cancelled, and undoing waits for its end."""
+    assert command.target is not None
+    assert flow.execution is not None
+    if command.call:
+        flow.execution.orphans.add(command.target)
+    return Lost(command.id, command.target, b"", is_child=True)
 
 
 class Incarnation(Execution):
@@ -61,6 +124,8 @@ class Incarnation(Execution):
             notes.append(f"abandon {command!r}")
             if command.kind is EntryKind.STEP:
                 lost.append(Lost(command.id, command.name, command.input))
+            elif command.kind is EntryKind.CHILD and command.started:
+                lost.append(abandon_child(flow, command))
 
         super().__init__(
             name, lambda: body(flow), history, started_at=STARTED_AT, resumed=bool(history), on_abandon=abandon
@@ -92,7 +157,7 @@ class Incarnation(Execution):
     @property
     def waits(self) -> list[tuple[object, ...]]:
         return [
-            (c.kind, c.id, c.name, c.input, c.due, c.attempt, c.retry_at, c.needs, c.issued_at)
+            (c.kind, c.id, c.name, c.input, c.due, c.attempt, c.retry_at, c.needs, c.issued_at, c.details, c.started)
             for c in self.pending.values()
         ]
 

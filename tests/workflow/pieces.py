@@ -99,6 +99,33 @@ async def step_with_its_own_id(scene: Scene, node: Node) -> Any:
     return scene.note("own", await scene.flow.step("own", node.x % 2, id=f"own-{node.x % 4}"))
 
 
+@leaf(weight=6)
+async def deed(scene: Scene, node: Node) -> Any:
+    return scene.note("deed", await scene.flow.deed(node.x, SEAT.get()))
+
+
+@leaf()
+async def promise(scene: Scene, node: Node) -> Any:
+    scene.flow.promise(node.x)
+    return node.x
+
+
+@leaf(weight=3)
+async def child(scene: Scene, node: Node) -> Any:
+    return scene.note("child", await scene.flow.child(f"flow{node.x % 2}", node.x, follows=node.x % 5 != 0))
+
+
+@leaf()
+async def start_child(scene: Scene, node: Node) -> Any:
+    run_id = scene.note("started", await scene.flow.start_child("flow2", node.x))
+    return await scene.flow.child("result", run_id, run_id=run_id, follows=False) if node.x % 2 else run_id
+
+
+@leaf()
+async def watch_another(scene: Scene, node: Node) -> Any:
+    return scene.note("watched", await scene.flow.child("result", run_id=f"other-{node.x % 3}", follows=False))
+
+
 @leaf(weight=2)
 async def sleep(scene: Scene, node: Node) -> Any:
     await asyncio.sleep(1 + node.x % 50)

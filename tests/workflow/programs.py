@@ -9,32 +9,51 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from random import Random
 from typing import Any
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from edda.core.model import Entry, EntryKind
-from edda.errors import NonDeterminismError
-from edda.workflow.execution import Command, Idle
+from edda.errors import NonDeterminismError, ParkedError
+from edda.workflow.execution import Command, Idle, Recurrence
 
-from .incarnation import Flow, Incarnation, Lost
-from .pieces import LEAVES, TREES, Node, Scene
+from .incarnation import DEED, Flow, Incarnation, Lost, is_hasty
+from .pieces import LEAVES, TREES, Boom, Node, Scene
 
 MOST_ENTRIES = 150
+OUTCOMES = (EntryKind.STEP, EntryKind.LATE)
+FAILED, RECURRED = "raised", "recurs"
+
+
+class Ending(StrEnum):
+    """What a program does when its pieces are done."""
+
+    RETURN = "return"
+    FAIL = "fail"
+    RECUR = "recur"
 
 
 @dataclass(frozen=True)
 class Program:
     seed: int
     root: Node
-    cancel_at: int | None
+    stop: EntryKind
+    stop_at: int | None
     deadline_at: int | None
+    ending: Ending
+    is_recurred: bool
+    """A later generation: its history begins with what it takes over."""
+    is_hurried: bool
+    """Cancelled when it has begun to undo."""
 
     def __str__(self) -> str:
-        return f"seed {self.seed}, cancel at {self.cancel_at}, deadline at {self.deadline_at}: {self.root}"
+        stops = f"{self.stop} at {self.stop_at}, deadline at {self.deadline_at}"
+        return f"seed {self.seed}, {stops}, {self.ending}, recurred {self.is_recurred}: {self.root}"
 
 
 def write_program(seed: int) -> Program:
@@ -45,8 +64,12 @@ def write_program(seed: int) -> Program:
     return Program(
         seed,
         Node("gather_exceptions" if seed % 3 else "in_turn", 7, branches),
-        cancel_at=random.choice((None, None, random.randrange(1, 12))),
+        random.choice((EntryKind.CANCEL, EntryKind.CANCEL, EntryKind.LIMIT)),
+        stop_at=random.choice((None, None, random.randrange(1, 12), random.randrange(1, 40))),
         deadline_at=random.choice((None, None, None, random.randrange(1, 20))),
+        ending=random.choice((Ending.RETURN, Ending.FAIL, Ending.FAIL, Ending.RECUR)),
+        is_recurred=random.random() < 0.2,
+        is_hurried=random.random() < 0.3,
     )
 
 
@@ -57,32 +80,83 @@ def _grow(random: Random, depth: int) -> Node:
     return Node(random.choice(TREES), random.randrange(1000), tuple(children))
 
 
-async def play(root: Node, trace: list[str], flow: Flow) -> Any:
-    return await Scene(flow, trace).run(root)
+async def play(program: Program, trace: list[str], flow: Flow) -> Any:
+    result = await Scene(flow, trace).run(program.root)
+    match program.ending:
+        case Ending.FAIL:
+            raise Boom("at the end")
+        case Ending.RECUR:
+            raise Recurrence(b"%d" % len(trace))
+        case Ending.RETURN:
+            return result
 
 
 # The world
 
 
-def next_entry(program: Program, run: Incarnation) -> Entry:
-    make = partial(Entry, run.length + 1)
-    if run.length == program.cancel_at:
-        return make(EntryKind.CANCEL, "", "stop it", True, run.now + 500_000)
-    if run.length == program.deadline_at:
-        return make(EntryKind.TIMEOUT, "", "the run passed its deadline", True, run.now)
-    choices: list[Command | Lost] = [*_due_first(run), *_still_to_come(run)]
-    chosen = choices[_draw(program.seed, run.length, len(choices)) % len(choices)]
-    luck = _draw(program.seed, chosen.id, run.length)
-    at = run.now + luck % 3_000_000
-    if isinstance(chosen, Lost):
-        return make(EntryKind.LATE, chosen.id, chosen.name, True, at, input=chosen.input, value=b"1")
-    if chosen.kind is EntryKind.TIMER:
-        return make(EntryKind.TIMER, chosen.id, chosen.name, True, max(run.now, chosen.due or 0))
-    if luck % 7 == 0 and chosen.attempt < 3:
-        return make(EntryKind.RETRY, chosen.id, chosen.name, False, at, attempt=chosen.attempt)
-    value = msgspec.json.encode(f"no {chosen.id}" if luck % 11 == 0 else luck % 10)
-    ok = luck % 11 != 0
-    return make(EntryKind.STEP, chosen.id, chosen.name, ok, at, input=chosen.input, value=value)
+class World:
+    """What comes next for a run that stands where it stands."""
+
+    def __init__(self, program: Program, run: Incarnation) -> None:
+        self._program = program
+        self._run = run
+        self._make = partial(Entry, run.length + 1)
+
+    def next_entry(self) -> Entry:
+        program, run = self._program, self._run
+        if run.length == 0 and program.is_recurred:
+            return self._make(EntryKind.RECUR, "", "", True, run.now)
+        if run.length == program.stop_at or (program.is_hurried and self._has_just_settled):
+            return self._make(program.stop, "", "stop it", True, run.now + 500_000)
+        if run.length == program.deadline_at:
+            return self._make(EntryKind.TIMEOUT, "", "the run passed its deadline", True, run.now)
+        choices: list[Command | Lost] = [*_due_first(run), *_still_to_come(run)]
+        chosen = choices[_draw(program.seed, run.length, len(choices)) % len(choices)]
+        luck = _draw(program.seed, chosen.id, run.length)
+        return self._belated(chosen, luck) if isinstance(chosen, Lost) else self._awaited(chosen, luck)
+
+    @property
+    def _has_just_settled(self) -> bool:
+        return bool(self._run.history) and self._run.history[-1].kind is EntryKind.SETTLED
+
+    def _belated(self, lost: Lost, luck: int) -> Entry:
+        ok = luck % 3 != 0
+        value = msgspec.json.encode(luck % 10) if ok and not lost.is_child else b""
+        at = self._run.now + luck % 3_000_000
+        return self._make(EntryKind.LATE, lost.id, lost.name, ok, at, input=lost.input, value=value)
+
+    def _awaited(self, command: Command, luck: int) -> Entry:
+        match command.kind:
+            case EntryKind.TIMER:
+                return self._settle(command, at=max(self._run.now, command.due or 0))
+            case EntryKind.SETTLED:
+                return self._settle(command, at=self._run.now)
+            case EntryKind.START | EntryKind.CHILD:
+                return self._follow(command, luck)
+            case _:
+                return self._work(command, luck)
+
+    def _follow(self, command: Command, luck: int) -> Entry:
+        if command.kind is EntryKind.CHILD and (command.started or luck % 4 == 0):
+            return self._finish(command, luck)
+        entry = self._finish(command, 1 if command.kind is EntryKind.CHILD else luck)
+        return replace(entry, kind=EntryKind.START, value=msgspec.json.encode(command.target))
+
+    def _work(self, command: Command, luck: int) -> Entry:
+        at = self._run.now + luck % 3_000_000
+        if luck % 7 == 0 and command.attempt < 3:
+            return self._make(EntryKind.RETRY, command.id, command.name, False, at, attempt=command.attempt)
+        if luck % 13 == 0:
+            return self._make(EntryKind.HEARTBEAT, command.id, command.name, True, at, value=b"1")
+        return self._finish(command, luck)
+
+    def _finish(self, command: Command, luck: int) -> Entry:
+        ok = luck % 11 != 0
+        value = msgspec.json.encode(luck % 10 if ok else f"no {command.id}")
+        return self._settle(command, at=self._run.now + luck % 3_000_000, ok=ok, value=value)
+
+    def _settle(self, command: Command, *, at: int, ok: bool = True, value: bytes = b"") -> Entry:
+        return self._make(command.kind, command.id, command.name, ok, at, input=command.input, value=value)
 
 
 def _draw(*facts: object) -> int:
@@ -90,21 +164,31 @@ def _draw(*facts: object) -> int:
 
 
 def _due_first(run: Incarnation) -> list[Command]:
-    """Every step, and the one timer that is due first."""
-    steps = sorted((c for c in run.pending.values() if c.kind is EntryKind.STEP), key=lambda c: c.id)
+    """Everything, but of the timers only the one that is due first. Nothing is settled while an orphan lives."""
     timers = [c for c in run.pending.values() if c.kind is EntryKind.TIMER]
-    return steps + ([min(timers, key=lambda c: c.due or 0)] if timers else [])
+    others = (c for c in run.pending.values() if c.kind is not EntryKind.TIMER)
+    ready = (c for c in others if c.kind is not EntryKind.SETTLED or not run.orphans)
+    return sorted(ready, key=lambda c: c.id) + ([min(timers, key=lambda c: c.due or 0)] if timers else [])
 
 
 def _still_to_come(run: Incarnation) -> list[Lost]:
+    """A deed whose outcome is not known when all is settled was lost in a crash: it is asked for once more."""
     told = [entry.step for entry in run.history if entry.kind is EntryKind.LATE]
+    settled = max((entry.seq for entry in run.history if entry.kind is EntryKind.SETTLED), default=0)
     coming = []
     for lost in run.lost:
         if lost.id in told:
             told.remove(lost.id)
-        else:
+        elif not (settled and lost.name == DEED):
             coming.append(lost)
-    return coming
+    return coming + _surprises(run, settled)
+
+
+def _surprises(run: Incarnation, since: int) -> list[Lost]:
+    """Deeds that were given up, and whose bodies go on."""
+    last = {entry.step: entry for entry in run.history if entry.name == DEED and entry.kind in OUTCOMES}
+    failed = (e for e in last.values() if e.kind is EntryKind.STEP and not e.ok and e.seq > since)
+    return [Lost(e.step, e.name, e.input) for e in failed if is_hasty(msgspec.json.decode(e.input))]
 
 
 # Running
@@ -119,6 +203,7 @@ class Account:
     notes: tuple[str, ...]
     trace: tuple[str, ...]
     numbers: int
+    late_cancel: str | None
 
 
 class Stage:
@@ -133,14 +218,16 @@ class Stage:
         while self.run.idle in (Idle.BUSY, Idle.WAITING) and self.run.length < MOST_ENTRIES:
             if self.run.idle in drop_when:
                 self._drop_and_return()
-            self.run.deliver(next_entry(self.program, self.run))
+            self.run.deliver(World(self.program, self.run).next_entry())
+        if self.run.idle is Idle.DONE and self.run.length == self.program.stop_at:
+            self.run.deliver(World(self.program, self.run).next_entry())  # a run that begins anew still has an inbox
         account = self._tell()
         self.run.drop()
         return account
 
     def _raise_curtain(self, history: Sequence[Entry]) -> tuple[Incarnation, list[str]]:
         trace: list[str] = []
-        run = Incarnation(partial(play, self.program.root, trace), history)
+        run = Incarnation(partial(play, self.program, trace), history)
         run.start()
         return run, trace
 
@@ -154,9 +241,8 @@ class Stage:
 
     def _tell(self) -> Account:
         run = self.run
-        return Account(
-            _outcome(run), tuple(run.history), tuple(run.notes), tuple(map(_without_addresses, self.trace)), run.numbers
-        )
+        trace = tuple(map(_without_addresses, self.trace))
+        return Account(_outcome(run), tuple(run.history), tuple(run.notes), trace, run.numbers, run.late_cancel)
 
 
 def _outcome(run: Incarnation) -> str:
@@ -164,8 +250,12 @@ def _outcome(run: Incarnation) -> str:
         return f"{run.idle.value} at {run.loop.stacks()}"
     try:
         return f"returned {run.outcome()!r}"
+    except Recurrence as recurrence:
+        return f"{RECURRED} with {recurrence.input!r}"
+    except ParkedError as error:
+        return _without_addresses(f"is parked: {error!r}")
     except BaseException as error:  # a cancelled run raises CancelledError; all ends are compared
-        return _without_addresses(f"raised {error!r}")
+        return _without_addresses(f"{FAILED} {error!r}")
 
 
 def _without_addresses(text: str) -> str:
@@ -212,6 +302,9 @@ class Examiner:
         calm = Stage(program).play()
         self.tally.programs += 1
         self.tally.entries += len(calm.history)
+        wrong = _wrongly_undone(calm)
+        if wrong:
+            return Difference(program, "undisturbed", wrong)
         return self._crash_everywhere(program, calm) or self._drop_everywhere(program, calm)
 
     def replay(self, seed: int, recorded: Account) -> Difference | None:
@@ -259,6 +352,19 @@ class Examiner:
         self._junk.append([bytearray(random.randrange(400)) for _ in range(random.randrange(70))])
         if len(self._junk) > 20:
             self._junk.pop(random.randrange(20))
+
+
+def _wrongly_undone(account: Account) -> str | None:
+    """What a failed run did is undone once each, the last first; what another one did is not."""
+    history = account.history
+    undos = [msgspec.json.decode(e.input) for e in history if e.step.startswith("undo:") and e.kind is EntryKind.STEP]
+    if not account.outcome.startswith(FAILED):
+        ended = account.outcome.startswith(("returned", RECURRED))
+        return f"{account.outcome}, and yet undone: {undos}" if undos and ended else None
+    done = [e for e in history if e.name == DEED and e.kind in OUTCOMES and e.ok]
+    expected = [[msgspec.json.decode(e.input), msgspec.json.decode(e.value)] for e in reversed(done)]
+    got = [undo[1:] for undo in undos if undo[0] == DEED]
+    return None if expected == got else f"done, last first: {expected}, undone: {got}"
 
 
 def _first_difference(calm: Account, disturbed: Account) -> str | None:

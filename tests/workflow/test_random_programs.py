@@ -24,6 +24,7 @@ import pytest
 from edda.workflow import suspension
 from edda.workflow.execution import Execution
 from edda.workflow.loop import WorkflowLoop, WorkflowTask
+from edda.workflow.undoing import Undoing
 
 from .programs import Account, Difference, Examiner, Stage, write_program
 
@@ -97,6 +98,35 @@ def count_task_names_for_the_whole_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkflowLoop, "create_task", create_named)
 
 
+def undo_the_first_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Undoing, "is_needed", True)
+    patch.setattr(Undoing, "add", lambda self, undo: self._undos.insert(0, undo))
+
+
+def forget_what_comes_late(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Undoing, "settle_late", lambda self, entry: None)
+
+
+def forget_what_nobody_awaits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Undoing, "abandon", lambda self, command: None)
+
+
+def take_short_cuts_without_a_way_back(patch: pytest.MonkeyPatch) -> None:
+    take = Execution._next_if_mine
+
+    def take_without_undo(self: Execution, command: Any) -> Any:
+        undos = list(self.undoing._undos)
+        taken = take(self, command)
+        self.undoing._undos[:] = undos
+        return taken
+
+    patch.setattr(Execution, "_next_if_mine", take_without_undo)
+
+
+def cancel_what_is_being_undone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Execution, "cancel", lambda self, message: self._root.cancel(message))
+
+
 MUTATIONS = [
     hash_tasks_by_address,
     hash_gathers_by_address,
@@ -105,6 +135,11 @@ MUTATIONS = [
     skip_the_number_of_a_short_cut,
     take_the_time_from_the_clock,
     count_task_names_for_the_whole_process,
+    undo_the_first_first,
+    forget_what_comes_late,
+    forget_what_nobody_awaits,
+    take_short_cuts_without_a_way_back,
+    cancel_what_is_being_undone,
 ]
 
 

@@ -37,6 +37,18 @@ class EntryKind(StrEnum):
     """An event that was waited for, or, if not ok, the end of waiting for it."""
     STRAY = "stray"
     """An event whose wait was over when it came; moves no code, and the event is free for the next wait."""
+    START = "start"
+    """Another run was started, or is watched now: its end will be told to this step."""
+    CHILD = "child"
+    """The end of another run that was waited for."""
+    HEARTBEAT = "heartbeat"
+    """How far an activity's body has come; moves no code, its next attempt sees it."""
+    SETTLED = "settled"
+    """No body of the run is under way any more: undoing can begin."""
+    LIMIT = "limit"
+    """The history is too long to go on."""
+    RECUR = "recur"
+    """The first of a generation: what it takes over from the one before."""
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -74,6 +86,12 @@ class Start(Struct, frozen=True):
     created_at: int
     ready_at: int | None = None
     deadline: int | None = None
+    parent: RunId | None = None
+    """The run that started it."""
+    parent_step: str | None = None
+    """The parent's step that its end is told to; None: nobody waits for it."""
+    depth: int = 0
+    """How many parents it has, one above the other."""
 
 
 class Absorb(Struct, frozen=True):
@@ -96,12 +114,46 @@ class Release(Struct, frozen=True):
 
 
 class End(Struct, frozen=True):
+    """Happens only if exactly so many others watch the run, for the bundle has a letter for each of them."""
+
     status: RunStatus
     value: bytes
     at: int
+    watchers: int = 0
+    absorbed: int | None = None
+    """How far the inbox is read by the entries of its bundle, if they read any: that holds even if this does not."""
 
 
-Move = Absorb | Release | End
+class Recur(Struct, frozen=True):
+    """The generation ends and the next begins, with the same owner, inbox and id, and without waits.
+
+    Happens only if the inbox is read to its end (`delivered` is `absorbed`).
+    """
+
+    absorbed: int
+    input: bytes
+    at: int
+    entry: Entry
+    """The first of the new history."""
+
+
+Move = Absorb | Release | End | Recur
+
+
+class Letter(Struct, frozen=True):
+    """What a run puts into the inbox of another; dropped if that one has ended. A cancel goes in once at most."""
+
+    run_id: RunId
+    kind: EntryKind
+    step: str = ""
+    value: bytes = b""
+
+
+class Watcher(Struct, frozen=True):
+    """A step of another run that is told how this one ends."""
+
+    run_id: RunId
+    step: str
 
 
 class Wait(Struct, frozen=True):
@@ -126,6 +178,9 @@ class Bundle(Struct, frozen=True):
     event in the log gets it as a letter instead. A Release with waits happens only if all of them were registered;
     else the run stays with its worker, who has mail to read. So a bundle with waits, drops or frees has a start or
     a move, frees never come with waits, and the waits of a bundle with a start have no floor.
+
+    An End or a Recur that cannot happen leaves the run with its worker; the entries are written all the same, but no
+    letters. Letters go only to runs that have no bundle of their own in the batch.
     """
 
     run_id: RunId
@@ -139,12 +194,21 @@ class Bundle(Struct, frozen=True):
     """Steps that wait no longer."""
     frees: tuple[int, ...] = ()
     """Letters whose event is given back to the log, for the next wait that asks for it."""
+    children: tuple[Start, ...] = ()
+    """Runs that it starts, for anybody to claim; one whose id exists is left alone."""
+    letters: tuple[Letter, ...] = ()
+    undoing: bool = False
+    """From now on it undoes what it did. A bundle with letters or this has a start or a move."""
 
     @property
     def size(self) -> int:
         size = len(self.start.input) if self.start is not None else 0
         for entry in self.entries:
             size += len(entry.input) + len(entry.value)
+        for child in self.children:
+            size += len(child.input)
+        for letter in self.letters:
+            size += len(letter.value)
         return size
 
 
@@ -154,7 +218,8 @@ class Written(Struct, frozen=True):
     ready: frozenset[RunId] = frozenset()
     """Released, and ready again at once: mail had come in."""
     unmet: Mapping[RunId, frozenset[str]] = {}
-    """Steps whose waits were not registered, because there is mail. Their runs were not released."""
+    """Steps whose waits were not registered, because there is mail. Their runs were not released.
+    Without steps: an End or a Recur that did not happen."""
 
 
 class Delivery(Struct, frozen=True):
@@ -189,6 +254,11 @@ class ClaimedRun(Struct, frozen=True):
     """The steps that are registered."""
     start_seq: int = 0
     """The newest event when it was started; it sees those after it."""
+    parent: RunId | None = None
+    parent_step: str | None = None
+    depth: int = 0
+    watchers: tuple[Watcher, ...] = ()
+    """Who else is told its end."""
 
 
 class Claim(Struct, frozen=True):
@@ -212,6 +282,7 @@ class RunRecord(Struct, frozen=True):
     ended_at: int | None
     value: bytes | None
     """The result, or the error of a failed run; None while it is open."""
+    parent: RunId | None = None
 
 
 class RunFilter(Struct, frozen=True):

@@ -86,6 +86,20 @@ class Signature:
         return {name: self._hints.get(name, Any) for name in self._names}
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Those without a default."""
+        return tuple(name for name in self._names if name not in self._defaults)
+
+    def spread_names(self, bound: Bound) -> dict[str, Any]:
+        """All that has a name, with what `**kwargs` took."""
+        extra = bound.values.get(self._extra, {}) if self._extra else {}
+        return {name: value for name, value in bound.values.items() if name in self._names} | extra
+
+    @property
     def takes_any(self) -> bool:
         """Whether it has `**kwargs`."""
         return self._extra is not None

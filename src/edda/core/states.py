@@ -39,7 +39,7 @@ OPEN = frozenset(RunStatus) - ENDED
 MOVES: dict[RunStatus, frozenset[RunStatus]] = {
     RunStatus.RUNNING: WAITING | ENDED | {RunStatus.PARKED, RunStatus.COMPENSATING},
     RunStatus.COMPENSATING: frozenset({RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED}),
-    RunStatus.PARKED: frozenset({RunStatus.RUNNING}),
+    RunStatus.PARKED: frozenset({RunStatus.RUNNING, RunStatus.COMPENSATING}),
     **{status: frozenset({RunStatus.RUNNING}) for status in WAITING},
     **{status: frozenset() for status in ENDED},
 }

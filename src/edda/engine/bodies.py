@@ -1,134 +1,277 @@
-"""The steps of one run: those that wait for the journal, those whose bodies run, those between two attempts."""
+"""The steps of one run: those that may not begin yet, those whose bodies run, those between two attempts."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from edda.core.codec import Codec
 from edda.core.model import MICROSECONDS, RunId
 from edda.core.retry import RetryPolicy
-from edda.workflow.context import ActivityContext
-from edda.workflow.current import here
 from edda.workflow.execution import Command
 
-from .clock import Clock
+from .attempts import Attempt, Place
 from .herald import Herald
-from .steps import Outcome, Threads, run_body
+from .queue import Gate, Queue
+from .slots import Slot
+from .steps import Failure, Judge, Outcome, Retry, Success
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edda.workflow.activity import StepCall
+    from edda.errors import ActivityTimeoutError
 
 
-class Stage(Protocol):
+class Stage(Place, Gate, Protocol):
     """What bodies need of the worker."""
 
-    loop: asyncio.AbstractEventLoop
-    clock: Clock
-    codec: Codec
-    threads: Threads
     retry_policy: RetryPolicy
 
+
+class Step:
+    """A step, and those of its attempts whose bodies run: one, and any that were given up and go on all the same."""
+
+    __slots__ = ("attempts", "command", "has_succeeded", "heir", "is_abandoned")
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.attempts: list[Attempt] = []
+        self.is_abandoned = False
+        self.has_succeeded = False
+        self.heir: Command | None = None
+        """Asked for the same again while the abandoned body still runs, and waits for that."""
+
     @property
-    def may_act(self) -> bool:
-        """False when the lease may have lapsed: start nothing in the world."""
-        ...
+    def is_live(self) -> bool:
+        """Whether one of its bodies is not overdue."""
+        return any(attempt.failure is None for attempt in self.attempts)
+
+    def pass_on(self, command: Command) -> None:
+        self.command = command
+        self.heir = None
+        self.is_abandoned = self.has_succeeded = False
 
 
 class Bodies:
-    """`settled` is told of every body that is over, with None if there is nothing to record."""
+    """Tells its run of every body that is over (`settled`, with None if there is nothing to record), of details that
+    are to be recorded (`progressed`), and of abandoned steps that had to be undone if they ever began (`unbegun`)."""
 
     def __init__(
         self,
         stage: Stage,
         run: tuple[RunId, str, int],
         herald: Herald | None,
+        *,
         settled: Callable[[Command, Outcome | None], None],
+        progressed: Callable[[Command, bytes], None],
+        unbegun: Callable[[Command], None],
     ) -> None:
+        self.run = run
+        self.judge = Judge(run[0], stage.codec, stage.retry_policy, stage.clock.now)
         self._stage = stage
-        self._run_id, self._workflow, self._gen = run
         self._herald = herald
         self._settled = settled
-        self._running: set[asyncio.Task[None]] = set()
-        self._blocked: deque[Command] = deque()
-        """Steps that wait for the journal, in the order they were issued."""
+        self._progressed = progressed
+        self._unbegun = unbegun
+        self._queue = Queue(stage)
         self._resting: set[Command] = set()
+        self._steps: dict[str, Step] = {}
+        """Those that have a body running, by id."""
+        self._running: set[Attempt] = set()
+
+    @property
+    def place(self) -> Place:
+        return self._stage
 
     @property
     def is_running(self) -> bool:
         return bool(self._running)
 
     @property
+    def is_needed(self) -> bool:
+        """Whether there is more to wait for than bodies that were given up."""
+        return bool(self._queue) or not all(attempt.is_given_up for attempt in self._running)
+
+    @property
     def is_busy(self) -> bool:
-        return bool(self._running or self._blocked)
+        return bool(self._running or self._queue)
+
+    def has_body(self, step: str) -> bool:
+        return step in self._steps
 
     @property
     def resting(self) -> int:
         return len(self._resting)
 
+    # Beginning
+
     def add(self, command: Command) -> None:
         self._resting.discard(command)
-        self._blocked.append(command)
+        step = self._steps.get(command.id)
+        if step is not None and step.command is not command:
+            if step.is_abandoned and step.is_live:
+                step.heir = command
+                return
+            self._succeed_to(step, command)
+        self._queue.add(command)
+
+    def _succeed_to(self, step: Step, command: Command) -> None:
+        """Only bodies that were given up are left of it: what they do counts if the same is asked for."""
+        if self._is_same(step.command, command):
+            step.pass_on(command)
+        else:
+            del self._steps[command.id]
+
+    def _is_same(self, one: Command, other: Command) -> bool:
+        return one.name == other.name and self._stage.codec.same(one.input, other.input)
 
     def rest(self, command: Command) -> int:
         """Until the next attempt is due, which is when it returns."""
-        assert command.retry_at is not None
         self._resting.add(command)
-        delay = self._policy(command).delay(command.attempt - 1, f"{self._run_id}/{command.id}")
-        return command.retry_at + int(delay * MICROSECONDS)
+        return self._due(command)
+
+    def _due(self, command: Command) -> int:
+        assert command.retry_at is not None
+        return command.retry_at + int(self.judge.delay(command, command.call, command.attempt - 1) * MICROSECONDS)
 
     def start(self, committed: int, pending: Mapping[str, Command]) -> None:
-        """Those whose history is durable."""
-        while self._blocked and self._blocked[0].needs <= committed and self._stage.may_act:
-            command = self._blocked.popleft()
-            if pending.get(command.id) is command:
-                command.body = self._stage.loop.create_task(self._run(command), context=command.context)
-                self._running.add(command.body)
+        self._queue.start(committed, pending, self._begin)
 
-    async def _run(self, command: Command) -> None:
-        stage = self._stage
-        ctx = ActivityContext(self._run_id, self._workflow, command.id, command.attempt, self._gen, stage.clock.now)
-        here.set(ctx)
+    def _begin(self, command: Command, slot: Slot | None) -> None:
+        step = self._steps.get(command.id)
+        if step is None:
+            step = self._steps[command.id] = Step(command)
+        attempt = Attempt(self, step, command, slot)
+        step.attempts.append(attempt)
+        self._running.add(attempt)
+        context = command.context
+        if len(step.attempts) > 1 and context is not None:
+            context = context.copy()  # an earlier attempt still runs in that one
+        attempt.task = self._stage.loop.create_task(self._run(attempt), context=context)
+
+    def tell_begun(self, attempt: Attempt) -> None:
         if self._herald is not None:
-            self._herald.tell_begun(command)
-        outcome: Outcome | None = None
+            self._herald.tell_begun(attempt.command)
+
+    # Ending
+
+    async def _run(self, attempt: Attempt) -> None:
         try:
-            outcome = await run_body(command, ctx, stage.codec, self._policy(command), stage.threads)
-        except asyncio.CancelledError:
-            pass  # abandoned, handed back or taken over: there is nothing to record
+            outcome = await attempt.run()
+        except BaseException:  # KeyboardInterrupt: the process ends, and nobody is told anything
+            self._remove(attempt)
+            attempt.close()
+            raise
+        if isinstance(outcome, Retry):
+            attempt.progress.report()
+        self._end(attempt, outcome)
+
+    def gone(self, attempt: Attempt) -> None:
+        if attempt in self._running:
+            self._end(attempt, None)
+
+    def _end(self, attempt: Attempt, outcome: Outcome | None) -> None:
+        self._remove(attempt)
+        try:
+            self._conclude(attempt, outcome)
         finally:
-            self._running.discard(command.body)
-            command.body = None
+            attempt.close()  # frees its slot, for which another attempt of the same step may wait in vain
+
+    def _remove(self, attempt: Attempt) -> None:
+        step = attempt.step
+        self._running.discard(attempt)
+        step.attempts.remove(attempt)
+        if not step.attempts and self._steps.get(step.command.id) is step:
+            del self._steps[step.command.id]
+
+    def _conclude(self, attempt: Attempt, outcome: Outcome | None) -> None:
+        step, verdict = attempt.step, outcome
+        if isinstance(outcome, Success):
+            verdict = self._succeed(step, outcome)
+        elif attempt.is_given_up or outcome is None:
+            verdict = None
+        elif step.is_abandoned and not self._inherit(step):
+            verdict = Failure(outcome.value, outcome.error)  # there is no other attempt
+        command = step.command
+        self._call_heir(step)
+        self._settled(command, verdict)
+
+    def _succeed(self, step: Step, success: Success) -> Success | None:
+        """The first success is the step's, whichever attempt it is of."""
+        if step.has_succeeded:
+            return None
+        self._inherit(step)
+        step.has_succeeded = True
+        for other in step.attempts:
+            other.give_up()
+        self._resting.discard(step.command)
+        self._queue.leave(step.command)
+        return success
+
+    def _inherit(self, step: Step) -> bool:
+        """Whether somebody asked for the same again, who gets the outcome."""
+        if step.heir is None or not self._is_same(step.command, step.heir):
+            return False
+        step.pass_on(step.heir)
+        return True
+
+    def _call_heir(self, step: Step) -> None:
+        if step.heir is not None and not step.is_live:
+            heir, step.heir = step.heir, None
+            self.add(heir)
+
+    def overdue(self, attempt: Attempt, error: ActivityTimeoutError) -> None:
+        step, outcome = attempt.step, self.judge.reject(attempt.command, attempt.call, attempt.number, error)
+        attempt.failure = Failure(outcome.value, outcome.error)
+        if isinstance(outcome, Retry):
+            attempt.progress.report()
+        attempt.give_up()
+        if step.is_abandoned and not self._inherit(step):
+            outcome = attempt.failure
+        command = step.command
+        self._call_heir(step)
         self._settled(command, outcome)
 
-    def _policy(self, command: Command) -> RetryPolicy:
-        call: StepCall = command.call
-        return call.retry_policy or self._stage.retry_policy
+    def progressed(self, attempt: Attempt, details: bytes) -> None:
+        if not attempt.step.is_abandoned:
+            self._progressed(attempt.step.command, details)
 
-    def abandon(self, command: Command) -> None:
+    def report_progress(self) -> None:
+        """The run leaves memory: what its bodies said is recorded as far as it is not."""
+        for attempt in tuple(self._running):
+            attempt.progress.report()
+
+    # Giving up
+
+    def abandon(self, command: Command, now: int) -> None:
+        """Nobody awaits it any more. What has to be undone is not interrupted: nobody would know if it happened."""
         self._resting.discard(command)
-        if command.body is not None:
-            command.body.add_done_callback(lambda body: self._gone(command, body))
-            command.body.cancel()
+        self._queue.leave(command)
+        step = self._steps.get(command.id)
+        if step is not None and step.command is command:
+            step.is_abandoned = True
+            if command.undo is None:
+                for attempt in step.attempts:
+                    attempt.give_up()
+            elif step.is_live:
+                return
+        elif step is not None and step.heir is command:
+            step.heir = None
+        if command.undo is not None and not self._may_have_begun(command, now):
+            self._unbegun(command)
 
-    def _gone(self, command: Command, body: asyncio.Task[None]) -> None:
-        """A body cancelled before its first turn never reached its own `finally`."""
-        if body in self._running:
-            self._running.discard(body)
-            self._settled(command, None)
+    def _may_have_begun(self, command: Command, now: int) -> bool:
+        """In a process that is gone: not if its next attempt was not due yet."""
+        return command.replayed and (command.retry_at is None or self._due(command) <= now)
 
     def cancel(self) -> None:
-        for body in self._running:
-            body.cancel()
+        self._queue.close()
+        for attempt in tuple(self._running):
+            attempt.drop()
 
     def close(self) -> None:
         """Forget who wanted to know: the two would keep each other in memory."""
-        self._settled = _nobody
+        self._settled = self._progressed = self._unbegun = _tell_nobody
 
 
-def _nobody(_command: Command, _outcome: Outcome | None) -> None:
+def _tell_nobody(*_: object) -> None:
     pass

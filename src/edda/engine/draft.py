@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
-from edda.core.model import Absorb, Bundle, ClaimedRun, End, Entry, EntryKind, Move, Release, Start, Wait
+from collections import deque
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from edda.core.model import (
+    Absorb,
+    Bundle,
+    ClaimedRun,
+    End,
+    Entry,
+    EntryKind,
+    Letter,
+    Move,
+    Recur,
+    Release,
+    RunId,
+    Start,
+    Wait,
+)
+
+T = TypeVar("T")
+
+_NOBODY = frozenset[RunId]()
+
+Last = Release | End | Recur
 
 
 class Draft:
@@ -10,13 +35,22 @@ class Draft:
         self._id = (claimed.run_id, claimed.epoch, claimed.gen)
         self._start = start
         self._entries: list[Entry] = []
+        self._taken = len(claimed.entries)
+        """Entries that are committed or on their way."""
+        self._taken_mail = claimed.absorbed
+        """The last letter among them."""
+        self._children: deque[tuple[int, Start]] = deque()
+        self._letters: deque[tuple[int, Letter]] = deque()
+        """Both with the number of the entry that they go in with: an effect is never ahead of its cause."""
+        self._last_letters: tuple[Letter, ...] = ()
         self._waits: dict[str, Wait] = {}
         self._asked = set(claimed.waits)
         """Steps whose waits may be in the database."""
         self._drops: set[str] = set()
+        self._undoing = False
         self.absorbed = claimed.absorbed
         """How far the inbox is read."""
-        self.last: Release | End | None = None
+        self.last: Last | None = None
         """How the run leaves memory; nothing is added after it."""
         self._last_sent = False
         self._waiting = False
@@ -29,6 +63,16 @@ class Draft:
         if entry.n is not None:
             self.absorbed = entry.n
 
+    def start_child(self, child: Start, needs: int) -> None:
+        self._children.append((needs, child))
+
+    def post(self, letter: Letter, needs: int) -> None:
+        self._letters.append((needs, letter))
+
+    def undo(self) -> None:
+        """From now on the run undoes what it did."""
+        self._undoing = True
+
     def ask(self, wait: Wait) -> None:
         self._waits[wait.step] = wait
 
@@ -38,42 +82,75 @@ class Draft:
             self._asked.discard(step)
             self._drops.add(step)
 
-    def leave(self, last: Release | End, *, waiting: bool = False) -> None:
+    def leave(self, last: Last, letters: tuple[Letter, ...] = (), *, waiting: bool = False) -> None:
         """Who leaves otherwise than to wait asks for nothing: whoever goes on with the run asks again."""
-        self.last, self._waiting = last, waiting
+        self.last, self._last_letters, self._waiting = last, letters, waiting
         if not waiting:
             self._waits.clear()
 
     def stay(self) -> None:
         """Leaving to wait did not happen, or need not happen any more."""
         if self._waiting:
-            self.last, self._last_sent, self._waiting = None, False, False
+            self.retract()
 
-    def replace(self, last: End) -> None:
+    def retract(self) -> None:
+        """It cannot leave like this."""
+        self.last, self._last_sent, self._waiting, self._last_letters = None, False, False, ()
+
+    def replace(self, last: End, letters: tuple[Letter, ...]) -> None:
         """The entries cannot be written: they are left out, and this is the end."""
         self._entries.clear()
-        self.leave(last)
+        self._letters.clear()
+        self._children.clear()
+        self.leave(last, letters)
         self._last_sent = False
+
+    @property
+    def targets(self) -> frozenset[RunId]:
+        """Whom it has letters for."""
+        if not self._letters and not self._last_letters:
+            return _NOBODY
+        return frozenset(letter.run_id for letter in (*(one for _, one in self._letters), *self._last_letters))
 
     @property
     def has_more(self) -> bool:
         leaving = self.last is not None and not self._last_sent
-        return bool(self._entries or self._waits or self._drops) or leaving
+        return bool(self._entries or self._waits or self._drops or self._letters or self._undoing) or leaving
 
     def take(self, most: int) -> Bundle | None:
         """The next piece, always from the front: a run's records go in as a prefix of its history."""
+        if self._children and self._letters:
+            most = self._until_born(most)
         entries = tuple(self._entries[:most])
         del self._entries[: len(entries)]
+        self._taken += len(entries)
+        read = [entry.n for entry in entries if entry.n is not None]
+        self._taken_mail = read[-1] if read else self._taken_mail
         start, self._start = self._start, None
-        frees = tuple(entry.n for entry in entries if entry.kind is EntryKind.STRAY and entry.n is not None)
+        frees = (
+            tuple(entry.n for entry in entries if entry.kind is EntryKind.STRAY and entry.n is not None) if read else ()
+        )
         waits, drops = self._take_waits(start is not None, bool(frees))
-        move = self._next_move(entries, bool(waits or drops or frees))
+        children, letters = _due(self._children, self._taken), _due(self._letters, self._taken)
+        undoing, self._undoing = self._undoing, False
+        move = self._next_move(bool(read or waits or drops or frees or letters or undoing), bool(letters))
         if not entries and start is None and move is None:
             return None
-        return Bundle(*self._id, entries, start, move, waits, drops, frees)
+        if move is self.last:
+            letters = self._last_letters
+        if isinstance(move, End) and read:
+            move = replace(move, absorbed=self._taken_mail)
+        return Bundle(*self._id, entries, start, move, waits, drops, frees, children, letters, undoing)
+
+    def _until_born(self, most: int) -> int:
+        """A letter to a child comes after its birth, and so does the entry that the letter goes in with."""
+        born = {child.run_id for needs, child in self._children if needs <= self._taken + most}
+        return min([most, *(needs - 1 - self._taken for needs, letter in self._letters if letter.run_id in born)])
 
     def _take_waits(self, new: bool, freeing: bool) -> tuple[tuple[Wait, ...], tuple[str, ...]]:
         if self._entries:
+            return (), ()
+        if not self._waits and not self._drops:
             return (), ()
         drops, self._drops = tuple(self._drops), set()
         # One statement does not see its own changes, and of a run that is new in it not even the run.
@@ -85,14 +162,22 @@ class Draft:
             self._asked.add(wait.step)
         return waits, () if new else drops
 
-    def _next_move(self, entries: tuple[Entry, ...], asks: bool) -> Move | None:
-        if self.last is not None and not self._last_sent and not self._entries and not self._waits:
+    def _next_move(self, touches: bool, writes: bool) -> Move | None:
+        # Letters of its own would be held back with a move that does not happen, so they go ahead of it.
+        ready = not (self._entries or self._waits or writes or self._letters)
+        if self.last is not None and not self._last_sent and ready:
             self._last_sent = True
             return self.last
-        if asks:
-            return Absorb(self.absorbed)
-        read = [entry.n for entry in entries if entry.n is not None]
-        return Absorb(read[-1]) if read else None
+        return Absorb(self._taken_mail) if touches else None
 
     def settle(self, bundle: Bundle) -> None:
         self.committed = max(self.committed, 0) + len(bundle.entries)
+
+
+def _due(queue: deque[tuple[int, T]], taken: int) -> tuple[T, ...]:
+    if not queue:
+        return ()
+    due: list[T] = []
+    while queue and queue[0][0] <= taken:
+        due.append(queue.popleft()[1])
+    return tuple(due)

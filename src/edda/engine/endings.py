@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
-from edda.core.model import End
+from edda.core.model import End, EntryKind
 from edda.core.states import RunStatus
-from edda.errors import ParkedError, PayloadError, WorkflowTimeoutError
+from edda.errors import (
+    CompensationError,
+    HistoryLimitError,
+    ParkedError,
+    PayloadError,
+    WorkflowCancelledError,
+    WorkflowError,
+    WorkflowTimeoutError,
+)
+from edda.workflow.execution import Recurrence
 
 from .clock import Clock
 from .herald import Herald
@@ -19,36 +28,62 @@ if TYPE_CHECKING:
 
 
 class Endings:
-    def __init__(self, name: str, codec: Codec, clock: Clock, herald: Herald | None) -> None:
+    def __init__(self, name: str, codec: Codec, clock: Clock, herald: Herald | None, limit: int) -> None:
         self._name = name
         """For people: the workflow and the run."""
+        self._limit = limit
         self._codec = codec
         self._clock = clock
         self._herald = herald
 
-    def of(self, execution: Execution, timed_out: bool) -> End:
-        """Raises `ParkedError` if the run cannot go on, but has not ended either."""
+    def of(self, execution: Execution, stop: EntryKind | None) -> End:
+        """`stop` is what stopped the run, if anything did.
+
+        Raises `ParkedError` if the run cannot go on, but has not ended either, and `Recurrence`.
+        """
         try:
             result = execution.outcome()
-            end = End(RunStatus.COMPLETED, self._codec.encode(result), self._clock.now())
         except CancelledError as error:
-            return self._cancelled(error, timed_out)
-        except (ParkedError, KeyboardInterrupt):
+            return self._stopped(error, stop)
+        except (ParkedError, KeyboardInterrupt, Recurrence):
             raise
-        except PayloadError as error:
-            return self.failed(PayloadError(f"the result of {self._name} cannot be stored: {error}"))
+        except CompensationError as error:
+            if isinstance(error.__cause__, CancelledError):
+                error.__cause__ = self._reason(error.__cause__, stop)
+            return self.failed(error)
         except BaseException as error:  # whatever a workflow ends with is its outcome, SystemExit included
             return self.failed(error)
         if self._herald is not None:
             self._herald.tell_completed(result)
-        return end
+        return End(RunStatus.COMPLETED, execution.value, self._clock.now())
 
-    def _cancelled(self, error: CancelledError, timed_out: bool) -> End:
-        if timed_out:
-            return self.failed(WorkflowTimeoutError(f"{self._name} passed its deadline"))
+    def encode(self, result: Any) -> bytes:
+        try:
+            return self._codec.encode(result)
+        except PayloadError as error:
+            raise PayloadError(f"the result of {self._name} cannot be stored: {error}") from None
+
+    def _stopped(self, error: CancelledError, stop: EntryKind | None) -> End:
+        reason = self._reason(error, stop)
+        return self.cancelled(str(reason)) if isinstance(reason, WorkflowCancelledError) else self.failed(reason)
+
+    def _reason(self, error: CancelledError, stop: EntryKind | None) -> WorkflowError:
+        if stop is EntryKind.TIMEOUT:
+            return WorkflowTimeoutError(f"{self._name} passed its deadline")
+        if stop is EntryKind.LIMIT:
+            return self.limit_error()
+        return WorkflowCancelledError(str(error.args[0]) if error.args and error.args[0] else "cancelled")
+
+    def limit_error(self) -> HistoryLimitError:
+        return HistoryLimitError(
+            f"{self._name} has a history of {self._limit:,} entries, which is the limit. Let the workflow begin anew "
+            "with ctx.recur() once in a while, or give parts of it to children; Settings(history_limit=...) raises "
+            "the limit."
+        )
+
+    def cancelled(self, reason: str) -> End:
         if self._herald is not None:
             self._herald.tell_cancelled()
-        reason = str(error.args[0]) if error.args and error.args[0] else "cancelled"
         return End(RunStatus.CANCELLED, self._codec.encode(reason), self._clock.now())
 
     def failed(self, error: BaseException) -> End:

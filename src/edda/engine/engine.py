@@ -43,6 +43,7 @@ from .ids import Ids
 from .intake import Intake
 from .settings import Settings
 from .shapes import ShapeBook
+from .slots import Slots
 from .steps import Threads
 from .worker import Transient, Worker
 
@@ -84,6 +85,7 @@ class Engine:
         self._find = find
         self._names = names
         self._threads = Threads(settings.threads)
+        self._slots = Slots()
         self._waiters: dict[RunId, set[asyncio.Future[End]]] = {}
         self._rebirth: asyncio.Task[None] | None = None
         self._stopping = False
@@ -133,6 +135,7 @@ class Engine:
             clock=self.clock,
             codec=self.codec,
             threads=self._threads,
+            slots=self._slots,
             hooks=self._caller,
             settings=self.settings,
             retry_policy=self._retry_policy,
@@ -169,8 +172,8 @@ class Engine:
     ) -> str:
         if isinstance(_get_running_loop(), WorkflowLoop):
             raise NotInWorkflowError(
-                f"{workflow.name} was started in the body of a workflow, which would start it again at every replay: "
-                "start it in an activity."
+                f"{workflow.name} was started through an app in the body of a workflow, which would start it again at "
+                f"every replay: use {workflow.name}.start(...) or {workflow.name}.run(...), which make it a child."
             )
         bound = workflow.signature.bind(args, dict(kwargs))
         data = workflow.signature.encode(self.codec, bound)
@@ -182,11 +185,12 @@ class Engine:
             workflow=workflow.name,
             input=data,
             created_at=now,
+            ready_at=None if run_id is None and options.delay == 0 else now + options.delay,
             deadline=None if options.timeout is None else now + options.delay + options.timeout,
         )
-        if run_id is None and options.delay == 0 and await self._begin_here(start):
+        if start.ready_at is None and await self._begin_here(start):
             return start.run_id
-        await self._store(start, now + options.delay, is_effect=effect is not None)
+        await self.store(start, is_effect=effect is not None)
         return start.run_id
 
     async def _begin_here(self, start: Start) -> bool:
@@ -207,8 +211,8 @@ class Engine:
             return False  # it may be in or not: storing it again under the same id is right in both cases
         return True
 
-    async def _store(self, start: Start, ready_at: int, *, is_effect: bool = False) -> None:
-        start = Start(start.run_id, start.workflow, start.input, start.created_at, ready_at, start.deadline)
+    async def store(self, start: Start, *, is_effect: bool = False) -> None:
+        """For anybody to claim. With an effect's id it may be there with other arguments: the first ones count."""
         if not await self._patiently(self.storage.start, [start]) and not is_effect:
             await self._check_same(start)  # there already, maybe by our own call whose answer was lost
         await self._patiently(self.storage.announce)
@@ -217,7 +221,8 @@ class Engine:
 
     async def _check_same(self, start: Start) -> None:
         known = await self.read_run(start.run_id)
-        if known.workflow == start.workflow and self.codec.same(known.input, start.input):
+        # Of a run that has begun anew the first arguments may be gone.
+        if known.workflow == start.workflow and (known.gen > 0 or self.codec.same(known.input, start.input)):
             return
         differs = f"workflow {known.workflow}" if known.workflow != start.workflow else "other arguments"
         raise InstanceConflictError(
@@ -243,8 +248,8 @@ class Engine:
             raise InstanceNotFoundError(f"no run has the id {instance_id!r}")
         return record
 
-    async def read_history(self, instance_id: str) -> tuple[Entry, ...]:
-        history: tuple[Entry, ...] = await self._patiently(self.storage.history, RunId(instance_id))
+    async def read_history(self, instance_id: str, generation: int | None = None) -> tuple[Entry, ...]:
+        history: tuple[Entry, ...] = await self._patiently(self.storage.history, RunId(instance_id), generation)
         if not history:
             await self.read_run(instance_id)
         return history

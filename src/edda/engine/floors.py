@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .shapes import ShapeBook
 
 
+MOST_CARRIED = 1_000
+"""Floors that go over from one generation to the next."""
+
+
 class Floors:
     """Events of one key are read in order, so the last one that came by it is the floor for the next.
 
@@ -79,6 +83,16 @@ class Floors:
         self._known_floors()
         self._free[event] = type
 
+    def pack(self) -> bytes:
+        """For the next generation. The lowest can be left out: no run gets an event twice, so they only save time."""
+        floors = sorted(self._known_floors().items(), key=lambda item: item[1])[-MOST_CARRIED:]
+        return self._codec.encode([{key.hex(): floor for key, floor in floors}, list(self._free.items())])
+
+    def _unpack(self, floors: dict[bytes, int], carried: bytes) -> None:
+        kept, free = self._codec.decode(carried)
+        floors.update((bytes.fromhex(key), floor) for key, floor in kept.items())
+        self._free.update((event, type) for event, type in free)
+
     def _known_floors(self) -> dict[bytes, int]:
         if self._floors is None:
             self._floors = self._read_floors()
@@ -88,6 +102,8 @@ class Floors:
         floors: dict[bytes, int] = {}
         keys: dict[tuple[str, bytes], bytes] = {}
         for entry in self._history:
+            if entry.kind is EntryKind.RECUR:
+                self._unpack(floors, entry.value)
             if entry.event is None:
                 continue
             if entry.kind is EntryKind.STRAY:

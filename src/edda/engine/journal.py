@@ -17,9 +17,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from edda.core.model import Bundle, Fence, RunId, Written
+from edda.core.model import Bundle, End, Fence, Recur, RunId, Written
 from edda.errors import LeaseLostError, StorageConflictError, StorageRejectedError, StorageUnavailableError
-from edda.storage.ports import Journal
+from edda.storage.ports import Journal, Runs
 
 from .backoff import Backoff
 
@@ -42,6 +42,11 @@ class Source(Protocol):
         """Whether the run's own rows are committed."""
         ...
 
+    @property
+    def targets(self) -> frozenset[RunId]:
+        """The runs it has letters for."""
+        ...
+
     def take(self, most: int) -> Bundle | None:
         """What it has to write now, at most so many records; None if nothing."""
         ...
@@ -49,6 +54,10 @@ class Source(Protocol):
     def flushed(self, bundle: Bundle, written: Written) -> None: ...
 
     def rejected(self, bundle: Bundle, error: StorageRejectedError) -> None: ...
+
+
+class Books(Journal, Runs, Protocol):
+    """What the writer asks of a database."""
 
 
 class Part(Struct, frozen=True):
@@ -59,7 +68,7 @@ class Part(Struct, frozen=True):
 class JournalWriter:
     def __init__(
         self,
-        storage: Journal,
+        storage: Books,
         fence: Fence,
         *,
         owns: Callable[[RunId, int], bool],
@@ -116,12 +125,16 @@ class JournalWriter:
 
     def _make_batch(self) -> list[Part]:
         batch: list[Part] = []
+        written, addressed = set[RunId](), set[RunId]()
         records = size = 0
         while self._dirty and records < MOST_RECORDS and size < MOST_BYTES:
             run_id = next(iter(self._dirty))
-            if run_id in self._outcasts and batch:
-                break  # it goes alone, in the batch after this one
+            targets = self._dirty[run_id].targets
+            if batch and (run_id in self._outcasts or run_id in addressed or not targets.isdisjoint(written)):
+                break  # alone, or not in one batch with those it writes to: that is the batch after this one
             source = self._dirty.pop(run_id)
+            written.add(run_id)
+            addressed |= targets
             bundle = source.take(MOST_RECORDS - records)
             if bundle is None:
                 continue
@@ -189,16 +202,27 @@ class JournalWriter:
 
     async def _reconstruct(self, batch: list[Part]) -> Written:
         """The answer was lost. Who asked for events and is still ours asks again, which changes nothing if it was
-        registered; who is not ours any more was released."""
-        asked = [part.bundle for part in batch if part.bundle.waits]
+        registered; who is not ours any more was released, or has ended."""
+        asked = [part.bundle for part in batch if part.bundle.waits or isinstance(part.bundle.move, End | Recur)]
         owned = await self._read_owned() if asked else {}
         return Written(
             unmet={
                 bundle.run_id: frozenset(wait.step for wait in bundle.waits)
                 for bundle in asked
-                if owned.get(bundle.run_id) == bundle.epoch
+                if owned.get(bundle.run_id) == bundle.epoch and not await self._has_recurred(bundle)
             }
         )
+
+    async def _has_recurred(self, bundle: Bundle) -> bool:
+        if not isinstance(bundle.move, Recur):
+            return False
+        backoff = Backoff()
+        while True:
+            try:
+                record = await self._storage.get(bundle.run_id)
+                return record is not None and record.gen > bundle.gen
+            except (StorageUnavailableError, StorageConflictError):
+                await backoff.pause()
 
     async def _read_owned(self) -> dict[RunId, int]:
         backoff = Backoff()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edda.core.failure import encode_failure
@@ -21,27 +22,38 @@ from edda.core.model import (
     End,
     Entry,
     EntryKind,
+    Letter,
+    Move,
+    Recur,
     Release,
+    RunId,
+    RunRecord,
     Start,
+    Watcher,
     Written,
 )
 from edda.core.states import RunStatus
 from edda.errors import (
     DeadlockError,
+    EddaError,
     LeaseLostError,
     ParkedError,
     StorageRejectedError,
 )
 from edda.workflow.context import RunContext
 from edda.workflow.current import Client, here, running
-from edda.workflow.events import event_data, stored_type
-from edda.workflow.execution import Command, Execution, Idle
+from edda.workflow.events import event_data
+from edda.workflow.execution import STOPS, Command, Execution, Idle
 
 from .bodies import Bodies, Stage
-from .draft import Draft
-from .endings import Endings
+from .children import MOST_BIRTHS, Children, Nursery
+from .departure import Departure
+from .draft import Draft, Last
 from .herald import AT_END, Herald
-from .steps import Outcome, Retry, Success, outside_task
+from .mailbox import Mailbox
+from .outcomes import Outcomes
+from .patience import Patience
+from .steps import Outcome, outside_task
 from .timetable import Timetable
 from .waits import Registry, Waits
 
@@ -59,11 +71,13 @@ _WAITING = {
     EntryKind.TIMER: RunStatus.WAITING_FOR_TIMER,
     EntryKind.STEP: RunStatus.WAITING_FOR_TIMER,
     EntryKind.EVENT: RunStatus.WAITING_FOR_EVENT,
+    EntryKind.CHILD: RunStatus.WAITING_FOR_CHILD,
+    EntryKind.SETTLED: RunStatus.WAITING_FOR_CHILD,
 }
 """What a pending command makes a run that leaves memory; a step then waits for its next attempt."""
 
 
-class Host(Stage, Registry, Protocol):
+class Host(Stage, Registry, Nursery, Protocol):
     """The worker, as its runs see it."""
 
     client: Client
@@ -75,13 +89,32 @@ class Host(Stage, Registry, Protocol):
 
     def run_released(self, run: LiveRun, release: Release, early: bool) -> None: ...
 
+    def run_recurred(self, run: LiveRun, following: ClaimedRun) -> None: ...
+
+    def wrote_to(self, children: Sequence[RunId], letters: Sequence[Letter]) -> None:
+        """These are new, and those are in the inboxes of others."""
+        ...
+
+    def fetch_watchers(self, run: LiveRun) -> None:
+        """Read who waits for the run's end and tell it with `watchers_read`."""
+        ...
+
     def fetch_mail(self, run: LiveRun) -> None:
         """Read the run's inbox now and tell it with `mail_checked`."""
         ...
 
 
 class LiveRun:
-    def __init__(self, host: Host, workflow: Workflow[Any, Any], claimed: ClaimedRun, start: Start | None = None):
+    def __init__(
+        self,
+        host: Host,
+        workflow: Workflow[Any, Any],
+        claimed: ClaimedRun,
+        start: Start | None = None,
+        *,
+        is_new: bool = False,
+    ) -> None:
+        """`is_new`: nobody ran this generation before."""
         self.run_id = claimed.run_id
         self.epoch = claimed.epoch
         self.gen = claimed.gen
@@ -90,20 +123,50 @@ class LiveRun:
         self.closed = False
         self._host = host
         self._claimed = claimed
-        self._context = RunContext(self.run_id, workflow.name, self.gen, host.codec)
+        self._is_resumed = claimed.epoch > 1 and not is_new
+        self._context = RunContext(self.run_id, workflow.name, self.gen, host.codec, workflow.signature)
         self._execution: Execution | None = None
         self._draft = Draft(claimed, start)
         self._timetable = Timetable()
         self._waits = Waits(host, claimed, self._draft, self._timetable, self._wait_prepared)
+        self._children = Children(host, claimed, self._draft, deliver=self.deliver, found=self._child_found)
         self._alarm: Alarm | None = None
         self.alarm_at: int | None = None
         self._draining = False
-        self._timed_out = any(entry.kind is EntryKind.TIMEOUT for entry in claimed.entries)
+        self._stops = [entry.kind for entry in claimed.entries if entry.kind in STOPS]
+        """What stopped the run, the first first."""
+        self._watched_from = min(host.settings.history_warning, host.settings.history_limit)
+        self._is_warned = len(claimed.entries) >= host.settings.history_warning
+        self._is_undoing = False
         self._herald: Herald | None = None
         if host.hooks is not None:
             self._herald = Herald(host.hooks, self.run_id, workflow.name, lambda body: event_data(host.codec, body))
-        self._endings = Endings(f"{workflow.name} {self.run_id}", host.codec, host.clock, self._herald)
-        self._bodies = Bodies(host, (self.run_id, workflow.name, self.gen), self._herald, self._body_settled)
+        self._bodies = Bodies(
+            host,
+            (self.run_id, workflow.name, self.gen),
+            self._herald,
+            settled=self._body_settled,
+            progressed=self._body_progressed,
+            unbegun=self._body_unbegun,
+        )
+        self._outcomes = Outcomes(self._draft, self._bodies, self._timetable, self._herald, self.deliver)
+
+    # Parts that few runs need, or only in the end
+
+    @cached_property
+    def _mailbox(self) -> Mailbox:
+        return Mailbox(self._host.codec, self._draft, self._waits, self._herald, self.deliver)
+
+    @cached_property
+    def _departure(self) -> Departure:
+        host = self._host
+        limit = host.settings.history_limit
+        return Departure(self._claimed, host.codec, host.clock, self._draft, self._waits, self._herald, limit)
+
+    @cached_property
+    def _patience(self) -> Patience:
+        """For bodies that were given up, once nothing else is to be done."""
+        return Patience(self._host.loop, self._host.settings.late_grace, self.pump)
 
     # Life
 
@@ -128,10 +191,11 @@ class LiveRun:
             main,
             claimed.entries,
             started_at=claimed.created_at,
-            resumed=claimed.epoch > 1,
+            resumed=self._is_resumed,
             outside=self._host.loop,
             on_abandon=self._abandoned,
             same=self._host.codec.same,
+            encode=self._encode,
         )
         self._context.attach(self._execution)
         if self._herald is not None:
@@ -140,13 +204,22 @@ class LiveRun:
                 self._tell_started(self._herald)
         if self._attempt(self._execution.start):
             self._waits.drop_all_but(self._execution.pending)
+            if claimed.entries and claimed.entries[-1].kind in STOPS:
+                self._children.cancel_followers(len(claimed.entries))
             for letter in claimed.mail:
-                self._read(letter)
+                self._mailbox.read(letter, self._execution)
             self.pump()
+
+    def _encode(self, result: Any) -> bytes:
+        return self._departure.encode(result)
 
     @property
     def is_stored(self) -> bool:
         return self._draft.committed >= 0
+
+    @property
+    def targets(self) -> frozenset[RunId]:
+        return self._draft.targets
 
     @property
     def is_leaving(self) -> bool:
@@ -159,7 +232,7 @@ class LiveRun:
 
     @property
     def _is_busy(self) -> bool:
-        return self._bodies.is_busy or self._waits.is_busy
+        return self._bodies.is_busy or self._waits.is_busy or self._children.is_busy
 
     def pump(self) -> None:
         """Do all that can be done now; called after every change."""
@@ -169,9 +242,26 @@ class LiveRun:
         if execution.loop.refused is not None:
             self._park(execution.loop.refused)
             return
+        if execution.length >= self._watched_from:
+            self._watch_length(execution)
         self._accept_issued(execution)
+        if self._children.has_unborn:
+            self._give_birth(execution)
+        if self._outcomes.has_doubts:
+            self._outcomes.settle_doubts(execution)
+        if self._draft.last is None:
+            self._go_on(execution)
+
+    def _go_on(self, execution: Execution) -> None:
+        begun_at = execution.undoing.begun_at
+        if begun_at is not None and not self._is_undoing:
+            self._is_undoing = True
+            if begun_at >= len(self._claimed.entries):  # else it is known
+                self._draft.undo()
         if not self._draining:
             self._bodies.start(self._draft.committed, execution.pending)
+            if self._children.is_busy:
+                self._children.seek(self._draft.committed, execution.pending)
         self._look(execution)
         self._write_more()
 
@@ -182,7 +272,7 @@ class LiveRun:
 
     def _look(self, execution: Execution) -> None:
         """Where does the run stand?"""
-        if self._is_busy:
+        if self._is_busy and not self._is_over(execution):
             if self._draining and not self._bodies.is_running:
                 self._hand_back()
             else:
@@ -193,12 +283,47 @@ class LiveRun:
             self._finish(execution)
         elif self._draining:
             self._hand_back()
+        elif self._may_settle(execution):
+            self._outcomes.settle_doubts(execution, at_last=True)
+            self.deliver(EntryKind.SETTLED, execution.undoing.settling or "", "settled")
+            self.pump()
         elif idle is Idle.STUCK:
             self._park(DeadlockError(f"every branch waits for another one: {execution.loop.stacks()}"))
         elif execution.in_memory > self._bodies.resting:
             self._hand_back()  # a body was cancelled by somebody else: it has to run again
         else:
             self._wait_or_leave()
+
+    def _may_settle(self, execution: Execution) -> bool:
+        """Undoing waits until it is known what was done, also by children that were cancelled."""
+        return execution.undoing.settling in execution.pending and not execution.orphans
+
+    def _is_over(self, execution: Execution) -> bool:
+        """Only bodies that were given up are still running, and we have waited for them long enough."""
+        if execution.in_memory or (execution.idle is not Idle.DONE and not self._may_settle(execution)):
+            return False
+        if self._bodies.is_needed or self._waits.is_busy or self._children.is_busy:
+            return False
+        return self._patience.is_over()
+
+    def _watch_length(self, execution: Execution) -> None:
+        """A history that grows for ever makes every replay slower, until nothing moves any more."""
+        settings = self._host.settings
+        if execution.undoing.has_begun:
+            return
+        if execution.length >= settings.history_limit and EntryKind.LIMIT not in self._stops:
+            self.deliver(EntryKind.LIMIT, name="the history is too long")
+        elif execution.length >= 2 * settings.history_limit:
+            self._leave(*self._departure.over_limit())
+        elif execution.length >= settings.history_warning and not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "run %s of %s has a history of %d entries, and at %d it is stopped: let it begin anew with ctx.recur()",
+                self.run_id,
+                self.workflow.name,
+                execution.length,
+                settings.history_limit,
+            )
 
     def drain(self) -> None:
         """Start nothing more; what runs may finish; then hand the run back."""
@@ -223,7 +348,11 @@ class LiveRun:
         self.closed = True
         self._silence()
         self._waits.close()
+        self._children.close()
         self._bodies.close()
+        self.__dict__.pop("_mailbox", None)  # the two know each other, and so does this one
+        self.__dict__.pop("_patience", None)
+        self._outcomes.close()
         if self._execution is not None:
             with outside_task():
                 self._execution.drop()
@@ -234,7 +363,10 @@ class LiveRun:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = self.alarm_at = None
+        if "_patience" in self.__dict__:
+            self._patience.cancel()
         self._waits.cancel()
+        self._children.cancel()
         self._bodies.cancel()
 
     # Entries: the one way into the execution
@@ -259,6 +391,9 @@ class LiveRun:
         entry = Entry(execution.length + 1, kind, step, name, ok, moment, input, value, attempt, n, event)
         self._draft.add(entry)
         self._host.journal.put(self)
+        if kind in STOPS:
+            self._stops.append(kind)
+            self._children.cancel_followers(entry.seq)
         self._attempt(execution.deliver, entry)
 
     def _attempt(self, move: Callable[..., None], *args: Any) -> bool:
@@ -272,42 +407,8 @@ class LiveRun:
     def read_mail(self, letter: Delivery) -> None:
         if not self.closed and not self.is_leaving and self._execution is not None:
             with outside_task():
-                self._read(letter)
+                self._mailbox.read(letter, self._execution)
                 self.pump()
-
-    def _read(self, letter: Delivery) -> None:
-        execution = self._execution
-        if execution is None or letter.n != self._draft.absorbed + 1 or execution.idle is Idle.DONE or self.is_leaving:
-            return  # read already, or too late to matter
-        if letter.event is not None:
-            self._read_event(execution, letter, letter.event)
-        else:
-            name = self._host.codec.decode(letter.value, str) if letter.value else ""
-            self.deliver(letter.kind, letter.step, name, n=letter.n)
-
-    def _read_event(self, execution: Execution, letter: Delivery, event: int) -> None:
-        command = execution.pending.get(letter.step)
-        if command is None or not letter.value or not self._waits.takes(command, letter.value):  # over, or pruned
-            self._give_back(execution, letter, event)
-            return
-        self._waits.received(command, event)
-        if self._herald is not None:
-            self._herald.tell_received(execution.length + 1, command, letter.value)
-        self.deliver(
-            EntryKind.EVENT,
-            command.id,
-            command.name,
-            input=command.input,
-            value=letter.value,
-            n=letter.n,
-            event=event,
-        )
-
-    def _give_back(self, execution: Execution, letter: Delivery, event: int) -> None:
-        """Its wait was over when it came, or the event was."""
-        type = stored_type(self._host.codec, letter.value) if letter.value else ""
-        self.deliver(EntryKind.STRAY, letter.step, type, n=letter.n, event=event)
-        self._waits.give_back(letter.step, type, event, execution.pending)
 
     def mail_checked(self) -> None:
         """All mail there was has been read: what is still missing can be asked for."""
@@ -330,11 +431,28 @@ class LiveRun:
                 self.deliver(EntryKind.EVENT, command.id, command.name, ok=False, input=command.input, value=value)
             self.pump()
 
+    def _give_birth(self, execution: Execution) -> None:
+        for _ in range(MOST_BIRTHS):
+            if self._draft.last is not None or not self._children.bear_next(execution):
+                return
+            self._accept_issued(execution)
+        self._host.loop.call_soon(self.pump)
+
+    def _child_found(self, command: Command, found: RunRecord | EddaError) -> None:
+        execution = self._execution
+        if not self.closed and not self.is_leaving and execution is not None:
+            with outside_task():
+                if execution.pending.get(command.id) is command:
+                    self._children.record(command, found)
+                self.pump()
+
     # Steps
 
     def _accept(self, command: Command) -> None:
         if command.kind is EntryKind.EVENT:
             self._waits.ask(command)
+        elif command.target is not None:
+            self._children.accept(command)
         elif command.due is not None:
             self._timetable.add(command.due, command)
         elif command.kind is EntryKind.STEP and command.retry_at is not None:
@@ -347,39 +465,28 @@ class LiveRun:
         if not self.closed and not self.is_leaving and execution is not None:
             with outside_task():
                 if outcome is not None:
-                    self._settle(execution, command, outcome)
+                    self._outcomes.settle(execution, command, outcome)
                 self.pump()
 
-    def _settle(self, execution: Execution, command: Command, outcome: Outcome) -> None:
-        if execution.pending.get(command.id) is not command:
-            if not isinstance(outcome, Retry):  # nobody waits for it any more, but it happened
-                self._record(execution, EntryKind.LATE, command, outcome)
-        elif isinstance(outcome, Retry):
-            self._record(execution, EntryKind.RETRY, command, outcome)
-            if not self.is_leaving:
-                command.needs = execution.length
-                self._timetable.add(self._bodies.rest(command), command)
-        else:
-            self._record(execution, EntryKind.STEP, command, outcome)
+    def _body_progressed(self, command: Command, value: bytes) -> None:
+        execution = self._execution
+        if self.closed or self.is_leaving or execution is None or execution.pending.get(command.id) is not command:
+            return
+        with outside_task():
+            self.deliver(EntryKind.HEARTBEAT, command.id, command.name, value=value, attempt=command.attempt)
 
-    def _record(self, execution: Execution, kind: EntryKind, command: Command, outcome: Outcome) -> None:
-        if self._herald is not None:
-            self._herald.tell_settled(execution.length + 1, command, outcome)
-        self.deliver(
-            kind,
-            command.id,
-            command.name,
-            ok=isinstance(outcome, Success),
-            input=b"" if kind is EntryKind.RETRY else command.input,
-            value=outcome.value,
-            attempt=command.attempt,
-        )
+    def _body_unbegun(self, command: Command) -> None:
+        self._outcomes.doubt(command)
 
     def _abandoned(self, command: Command) -> None:
+        execution = self._execution
+        assert execution is not None
         if command.kind is EntryKind.EVENT:
             self._waits.drop(command.id)
-        else:
-            self._bodies.abandon(command)
+        elif command.target is not None:
+            self._children.abandon(command, execution, is_new=execution.length >= len(self._claimed.entries))
+        elif command.kind is EntryKind.STEP:
+            self._bodies.abandon(command, execution.now)
 
     # Time
 
@@ -387,10 +494,18 @@ class LiveRun:
         execution = self._execution
         assert execution is not None
         due = self._timetable.next_due(execution.pending)
-        deadline = None if self._timed_out else self._claimed.deadline
+        deadline = self._deadline
         if due is None or deadline is None:
             return deadline if due is None else due
         return min(due, deadline)
+
+    @property
+    def _deadline(self) -> int | None:
+        """It has nothing to say to a run that is undoing, nor to code that is done: that may be about to begin anew."""
+        deadline, execution = self._claimed.deadline, self._execution
+        if deadline is None or execution is None or execution.idle is Idle.DONE:
+            return None
+        return None if EntryKind.TIMEOUT in self._stops or execution.undoing.has_begun else deadline
 
     def _set_alarm(self) -> None:
         due = self._next_due()
@@ -416,8 +531,7 @@ class LiveRun:
         self.pump()
 
     def _fire_one(self, due: int) -> None:
-        if not self._timed_out and self._claimed.deadline is not None and self._claimed.deadline <= due:
-            self._timed_out = True
+        if self._deadline is not None and self._deadline <= due:
             self.deliver(EntryKind.TIMEOUT, name="the run passed its deadline", at=due)
             return
         command = self._timetable.pop()
@@ -440,13 +554,14 @@ class LiveRun:
         reason = repr(first)
         if first.kind is EntryKind.EVENT:
             reason = first.call.describe(values=not self._host.codec.is_sealing)
-        self._leave(Release(self._draft.absorbed, due, _WAITING[first.kind], reason), waiting=True)
+        status = RunStatus.COMPENSATING if self._is_undoing else _WAITING[first.kind]
+        self._leave(Release(self._draft.absorbed, due, status, reason), waiting=True)
 
     # Leaving memory
 
     def _finish(self, execution: Execution) -> None:
         try:
-            self._leave(self._endings.of(execution, self._timed_out))
+            self._leave(*self._departure.of(execution, self._stops))
         except ParkedError as error:
             self._park(error)
 
@@ -459,12 +574,15 @@ class LiveRun:
     def _hand_back(self) -> None:
         self._leave(Release(self._draft.absorbed, 0, RunStatus.RUNNING))
 
-    def _leave(self, last: Release | End, *, waiting: bool = False) -> None:
+    def _leave(self, last: Last, letters: tuple[Letter, ...] = (), *, waiting: bool = False) -> None:
         """From here on nothing is delivered; the run is gone when this is committed."""
         if not self.is_leaving:
-            self._draft.leave(last, waiting=waiting)
-            self._silence()
-            self._host.journal.put(self)
+            if not isinstance(last, End):
+                self._bodies.report_progress()
+            if self._draft.last is None:
+                self._draft.leave(last, letters, waiting=waiting)
+                self._silence()
+                self._host.journal.put(self)
 
     # The journal's side
 
@@ -477,9 +595,18 @@ class LiveRun:
             self._was_stored()
         if bundle.waits:
             self._settle_waits(bundle, written)
+        if bundle.children or bundle.letters:
+            self._host.wrote_to([child.run_id for child in bundle.children], bundle.letters)
+        is_refused = isinstance(bundle.move, End | Recur) and self.run_id in written.unmet
         if self._herald is not None:
-            self._herald.flushed(AT_END if isinstance(bundle.move, End) else self._draft.committed)
-        if isinstance(bundle.move, End):
+            is_ended = isinstance(bundle.move, End) and not is_refused
+            self._herald.flushed(AT_END if is_ended else self._draft.committed)
+        if is_refused:
+            self._stay(bundle.move)
+        elif isinstance(bundle.move, Recur):
+            self._close()
+            self._host.run_recurred(self, self._departure.following(bundle.move))
+        elif isinstance(bundle.move, End):
             self._close()
             self._host.run_ended(self, bundle.move)
         elif isinstance(bundle.move, Release) and self.is_leaving:
@@ -488,6 +615,18 @@ class LiveRun:
         else:
             self.pump()
             self._write_more()
+
+    def _stay(self, move: Move | None) -> None:
+        """Somebody began to wait for the run's end, or mail came in, before it could go."""
+        self._draft.retract()
+        if isinstance(move, End):
+            self._host.fetch_watchers(self)
+        else:
+            self._host.fetch_mail(self)
+
+    def watchers_read(self, watchers: tuple[Watcher, ...]) -> None:
+        self._departure.watchers = watchers
+        self.pump()
 
     def _write_more(self) -> None:
         if self._draft.has_more:
@@ -515,7 +654,7 @@ class LiveRun:
             if not self.stored.done():
                 self.stored.set_exception(error)
         elif not isinstance(bundle.move, End):
-            self._draft.replace(self._endings.failed(error))
+            self._draft.replace(*self._departure.failed(error))
             self._silence()
             self._host.journal.put(self)
             return

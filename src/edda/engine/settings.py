@@ -27,11 +27,19 @@ class Settings:
     threads: int = 32
     """For sync activities."""
     shutdown_grace: float = 30.0
+    late_grace: float = 10.0
+    """How long the end of a run waits for bodies that were given up and go on all the same."""
     message_retention_days: float = 7.0
     """Events older than this are no longer found, nor told apart from new ones with the same id."""
     run_retention_days: float | None = None
     """Runs that ended so long ago are removed; None keeps them."""
     prune_every: float = 300.0
+    history_warning: int = 10_240
+    """Entries of a run's history from which on it is warned of."""
+    history_limit: int = 51_200
+    """Entries after which a run is stopped, as if it were cancelled."""
+    child_depth: int = 100
+    """Children of children of children, at most."""
     parked_first: float = 30.0
     parked_most: float = 3600.0
 

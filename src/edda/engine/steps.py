@@ -1,23 +1,26 @@
-"""Running the bodies of steps in the real world: on the real loop, or in threads."""
+"""How a step can turn out, and where sync bodies run."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
+from edda.core.model import MICROSECONDS, RunId
 from edda.core.paths import show
 from edda.core.retry import RetryPolicy
-from edda.errors import PayloadError, RetryExhaustedError, TerminalError
-from edda.workflow.activity import StepCall
-from edda.workflow.context import ActivityContext
-from edda.workflow.execution import Command
+from edda.errors import PayloadError, RetryExhaustedError
+
+if TYPE_CHECKING:
+    from edda.workflow.activity import StepCall
+    from edda.workflow.execution import Command
 
 
 class Success(Struct, frozen=True):
@@ -48,16 +51,16 @@ class Threads:
         self._most = most
         self._pool: ThreadPoolExecutor | None = None
 
-    async def run(self, call: StepCall, args: tuple[Any, ...]) -> Any:
+    async def run(self, body: Callable[[], Any]) -> Any:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="edda-activity")
         context = copy_context()
         loop = asyncio.get_running_loop()
-        body = loop.run_in_executor(self._pool, lambda: context.run(_call_in_thread, call, args))
+        running = loop.run_in_executor(self._pool, lambda: context.run(_call, body))
         try:
-            return await asyncio.shield(body)
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
-            return await body  # nobody can stop a thread: what it does counts, if late; a second cancel gives it up
+            return await running  # nobody can stop a thread: what it does counts, if late; a second cancel gives it up
 
     def close(self) -> None:
         if self._pool is not None:
@@ -65,62 +68,56 @@ class Threads:
             self._pool = None
 
 
-def _call_in_thread(call: StepCall, args: tuple[Any, ...]) -> Any:
+def _call(body: Callable[[], Any]) -> Any:
     try:
-        return call.fn(*args, **call.kwargs)
+        return body()
     except StopIteration as error:  # a future cannot carry it; a coroutine would turn it into the same
         raise RuntimeError("activity raised StopIteration") from error
 
 
-async def run_body(
-    command: Command, ctx: ActivityContext, codec: Codec, policy: RetryPolicy, threads: Threads
-) -> Outcome:
-    """Run one attempt. Only a cancellation from outside gets through as an exception."""
-    call: StepCall = command.call
-    args = (ctx, *call.args) if call.takes_context else call.args
-    try:
-        result = await (call.fn(*args, **call.kwargs) if call.is_async else threads.run(call, args))
-    except asyncio.CancelledError:
-        if _cancelled_from_outside():
-            raise
-        return _fail(codec, TerminalError(f"{command.id} raised CancelledError in its own code"))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit too: an activity's error ends the activity, never the worker
-        return _judge(command, ctx, codec, policy, error)
-    return _store(command, codec, result)
+class Judge:
+    """What becomes of the steps of one run when their attempts end."""
 
+    def __init__(self, run_id: RunId, codec: Codec, policy: RetryPolicy, now: Callable[[], int]) -> None:
+        self._run_id = run_id
+        self._codec = codec
+        self._policy = policy
+        self._now = now
 
-def _store(command: Command, codec: Codec, result: Any) -> Success | Failure:
-    """A result that cannot be stored fails the step at once: trying again would repeat its effect."""
-    try:
-        return Success(codec.encode(result), result)
-    except PayloadError as error:
-        return _fail(codec, PayloadError(f"the result of {command.id} cannot be stored: {error}"))
+    def delay(self, command: Command, call: StepCall, attempt: int) -> float:
+        """Seconds to wait after the failed attempt number `attempt`."""
+        return self._policy_of(call).delay(attempt, f"{self._run_id}/{command.id}")
 
+    def _policy_of(self, call: StepCall) -> RetryPolicy:
+        return call.retry_policy or self._policy
 
-def _judge(
-    command: Command, ctx: ActivityContext, codec: Codec, policy: RetryPolicy, error: BaseException
-) -> Failure | Retry:
-    if not policy.covers(error):
-        return _fail(codec, error)
-    attempt = command.attempt
-    delay = policy.delay(attempt, f"{ctx.instance_id}/{command.id}")
-    elapsed = (ctx.microseconds - command.issued_at) / 1_000_000
-    if policy.allows(attempt, elapsed + delay):
-        return Retry(encode_failure(codec, error), error, delay)
-    exhausted = RetryExhaustedError(f"{command.id} failed {attempt} times, the last time with {show(error)}")
-    exhausted.__cause__ = error
-    return _fail(codec, exhausted)
+    def accept(self, command: Command, call: StepCall, result: Any) -> Success | Failure:
+        """A result that cannot be stored, or not be undone, fails the step: trying again would repeat its effect."""
+        try:
+            value = self._codec.encode(result)
+        except PayloadError as error:
+            return self.fail(PayloadError(f"the result of {command.id} cannot be stored: {error}"))
+        if call.undo is not None:
+            try:
+                call.undo.check(self._codec.decode(value, call.returns))
+            except Exception as error:
+                return self.fail(error)
+        return Success(value, result)
 
+    def reject(self, command: Command, call: StepCall, attempt: int, error: BaseException) -> Failure | Retry:
+        policy = self._policy_of(call)
+        if not policy.covers(error):
+            return self.fail(error)
+        delay = self.delay(command, call, attempt)
+        elapsed = (self._now() - command.issued_at) / MICROSECONDS
+        if policy.allows(attempt, elapsed + delay):
+            return Retry(encode_failure(self._codec, error), error, delay)
+        exhausted = RetryExhaustedError(f"{command.id} failed {attempt} times, the last time with {show(error)}")
+        exhausted.__cause__ = error
+        return self.fail(exhausted)
 
-def _fail(codec: Codec, error: BaseException) -> Failure:
-    return Failure(encode_failure(codec, error), error)
-
-
-def _cancelled_from_outside() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    def fail(self, error: BaseException) -> Failure:
+        return Failure(encode_failure(self._codec, error), error)
 
 
 class _OutsideTask:

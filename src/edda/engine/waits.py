@@ -131,6 +131,10 @@ class Waits:
             if asking in pending:
                 self.ask(pending[asking])
 
+    def carry(self) -> bytes:
+        """What the next generation has to know."""
+        return self._floors.pack()
+
     def settle(self, bundle: Bundle, written: Written, pending: Pending) -> bool:
         """Whether mail has to be read before the rest can be asked for."""
         unmet = written.unmet.get(self._run_id, frozenset())

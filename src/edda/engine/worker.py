@@ -9,13 +9,26 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from edda.core.codec import Codec
-from edda.core.model import MICROSECONDS, ClaimedRun, End, Fence, Registered, Release, RunId, Start, WorkerInfo
+from edda.core.model import (
+    MICROSECONDS,
+    ClaimedRun,
+    End,
+    Fence,
+    Letter,
+    Registered,
+    Release,
+    RunId,
+    RunRecord,
+    Start,
+    Watcher,
+    WorkerInfo,
+)
 from edda.core.retry import RetryPolicy
-from edda.errors import LeaseLostError, StorageConflictError, StorageUnavailableError
+from edda.errors import InstanceNotFoundError, LeaseLostError, StorageConflictError, StorageUnavailableError
 from edda.storage.ports import Storage
 from edda.workflow.current import Client
 from edda.workflow.execution import Command
@@ -32,9 +45,12 @@ from .retention import Retention
 from .run import LiveRun
 from .settings import Settings
 from .shapes import ShapeBook
+from .slots import Slots
 from .steps import Threads
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Transient = (StorageUnavailableError, StorageConflictError)
 
@@ -49,6 +65,7 @@ class Worker:
         clock: Clock,
         codec: Codec,
         threads: Threads,
+        slots: Slots,
         hooks: HookCaller | None,
         settings: Settings,
         retry_policy: RetryPolicy,
@@ -64,6 +81,7 @@ class Worker:
         self.clock = clock
         self.codec = codec
         self.threads = threads
+        self.slots = slots
         self.hooks = hooks
         self.settings = settings
         self.retry_policy = retry_policy
@@ -87,6 +105,7 @@ class Worker:
         self._telling: asyncio.Task[None] | None = None
         self._wanting_mail: set[LiveRun] = set()
         self._fetching: asyncio.Task[None] | None = None
+        self._errands: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self.heartbeat = Heartbeat(storage, info.id, settings, self)
 
@@ -133,7 +152,7 @@ class Worker:
         """Stop at once and write nothing, as a dying process would."""
         self.draining = True
         self.heartbeat.kill()
-        for task in (*self._tasks, *([self._fetching] if self._fetching else ())):
+        for task in (*self._tasks, *self._errands, *([self._fetching] if self._fetching else ())):
             task.cancel()
         for run in list(self.live.values()):
             run.abandon()
@@ -141,7 +160,7 @@ class Worker:
         self._emptied.set()
 
     async def _stop_tasks(self) -> None:
-        beside = [task for task in (self._telling, self._fetching) if task is not None]
+        beside = [task for task in (self._telling, self._fetching, *self._errands) if task is not None]
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, *beside, return_exceptions=True)
@@ -155,7 +174,7 @@ class Worker:
     def is_quiet(self) -> bool:
         """Nothing is under way in this process that could change anything by itself."""
         at_rest = all(run.is_resting for run in self.live.values())
-        busy = self._claiming or self._nudged.is_set() or self._fetching is not None
+        busy = self._claiming or self._nudged.is_set() or self._fetching is not None or self._errands
         return at_rest and self.journal.is_idle and not busy
 
     def alarms(self) -> list[int]:
@@ -185,9 +204,8 @@ class Worker:
             start_seq=self.book.newest,
         )
         run = LiveRun(self, self._find(start.workflow), claimed, start)
-        self.live[run.run_id] = run
         self.journal.put(run)
-        self.loop.call_soon(run.begin)
+        self._drive(run)
         return run
 
     def nudge(self, sure: bool = False) -> None:
@@ -199,7 +217,9 @@ class Worker:
         old = self.live.pop(claimed.run_id, None)
         if old is not None:  # stolen from us and claimed again before we noticed
             old.abandon()
-        run = LiveRun(self, self._find(claimed.workflow), claimed)
+        self._drive(LiveRun(self, self._find(claimed.workflow), claimed))
+
+    def _drive(self, run: LiveRun) -> None:
         self.live[run.run_id] = run
         self.loop.call_soon(run.begin)
 
@@ -219,6 +239,20 @@ class Worker:
             self._tell_others()
         elif early or (due is not None and due < self._planned_wake):
             self.nudge(sure=early)
+
+    def run_recurred(self, run: LiveRun, following: ClaimedRun) -> None:
+        if self.live.get(run.run_id) is run:
+            self._drive(LiveRun(self, run.workflow, following, is_new=True))
+            if self.draining:
+                self.live[run.run_id].drain()
+
+    def wrote_to(self, children: Sequence[RunId], letters: Sequence[Letter]) -> None:
+        here = {letter.run_id for letter in letters if letter.run_id in self.live}
+        for run_id in here:
+            self.fetch_mail(self.live[run_id])
+        if children or any(letter.run_id not in here for letter in letters):
+            self.nudge(sure=True)
+            self._tell_others()
 
     def _tell_others(self) -> None:
         """What is handed back must not wait for the others' next look; one call speaks for many runs."""
@@ -373,13 +407,39 @@ class Worker:
             self._fetching = None
 
     async def prepare_wait(self, floors: Floors, command: Command) -> None:
+        await self._persistently("preparing a wait", lambda: floors.prepare(command, self.book, self._storage))
+
+    # Other runs
+
+    async def attend(self, start: Start | None, run_id: RunId, watcher: Watcher | None) -> RunRecord:
+        async def look() -> RunRecord:
+            if start is not None:
+                await self.client.store(start)
+            record = await (self._storage.watch(run_id, watcher) if watcher else self._storage.get(run_id))
+            if record is None:
+                raise InstanceNotFoundError(f"no run has the id {run_id!r}")
+            return record
+
+        return await self._persistently("looking for another run", look)
+
+    def fetch_watchers(self, run: LiveRun) -> None:
+        errand = asyncio.create_task(self._fetch_watchers(run), name="edda-watchers")
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
+
+    async def _fetch_watchers(self, run: LiveRun) -> None:
+        run.watchers_read(
+            await self._persistently("reading who waits for a run", lambda: self._storage.watchers(run.run_id))
+        )
+
+    async def _persistently(self, doing: str, call: Callable[[], Awaitable[T]]) -> T:
+        """For what can be done twice: until there is an answer."""
         backoff = Backoff()
         while True:
             try:
-                await floors.prepare(command, self.book, self._storage)
-                return
+                return await call()
             except Transient as error:
-                backoff.warn(logger, "preparing a wait failed: %s", error)
+                backoff.warn(logger, doing + " failed: %s", error)
                 await backoff.pause()
 
     async def _read_mail(self) -> None:

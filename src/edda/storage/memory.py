@@ -28,6 +28,7 @@ from edda.core.model import (
     StoredEvent,
     Takeover,
     Wait,
+    Watcher,
     WorkerId,
     WorkerInfo,
     Written,
@@ -143,6 +144,12 @@ class MemoryStorage:
 
     async def get(self, run_id: RunId) -> RunRecord | None:
         return await self._commit(self.database.get, run_id)
+
+    async def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+        return await self._commit(self.database.watch, run_id, watcher)
+
+    async def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
+        return await self._commit(self.database.watchers, run_id)
 
     async def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]:
         return await self._commit(self.database.history, run_id, gen)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from edda.core.model import (
@@ -18,6 +19,7 @@ from edda.core.model import (
     Entry,
     EntryKind,
     Fence,
+    Recur,
     Registered,
     Release,
     RunFilter,
@@ -25,6 +27,7 @@ from edda.core.model import (
     RunRecord,
     Start,
     Takeover,
+    Watcher,
     WorkerId,
     WorkerInfo,
     Written,
@@ -33,13 +36,14 @@ from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 
 from .memory_events import MemoryEvents
+from .memory_lineage import MemoryLineage
 from .memory_pruning import MemoryPruning
 from .memory_tables import Result, Sched, check_values, wall_clock
 
 TAKEOVER_LIMIT = 5_000
 
 
-class MemoryDatabase(MemoryEvents, MemoryPruning):
+class MemoryDatabase(MemoryEvents, MemoryLineage, MemoryPruning):
     def __init__(self, now: Callable[[], int] = wall_clock) -> None:
         super().__init__(now)
         self.listeners: set[asyncio.Event] = set()
@@ -56,16 +60,21 @@ class MemoryDatabase(MemoryEvents, MemoryPruning):
         unmet = dict[RunId, frozenset[str]]()
         for bundle in batch:
             self._add(fence.worker, bundle)
-            if steps := self._settle_waits(bundle):
+        self.insert_unowned(child for bundle in batch for child in bundle.children)
+        for bundle in batch:
+            refused = self.is_refused(bundle)
+            steps = self._settle_waits(bundle)
+            if refused or steps:
                 unmet[bundle.run_id] = steps
-            if self._move(bundle, unmet=bool(steps)):
+            if self._move(bundle, stays=refused or bool(steps)):
                 ready.add(bundle.run_id)
+            if not refused:
+                self.send(bundle.letters)
         return Written(frozenset(ready), unmet)
 
     def _check(self, bundle: Bundle) -> None:
-        for record in (bundle, bundle.start, bundle.move, *bundle.entries, *bundle.waits):
-            if record is not None:
-                check_values(record)
+        for record in _parts(bundle):
+            check_values(record)
         seqs = {entry.seq for entry in bundle.entries}
         recorded = self.histories.get((bundle.run_id, bundle.gen), {})
         if len(seqs) < len(bundle.entries) or not seqs.isdisjoint(recorded):
@@ -88,6 +97,8 @@ class MemoryDatabase(MemoryEvents, MemoryPruning):
             )
         history = self.histories.setdefault((bundle.run_id, bundle.gen), {})
         history.update((entry.seq, entry) for entry in bundle.entries)
+        if bundle.undoing and (sched := self.scheds.get(bundle.run_id)):
+            sched.undoing = True
 
     def _settle_waits(self, bundle: Bundle) -> frozenset[str]:
         """Returns the steps that are not registered, because there is mail to read first."""
@@ -102,17 +113,19 @@ class MemoryDatabase(MemoryEvents, MemoryPruning):
             return frozenset(wait.step for wait in bundle.waits)
         return self.register_waits(sched, bundle.waits)
 
-    def _move(self, bundle: Bundle, unmet: bool) -> bool:
+    def _move(self, bundle: Bundle, stays: bool) -> bool:
         """Whether the run is ready again at once."""
         sched = self.scheds.get(bundle.run_id)
         match bundle.move:
-            case End(status, value, at):
+            case End(status, value, at) if not stays:
                 self.results[bundle.run_id] = Result(bundle.gen, status, value, at)
-                self.scheds.pop(bundle.run_id, None)
-                self.waiting.pop(bundle.run_id, None)
-            case Release() as move if sched and not unmet:
+                for rows in (self.scheds, self.waiting, self.watching):
+                    rows.pop(bundle.run_id, None)
+            case Recur() as move if sched and not stays:
+                self.recur(sched, bundle.gen, move)
+            case Release() as move if sched and not stays:
                 return sched.release(move)
-            case Absorb(absorbed) | Release(absorbed) if sched:
+            case Absorb(absorbed) | Release(absorbed) | Recur(absorbed) | End(absorbed=int(absorbed)) if sched:
                 sched.absorbed = absorbed
         return False
 
@@ -212,6 +225,10 @@ class MemoryDatabase(MemoryEvents, MemoryPruning):
             mail=self._mail(sched),
             waits=tuple(sorted(self.waiting.get(sched.run_id, ()))),
             start_seq=sched.start_seq,
+            parent=start.parent,
+            parent_step=start.parent_step,
+            depth=start.depth,
+            watchers=self.watchers(sched.run_id),
         )
 
     def next_due(self, workflows: Sequence[str]) -> int | None:
@@ -247,12 +264,7 @@ class MemoryDatabase(MemoryEvents, MemoryPruning):
     def start(self, starts: Sequence[Start]) -> frozenset[RunId]:
         for start in starts:
             check_values(start)
-        new = {start.run_id: start for start in reversed(starts) if start.run_id not in self.runs}
-        now = self.now()
-        for start in new.values():
-            ready_at = now if start.ready_at is None else start.ready_at
-            self.insert(start, ready_at=ready_at, start_seq=self.newest)
-        return frozenset(new)
+        return self.insert_unowned(starts)
 
     def cancel(self, run_id: RunId, value: bytes) -> CancelOutcome:
         sched = self.scheds.get(run_id)
@@ -267,6 +279,11 @@ class MemoryDatabase(MemoryEvents, MemoryPruning):
 
     def get(self, run_id: RunId) -> RunRecord | None:
         return self._record(run_id, self.now()) if run_id in self.runs else None
+
+    def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+        check_values(watcher)
+        self.add_watcher(run_id, watcher)
+        return self.get(run_id)
 
     def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]:
         if gen is None:
@@ -296,6 +313,7 @@ class MemoryDatabase(MemoryEvents, MemoryPruning):
             reason=sched.reason if sched else None,
             ended_at=result.ended_at if result else None,
             value=result.value if result else None,
+            parent=start.parent,
         )
 
     # News
@@ -303,6 +321,15 @@ class MemoryDatabase(MemoryEvents, MemoryPruning):
     def announce(self) -> None:
         for listener in self.listeners:
             listener.set()
+
+
+def _parts(bundle: Bundle) -> Iterator[Struct]:
+    """All that is stored of it."""
+    yield bundle
+    yield from (part for part in (bundle.start, bundle.move) if part is not None)
+    if isinstance(bundle.move, Recur):
+        yield bundle.move.entry
+    yield from (*bundle.entries, *bundle.waits, *bundle.children, *bundle.letters)
 
 
 def _fits(record: RunRecord, filter: RunFilter) -> bool:

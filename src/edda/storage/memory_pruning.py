@@ -59,10 +59,24 @@ class MemoryPruning(Tables):
         chosen = [run_id for _, run_id in sorted(old)[:limit]]
         for run_id in chosen:
             self._remove(run_id)
-        return len(chosen)
+        return len(chosen) + self._prune_generations(before, limit - len(chosen))
 
     def _remove(self, run_id: RunId) -> None:
         for gen in self.runs.pop(run_id):
             self.histories.pop((run_id, gen), None)
         self.inboxes.pop(run_id, None)
+        self.watching.pop(run_id, None)
         del self.results[run_id]
+
+    def _prune_generations(self, before: int, limit: int) -> int:
+        followed = [
+            (generations[gen + 1].created_at, run_id, gen)
+            for run_id, generations in self.runs.items()
+            for gen in generations
+            if run_id in self.scheds and gen + 1 in generations and generations[gen + 1].created_at < before
+        ]
+        chosen = sorted(followed)[:limit]
+        for _, run_id, gen in chosen:
+            del self.runs[run_id][gen]
+            self.histories.pop((run_id, gen), None)
+        return len(chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -20,6 +20,7 @@ from edda.core.model import (
     Start,
     StoredEvent,
     Wait,
+    Watcher,
     WorkerId,
     WorkerInfo,
 )
@@ -49,6 +50,8 @@ class Sched(Struct):
     absorbed: int = 0
     cancelled: bool = False
     attempts: int = 0
+    watchers: int = 0
+    undoing: bool = False
     reason: str | None = None
 
     def free(self, ready_at: int) -> None:
@@ -71,7 +74,8 @@ class Sched(Struct):
 
     def status_at(self, now: int) -> RunStatus:
         due = self.owner is None and self.ready_at is not None and self.ready_at <= now
-        return RunStatus.RUNNING if due and self.status in _RESTING else self.status
+        status = RunStatus.RUNNING if due and self.status in _RESTING else self.status
+        return RunStatus.COMPENSATING if self.undoing and status is not RunStatus.PARKED else status
 
 
 class Result(Struct, frozen=True):
@@ -94,6 +98,8 @@ class Tables:
         self.results: dict[RunId, Result] = {}
         self.scheds: dict[RunId, Sched] = {}
         self.inboxes: dict[RunId, dict[int, Delivery]] = {}
+        self.watching: dict[RunId, set[Watcher]] = {}
+        """Open run -> who is told its end."""
         self.events: dict[int, StoredEvent] = {}
         self.numbers: dict[tuple[str, str], int] = {}
         """(source, id) of an event -> its number."""
@@ -121,6 +127,16 @@ class Tables:
     ) -> None:
         self.runs.setdefault(start.run_id, {})[gen] = start
         self.scheds[start.run_id] = Sched(start.run_id, start.workflow, gen, epoch, owner, ready_at, start_seq)
+
+    def insert_unowned(self, starts: Iterable[Start]) -> frozenset[RunId]:
+        """Returns the ids that are new."""
+        now, new = self.now(), set[RunId]()
+        for start in starts:
+            if start.run_id not in self.runs:
+                new.add(start.run_id)
+                ready_at = now if start.ready_at is None else start.ready_at
+                self.insert(start, ready_at=ready_at, start_seq=self.newest)
+        return frozenset(new)
 
     def deliver(
         self, sched: Sched, kind: EntryKind, *, step: str = "", value: bytes = b"", event: int | None = None

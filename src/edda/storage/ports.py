@@ -28,6 +28,7 @@ from edda.core.model import (
     StoredEvent,
     Takeover,
     Wait,
+    Watcher,
     WorkerId,
     WorkerInfo,
     Written,
@@ -117,6 +118,17 @@ class Runs(Protocol):
 
     async def get(self, run_id: RunId) -> RunRecord | None: ...
 
+    async def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+        """Have the end of a run told to a step of another one, once however often it is asked.
+
+        Returns the run as it is now: if it has ended already, nobody is told. None if there is no such run.
+        """
+        ...
+
+    async def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
+        """Who asked to be told; the parent is not among them."""
+        ...
+
     async def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]: ...
 
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]: ...
@@ -178,7 +190,8 @@ class Pruning(Protocol):
         ...
 
     async def prune_runs(self, before: int, limit: int) -> int:
-        """Runs that ended before the moment, with everything of theirs."""
+        """Runs that ended before the moment, with everything of theirs, and the generations of open runs that the next
+        one followed before it."""
         ...
 
 

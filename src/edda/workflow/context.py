@@ -6,17 +6,19 @@ import logging
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
 from uuid import UUID
 
 from edda.core.model import MICROSECONDS
 from edda.errors import NotInWorkflowError
 
 from .activity import inline_step
+from .execution import Recurrence
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
     from edda.core.retry import RetryPolicy
+    from edda.core.signature import Signature
 
     from .execution import Execution
 
@@ -68,6 +70,23 @@ class WorkflowContext:
         """The same for every attempt and after every crash: give it to the service you call."""
         raise NotInWorkflowError("ctx.idempotency_key is there inside an activity only")
 
+    def heartbeat(self, details: Any = None) -> None:
+        """Say that the activity is alive, and how far it has come: its next attempt can go on from `details`.
+
+        Works in threads too. Raises CancelledError if nobody wants the activity to go on.
+        """
+        raise NotInWorkflowError("ctx.heartbeat() is there inside an activity only")
+
+    @property
+    def heartbeat_details(self) -> Any:
+        """The last details that an earlier attempt gave, also before a crash; None if there are none."""
+        raise NotInWorkflowError("ctx.heartbeat_details is there inside an activity only")
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody wants the activity to go on: a thread cannot be stopped, it has to look."""
+        raise NotInWorkflowError("ctx.is_cancelled is there inside an activity only")
+
     @property
     def is_replaying(self) -> bool:
         """True only while recorded steps are gone through again."""
@@ -77,6 +96,10 @@ class WorkflowContext:
     def is_unwinding(self) -> bool:
         """True while the run leaves memory: `finally` blocks run then, though the workflow is not over."""
         return False
+
+    def recur(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, NoReturn]:
+        """Begin anew with these arguments: same id, empty history. `await ctx.recur(page=page + 1)` never returns."""
+        raise NotInWorkflowError("ctx.recur() was called in an activity: it belongs into the workflow's own code")
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -126,9 +149,11 @@ class RunLogger(logging.LoggerAdapter[logging.Logger]):
 class RunContext(WorkflowContext):
     """The context inside a workflow's own code."""
 
-    def __init__(self, instance_id: str, workflow_name: str, gen: int, codec: Codec) -> None:
+    def __init__(self, instance_id: str, workflow_name: str, gen: int, codec: Codec, signature: Signature) -> None:
         super().__init__(instance_id, workflow_name)
+        self.generation = gen
         self._codec = codec
+        self._signature = signature
         self._seed = f"{instance_id}/{gen}"
         self._rng: Random | None = None
         self._execution: Execution | None = None
@@ -154,6 +179,11 @@ class RunContext(WorkflowContext):
     def is_unwinding(self) -> bool:
         return self._execution is None or self._execution.loop.unwinding
 
+    def recur(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, NoReturn]:
+        if not self.execution.is_at_root:
+            raise NotInWorkflowError("ctx.recur() belongs into the workflow's own code, not into a branch of it")
+        raise Recurrence(self._signature.encode(self._codec, self._signature.bind(args, kwargs)))
+
     def now(self) -> datetime:
         """The time of the last recorded entry: the same on every replay."""
         return as_datetime(self.execution.now)
@@ -170,17 +200,37 @@ class RunContext(WorkflowContext):
         return inline_step(self, name, fn, args, retry_policy)
 
 
+class Pulse(Protocol):
+    """What an attempt says of itself while it runs."""
+
+    is_given_up: bool
+    details: bytes | None
+    """Of an earlier attempt."""
+
+    def beat(self, details: bytes | None) -> None: ...
+
+
 class ActivityContext(WorkflowContext):
     """The context inside an activity's body, which runs in the real world."""
 
     def __init__(
-        self, instance_id: str, workflow_name: str, activity_id: str, attempt: int, gen: int, clock: Callable[[], int]
+        self,
+        run: tuple[str, str, int],
+        activity_id: str,
+        attempt: int,
+        clock: Callable[[], int],
+        codec: Codec,
+        pulse: Pulse,
+        effects: str = "",
     ) -> None:
+        instance_id, workflow_name, self._gen = run
         super().__init__(instance_id, workflow_name)
         self._activity_id = activity_id
         self._attempt = attempt
-        self._gen = gen
         self._clock = clock
+        self._values = codec
+        self._pulse = pulse
+        self._prefix = effects
         self._effects = 0
 
     @property
@@ -195,10 +245,22 @@ class ActivityContext(WorkflowContext):
     def idempotency_key(self) -> str:
         return f"{self.instance_id}/{self._gen}/{self._activity_id}"
 
+    def heartbeat(self, details: Any = None) -> None:
+        self._pulse.beat(None if details is None else self._values.encode(details))
+
+    @property
+    def heartbeat_details(self) -> Any:
+        details = self._pulse.details
+        return None if details is None else self._values.decode(details)
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._pulse.is_given_up
+
     def next_effect_id(self) -> str:
         """For what the body does through Edda: the same at every attempt, so that it happens once."""
         self._effects += 1
-        return f"{self.idempotency_key}/{self._effects}"
+        return f"{self.idempotency_key}/{self._prefix}{self._effects}"
 
     @property
     def microseconds(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from edda.cloudevents.event import CloudEvent
-    from edda.core.model import CancelOutcome, Entry, RunRecord
+    from edda.core.model import CancelOutcome, Entry, RunRecord, Start
 
     from .context import WorkflowContext
     from .workflow import StartOptions, Workflow
@@ -22,15 +22,19 @@ if TYPE_CHECKING:
 class Client(Protocol):
     """What workflows and handles ask of an app."""
 
-    async def launch(
+    def launch(
         self, workflow: Workflow[Any, Any], options: StartOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> str: ...
+    ) -> Coroutine[Any, Any, str]: ...
 
-    async def await_result(self, instance_id: str, returns: Any, timeout: float | None) -> Any: ...
+    async def store(self, start: Start) -> None:
+        """For anybody to claim; `InstanceConflictError` if its id belongs to another run."""
+        ...
+
+    def await_result(self, instance_id: str, returns: Any, timeout: float | None) -> Coroutine[Any, Any, Any]: ...
 
     async def read_run(self, instance_id: str) -> RunRecord: ...
 
-    async def read_history(self, instance_id: str) -> tuple[Entry, ...]: ...
+    async def read_history(self, instance_id: str, generation: int | None = None) -> tuple[Entry, ...]: ...
 
     async def request_cancel(self, instance_id: str, reason: str) -> CancelOutcome: ...
 

@@ -16,10 +16,28 @@ from threading import get_ident
 from typing import Any
 
 from edda.core.model import MICROSECONDS, Entry, EntryKind
-from edda.errors import NonDeterminismError, NotInWorkflowError
+from edda.errors import NonDeterminismError, NotInWorkflowError, ParkedError
 
 from . import ordering  # noqa: F401 - the workflow loop is deterministic only with it
 from .loop import Branch, Refused, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
+from .undoing import Undoing
+
+STOPS = (EntryKind.CANCEL, EntryKind.TIMEOUT, EntryKind.LIMIT)
+"""They cancel the workflow's code."""
+_SILENT = (EntryKind.STRAY, EntryKind.RECUR)
+"""They move no code."""
+
+
+_PARTIAL = {(EntryKind.RETRY, EntryKind.STEP), (EntryKind.START, EntryKind.CHILD)}
+"""Entries that do not end the command they are for."""
+
+
+class Recurrence(BaseException):
+    """The workflow wants to begin anew, with this input. Not an error: do not catch it."""
+
+    def __init__(self, input: bytes) -> None:
+        super().__init__("the workflow begins anew")
+        self.input = input
 
 
 class Idle(Enum):
@@ -39,20 +57,25 @@ class Command:
 
     __slots__ = (
         "attempt",
-        "body",
         "call",
         "context",
         "decode",
+        "details",
         "due",
         "future",
         "handle",
         "id",
         "input",
+        "is_question",
         "issued_at",
         "kind",
         "name",
         "needs",
+        "replayed",
         "retry_at",
+        "started",
+        "target",
+        "undo",
     )
 
     def __init__(self, kind: EntryKind, id: str, name: str, input: bytes, decode: Callable[[Entry], Any]) -> None:
@@ -63,6 +86,8 @@ class Command:
         self.decode = decode
         self.call: Any = None
         """What the driver needs to carry it out; the execution does not look at it."""
+        self.undo: Any = None
+        """How to undo it once it is done; None if there is no way."""
         self.due: int | None = None
         self.attempt = 1
         self.retry_at: int | None = None
@@ -72,8 +97,21 @@ class Command:
         self.context: Context | None = None
         self.future: WorkflowFuture | None = None
         self.handle: TimerHandle | None = None
-        self.body: Any = None
-        """The running body, owned by the driver."""
+        self.details: bytes | None = None
+        """What was recorded of it so far: how far an earlier attempt had come, or which run was started."""
+        self.replayed = False
+        """Issued on replay: what it asks for may have been done before."""
+        self.target: str | None = None
+        """The run whose end it waits for."""
+        self.is_question = False
+        """Asked only to know whether it happened."""
+        self.started = False
+        """That run exists, and will tell."""
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it may have to be undone though it failed: its body may have gone on after it was given up."""
+        return self.undo is not None and bool(self.call.may_be_given_up)
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.id!r}"
@@ -97,6 +135,7 @@ class Execution:
         outside: asyncio.AbstractEventLoop | None = None,
         on_abandon: Callable[[Command], None] = lambda command: None,
         same: Callable[[bytes, bytes], bool] = bytes.__eq__,
+        encode: Callable[[Any], bytes] = lambda result: b"",
     ) -> None:
         self.name = name
         self.length = 0
@@ -106,6 +145,11 @@ class Execution:
         """New commands the driver has not seen yet."""
         self.in_memory = 0
         """Pending commands that die with the process."""
+        self.orphans: set[str] = set()
+        """Runs that were cancelled with their step here, and have not ended yet."""
+        self.undoing = Undoing()
+        self.late_cancel: str | None = None
+        """Why it was cancelled, if that was when its code was done already."""
         self.replaying = resumed
         """Until it stands where it stood: the code behind the last entry was run before, too."""
         self.now = started_at
@@ -115,6 +159,9 @@ class Execution:
         self._main = main
         self._same = same
         """Whether two arguments that differ in their bytes are the same: encryption makes them differ each time."""
+        self._encode = encode
+        self.value = b""
+        """The result as it is stored. A run whose result cannot be stored fails, and is undone."""
         self._history = history
         self._root: WorkflowTask | None = None
 
@@ -183,6 +230,7 @@ class Execution:
         due: int | None = None,
         id: str | None = None,
         label: str | None = None,
+        target: Callable[[str], str] | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """A plain function: the id is taken when the verb is CALLED, in the caller's branch; awaited maybe later."""
         loop = self.loop
@@ -196,7 +244,23 @@ class Execution:
             )
         command = Command(kind, id or task.branch.next_id(label or name), name, input, decode)
         command.call, command.due = call, due
+        if call is not None and kind is EntryKind.STEP:
+            command.undo = call.undo
+        if target is not None:
+            command.target = target(command.id)
         return self._await_command(command)
+
+    def repeat(self, command: Command) -> Coroutine[Any, Any, Any]:
+        """Ask once more for what was abandoned."""
+        again = Command(command.kind, command.id, command.name, command.input, command.decode)
+        again.call, again.undo = command.call, command.undo
+        again.details, again.attempt = command.details, command.attempt
+        again.replayed = again.is_question = True
+        return self._await_command(again)
+
+    @property
+    def is_at_root(self) -> bool:
+        return self.loop.thread == get_ident() and asyncio.current_task(self.loop) is self._root
 
     def set_timer(self, branch: Branch, handle: TimerHandle) -> None:
         command = Command(EntryKind.TIMER, branch.next_id("timer"), "timer", b"", _nothing)
@@ -207,9 +271,22 @@ class Execution:
 
     def cancel(self, message: str | None = None) -> None:
         assert self._root is not None
-        self._root.cancel(message)
+        if not self.undoing.has_begun:
+            self._root.cancel(message)
 
     async def _run(self) -> Any:
+        try:
+            result = await self._run_main()
+            self.value = self._encode(result)
+            return result
+        except (ParkedError, Recurrence, KeyboardInterrupt):
+            raise
+        except BaseException as failure:
+            if not self.loop.unwinding and self.undoing.is_needed:
+                await self.undoing.run(self, failure)
+            raise
+
+    async def _run_main(self) -> Any:
         try:
             return await self._main()
         finally:
@@ -263,6 +340,8 @@ class Execution:
         command.issued_at = self.now
         self.loop.next_number()  # the future that was not made: numbers stay the same
         self._advance(entry)
+        if entry.kind is EntryKind.STEP:
+            self.undoing.settle(command, entry)
         if self.on_replayed is not None:
             self.on_replayed(command, entry)
         return (value,)
@@ -275,6 +354,8 @@ class Execution:
             )
         command.needs = self.length
         command.issued_at = self.now
+        command.replayed = command.replayed or self.replaying
+        self.undoing.expect(command)
         if command.kind is EntryKind.STEP:
             command.context = copy_context()
             self.in_memory += 1
@@ -285,6 +366,7 @@ class Execution:
         if self.loop.unwinding or self.pending.get(command.id) is not command:
             return
         self._remove(command)
+        self.undoing.abandon(command)
         self.on_abandon(command)
 
     def _remove(self, command: Command) -> None:
@@ -303,24 +385,46 @@ class Execution:
     def _apply(self, entry: Entry) -> None:
         replayed = self.replaying
         self._advance(entry)
-        if entry.kind is EntryKind.LATE or entry.kind is EntryKind.STRAY:
+        if entry.kind in _SILENT:
             return
-        if entry.kind is EntryKind.CANCEL or entry.kind is EntryKind.TIMEOUT:
+        if entry.kind is EntryKind.LATE:
+            self._apply_late(entry)
+            return
+        if entry.kind in STOPS:
+            if entry.kind is EntryKind.CANCEL and self.idle is Idle.DONE:
+                self.late_cancel = entry.name
             self.cancel(entry.name or None)
+            return
+        if entry.kind is EntryKind.HEARTBEAT:
+            self._apply_heartbeat(entry)
             return
         command = self._expected(entry)
         if entry.kind is EntryKind.RETRY:
             command.attempt = entry.attempt + 1
             command.retry_at = entry.at
             return
+        if entry.kind is EntryKind.START and command.kind is EntryKind.CHILD:
+            command.started, command.details = True, entry.value
+            return
         self._remove(command)
+        if entry.kind is EntryKind.STEP:
+            self.undoing.settle(command, entry)
         if replayed and self.on_replayed is not None:
             self.on_replayed(command, entry)
         self._wake(command, entry)
 
+    def _apply_late(self, entry: Entry) -> None:
+        self.orphans.discard(entry.name)
+        self.undoing.settle_late(entry)
+
+    def _apply_heartbeat(self, entry: Entry) -> None:
+        command = self.pending.get(entry.step)
+        if command is not None:
+            command.details = entry.value
+
     def _expected(self, entry: Entry) -> Command:
         command = self.pending.get(entry.step)
-        if command is None or (command.kind is not entry.kind and entry.kind is not EntryKind.RETRY):
+        if command is None or (command.kind is not entry.kind and (entry.kind, command.kind) not in _PARTIAL):
             nothing = "nothing: it is done" if self.idle is Idle.DONE else "nothing that is recorded"
             waits = ", ".join(map(repr, self.pending.values())) or nothing
             raise NonDeterminismError(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from edda.core.model import CancelOutcome
 from edda.core.states import RunStatus
+from edda.errors import NotInWorkflowError
+
+from .children import await_run, running_context, within
 
 if TYPE_CHECKING:
     from edda.core.model import Entry
@@ -21,20 +25,34 @@ class WorkflowHandle(Generic[R]):
         self._client = client
         self._returns = returns
 
-    async def status(self) -> RunStatus:
+    def status(self) -> Coroutine[Any, Any, RunStatus]:
+        ctx = running_context()
+        return self._status() if ctx is None else ctx.step("status", self._status)
+
+    def result(self, timeout: float | None = None) -> Coroutine[Any, Any, R]:
+        """The workflow's value, or its own exception raised; `TimeoutError` after `timeout` seconds."""
+        ctx = running_context()
+        if ctx is None:
+            return self._client.await_result(self.instance_id, self._returns, timeout)
+        ended = await_run(ctx, self.instance_id, self._returns)
+        return ended if timeout is None else within(ended, timeout, self.instance_id)
+
+    def cancel(self, reason: str = "cancelled") -> Coroutine[Any, Any, bool]:
+        """Ask the run to stop; False if it has ended already. The run ends by itself, `finally` blocks included."""
+        ctx = running_context()
+        return self._cancel(reason) if ctx is None else ctx.step("cancel", self._cancel, reason)
+
+    async def history(self, generation: int | None = None) -> tuple[Entry, ...]:
+        """Of the newest generation, or of an earlier one; the first is 0."""
+        if running_context() is not None:
+            raise NotInWorkflowError("handle.history() in the body of a workflow: read it in an activity.")
+        return await self._client.read_history(self.instance_id, generation)
+
+    async def _status(self) -> RunStatus:
         return (await self._client.read_run(self.instance_id)).status
 
-    async def result(self, timeout: float | None = None) -> R:
-        """The workflow's value, or its own exception raised; `TimeoutError` after `timeout` seconds."""
-        value: R = await self._client.await_result(self.instance_id, self._returns, timeout)
-        return value
-
-    async def cancel(self, reason: str = "cancelled") -> bool:
-        """Ask the run to stop; False if it has ended already. The run ends by itself, `finally` blocks included."""
+    async def _cancel(self, reason: str) -> bool:
         return await self._client.request_cancel(self.instance_id, reason) is not CancelOutcome.ENDED
-
-    async def history(self) -> tuple[Entry, ...]:
-        return await self._client.read_history(self.instance_id)
 
     def __repr__(self) -> str:
         return f"<handle of run {self.instance_id}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from edda.core.signature import Signature
 from edda.errors import UnknownWorkflowError
 
-from .context import WorkflowContext, seconds_to_microseconds
+from .children import running_context, start_child
+from .context import RunContext, WorkflowContext, seconds_to_microseconds
 from .current import current
 from .handle import WorkflowHandle
 
@@ -29,6 +30,8 @@ class StartOptions:
     id: str | None = None
     timeout: int | None = None
     delay: int = 0
+    detached: bool = False
+    """A child that goes on when its parent is cancelled."""
 
 
 class Workflow(Generic[P, R]):
@@ -46,11 +49,11 @@ class Workflow(Generic[P, R]):
         self.__module__ = fn.__module__
         self.__wrapped__ = fn
 
-    async def start(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        return await Starter(self, StartOptions()).start(*args, **kwargs)
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, str]:
+        return Starter(self, StartOptions()).start(*args, **kwargs)
 
-    async def run(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await Starter(self, StartOptions()).run(*args, **kwargs)
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        return Starter(self, StartOptions()).run(*args, **kwargs)
 
     def options(
         self,
@@ -58,11 +61,15 @@ class Workflow(Generic[P, R]):
         id: str | None = None,
         timeout: float | timedelta | None = None,
         delay: float | timedelta | None = None,
+        detached: bool = False,
     ) -> Starter[P, R]:
-        """`id` makes the start idempotent; `timeout` bounds the whole run; `delay` puts its beginning off (seconds)."""
+        """`id` makes the start idempotent; `timeout` bounds the whole run; `delay` puts its beginning off (seconds).
+
+        A `detached` child goes on when the workflow that started it is cancelled.
+        """
         if id is not None and (not isinstance(id, str) or not id.strip() or len(id) > 255):
             raise ValueError(f"{self.name}.options(id={id!r}): expected a text of 1 to 255 characters")
-        options = StartOptions(id)
+        options = StartOptions(id, detached=detached)
         if timeout is not None:
             options = replace(options, timeout=seconds_to_microseconds(timeout, f"{self.name}.options(timeout=)"))
         if delay is not None:
@@ -87,10 +94,24 @@ class Starter(Generic[P, R]):
     def on(self, client: Client) -> Starter[P, R]:
         return Starter(self._workflow, self._options, client)
 
-    async def start(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        return await (self._client or current()).launch(self._workflow, self._options, args, kwargs)
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, str]:
+        """In a workflow the new run is its child, and a plain function takes the child's id when it is called."""
+        ctx = self._parent
+        if ctx is not None:
+            return start_child(ctx, self._workflow, self._options, args, kwargs, is_awaited=False)
+        return (self._client or current()).launch(self._workflow, self._options, args, kwargs)
 
-    async def run(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        ctx = self._parent
+        if ctx is not None:
+            return start_child(ctx, self._workflow, self._options, args, kwargs, is_awaited=True)
+        return self._launch_and_wait(args, kwargs)
+
+    @property
+    def _parent(self) -> RunContext | None:
+        return running_context() if self._client is None else None
+
+    async def _launch_and_wait(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         client = self._client or current()
         instance_id = await client.launch(self._workflow, self._options, args, kwargs)
         result: R = await client.await_result(instance_id, self._workflow.signature.returns, None)

@@ -18,7 +18,7 @@ from .letters import Letter, deliver
 from .moves import LOCK_SCHED
 from .rows import run_id
 from .session import BEGIN, COMMIT, Row, Session
-from .statement import Statement, binary, bind, groups, inserts, joins, text
+from .statement import Statement, binary, bind, groups, inserts, joins, number, optional, text
 
 VERSIONS = b"SELECT type, version FROM edda_event_type WHERE type IN (%b)"
 FIND_KNOWN = b"""SELECT v.i FROM (%b) v
@@ -112,13 +112,12 @@ def _store(
         keys = sorted({(key.kept, i - positions[0]) for i in positions for key in events[i].keys})
         yield from inserts(INSERT_KEY, [b"(%b,%b)" % (binary(key), NUMBER % i) for key, i in keys], limit)
         started = [(start, NUMBER % (i - positions[0])) for start, i in births.values() if i in positions]
-        yield from insert_ready(started, now, limit)
+        yield from insert_ready(started, number(now), limit)
 
 
 def _event_row(incoming: Incoming, now: int) -> bytes:
     event = incoming.event
-    target = b"NULL" if event.target is None else text(event.target)
-    row = (text(event.source), text(event.id), text(event.type), target, now, binary(event.body))
+    row = (text(event.source), text(event.id), text(event.type), optional(event.target), now, binary(event.body))
     return b"(%b,%b,%b,%b,%d,%b)" % row
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edda.core.model import Absorb, Bundle, Release, Start
+from edda.core.model import Absorb, Bundle, Recur, Release, Start
 from edda.core.states import RunStatus
 
-from .session import EXPECT
-from .statement import Statement, binary, bind, groups, inserts, number, text
+from .session import EXPECT, expectation
+from .statement import Statement, binary, bind, groups, inserts, number, optional, text
 
-INSERT_RUN = b"INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline) VALUES "
+RUN_COLUMNS = b"(id, gen, workflow, input, created_at, deadline, parent, parent_step, depth)"
+INSERT_RUN = b"INSERT INTO edda_run " + RUN_COLUMNS + b" VALUES "
 FIND_EXISTING = b"SELECT DISTINCT id FROM edda_run WHERE id IN (%b)"
+# Of any generation: the first ones of an open run may be pruned, and an INSERT would not meet the others.
+COUNT_EXISTING = b"SELECT COUNT(*) INTO @edda_existing FROM edda_run WHERE id IN (%b)"
+EXPECT_NONE = expectation(b"@edda_existing = 0")
 # Not INSERT IGNORE: that would cut an id which is too long instead of refusing it.
 OR_LEAVE = b" ON DUPLICATE KEY UPDATE id = id"
 INSERT_SCHED = (
@@ -27,29 +31,32 @@ _RUNNING = STATUSES[RunStatus.RUNNING]
 
 
 def run_row(start: Start, gen: int) -> bytes:
-    return b"(%b,%d,%b,%b,%d,%b)" % (
+    return b"(%b,%d,%b,%b,%d,%b,%b,%b,%d)" % (
         text(start.run_id),
         gen,
         text(start.workflow),
         binary(start.input),
         start.created_at,
         number(start.deadline),
+        optional(start.parent),
+        optional(start.parent_step),
+        start.depth,
     )
 
 
 def sched_row(bundle: Bundle, start: Start, worker: bytes) -> bytes:
     """Start and move of one run in one batch are one row: the statements would not fold them."""
-    workflow, epoch, gen = text(start.workflow), bundle.epoch, bundle.gen
+    workflow, epoch, gen = text(start.workflow), bundle.epoch, bundle.gen + isinstance(bundle.move, Recur)
     run_id = text(bundle.run_id)
     if isinstance(move := bundle.move, Release):
-        rest = (move.absorbed, STATUSES[move.status], int(move.status is RunStatus.PARKED), reason(move))
+        rest = (move.absorbed, STATUSES[move.status], int(move.status is RunStatus.PARKED), optional(move.reason))
         return _sched_row(run_id, workflow, b"NULL", epoch, gen, NEWEST, number(move.ready_at), *rest)
     owner = worker if start.ready_at is None else b"NULL"
-    absorbed = move.absorbed if isinstance(move, Absorb) else 0
+    absorbed = move.absorbed if isinstance(move, Absorb | Recur) else 0
     return _sched_row(run_id, workflow, owner, epoch, gen, NEWEST, number(start.ready_at), absorbed)
 
 
-def insert_ready(births: Sequence[tuple[Start, bytes]], now: int, limit: int) -> Iterator[Statement]:
+def insert_ready(births: Sequence[tuple[Start, bytes]], now: bytes, limit: int) -> Iterator[Statement]:
     """Runs that nobody owns yet, each with its `start_seq`; misses its expectation if one is there already."""
     label = (INSERT_RUN + OR_LEAVE).decode()
     for rows in groups([run_row(start, 0) for start, _ in births], limit - len(label)):
@@ -58,13 +65,9 @@ def insert_ready(births: Sequence[tuple[Start, bytes]], now: int, limit: int) ->
     yield from inserts(INSERT_SCHED, [_ready_row(start, seq, now) for start, seq in births], limit)
 
 
-def reason(move: Release) -> bytes:
-    return b"NULL" if move.reason is None else text(move.reason)
-
-
-def _ready_row(start: Start, start_seq: bytes, now: int) -> bytes:
-    ready_at = now if start.ready_at is None else start.ready_at
-    return _sched_row(text(start.run_id), text(start.workflow), b"NULL", 0, 0, start_seq, number(ready_at))
+def _ready_row(start: Start, start_seq: bytes, now: bytes) -> bytes:
+    ready_at = now if start.ready_at is None else number(start.ready_at)
+    return _sched_row(text(start.run_id), text(start.workflow), b"NULL", 0, 0, start_seq, ready_at)
 
 
 def _sched_row(

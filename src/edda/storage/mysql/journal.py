@@ -1,21 +1,26 @@
 """The journal: one message is one batch is one commit, behind a compare-and-set on the worker's fence.
 
-Only a batch in which runs ask for events takes two, because what is written depends on what is found.
+Only a batch in which something depends on what is found (runs that ask for events, letters, ends that others watch, new
+generations) takes two, and three the rare one whose first message hoped in vain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from edda.core.model import Bundle, Fence, Release, RunId, WorkerId, Written
 from edda.errors import StorageConflictError
 
-from .batch import compose
-from .moves import LOCK_SCHED
+from .batch import begin, born_to, compose, compose_judged
+from .births import FIND_EXISTING
+from .judgement import Judgement, depends
+from .moves import LOCK_AND_LOOK, LOCK_SCHED, locked
 from .pool import Pool
 from .rows import run_id
-from .session import ExpectationMissedError, Session
-from .waits import FIND_EVENT, Registration, asks
+from .session import Answers, ExpectationMissedError, Session
+from .statement import Statement, bind
+from .waits import FIND_EVENT
 
 READ_FENCE = b"SELECT batch_no, moves FROM edda_fence WHERE worker = %b"
 OWNED = b"SELECT run_id, epoch FROM edda_sched WHERE owner = %b"
@@ -27,19 +32,11 @@ class MySQLJournal:
     _pool: Pool
 
     async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
-        try:
-            async with self._journal.session() as session:
-                # All of it before the first is sent: bad data is refused here.
-                statements = list(compose(fence, batch, session.limit))
-                answers = await session.ask(*statements)
-                delivered = {run_id(run): n for run, n in answers.to(LOCK_SCHED)}
-                asking = [bundle for bundle in batch if asks(bundle)]
-                registration = Registration(asking, delivered, answers.to(FIND_EVENT))
-                if asking:
-                    await _finish(session, registration)
-        except ExpectationMissedError:
-            return None
-        return Written(frozenset(_with_mail(batch, delivered)), registration.unmet)
+        for way in (_write_in_hope, _write_with_care):
+            with suppress(ExpectationMissedError):
+                async with self._journal.session() as session:
+                    return await way(session, fence, batch)
+        return None
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
         rows = (await self._pool.run(READ_FENCE, worker)).rows
@@ -49,11 +46,40 @@ class MySQLJournal:
         return {run_id(run): epoch for run, epoch in (await self._pool.run(OWNED, worker)).rows}
 
 
-async def _finish(session: Session, registration: Registration) -> None:
+async def _write_in_hope(session: Session, fence: Fence, batch: Sequence[Bundle]) -> Written:
+    # All of it before the first is sent: bad data is refused here.
+    statements = list(compose(fence, batch, session.limit))
+    answers = await session.ask(*statements)
+    if any(map(depends, batch)):
+        return await _judge(session, batch, answers)
+    return Written(frozenset(_with_mail(batch, {run_id(run): n for run, n in answers.to(LOCK_SCHED)})))
+
+
+async def _write_with_care(session: Session, fence: Fence, batch: Sequence[Bundle]) -> Written:
+    """Look before anything is decided: all that is expected then is the fence."""
+    wanted = [child.run_id for child in born_to(batch)]
+    look = await session.ask(*begin(fence, batch), bind(FIND_EXISTING, wanted))
+    children = born_to(batch, {run_id(row[0]) for row in look.to(FIND_EXISTING)})
+    statements = list(compose_judged(fence.worker, batch, children, session.limit))
+    answers = await _settle(session, statements, "somebody else starts a run with the same id")
+    return await _judge(session, batch, answers)
+
+
+async def _judge(session: Session, batch: Sequence[Bundle], answers: Answers) -> Written:
+    rows = locked(answers.to(LOCK_AND_LOOK))
+    judgement = Judgement(batch, rows, answers.to(FIND_EVENT))
+    statements = list(judgement.statements(session.limit))
+    await _settle(session, statements, "an event that was found has been pruned meanwhile")
+    delivered = {run: row.delivered for run, row in rows.items()}
+    return Written(frozenset(_with_mail(batch, delivered)), judgement.unmet)
+
+
+async def _settle(session: Session, statements: Sequence[Statement], otherwise: str) -> Answers:
+    """Behind the fence a missed expectation says nothing of the fence."""
     try:
-        await session.send(*registration.statements(session.limit))
+        return await session.ask(*statements)
     except ExpectationMissedError as error:
-        raise StorageConflictError("an event that was found has been pruned meanwhile") from error
+        raise StorageConflictError(otherwise) from error
 
 
 def _with_mail(batch: Sequence[Bundle], delivered: Mapping[RunId, int]) -> Iterable[RunId]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from edda.core.model import RunId
@@ -35,13 +35,17 @@ class Letter(NamedTuple):
 
 def deliver(letters: Sequence[Letter]) -> Iterator[Statement]:
     """Deliver them, and end the waits they are for; misses its expectation if an event is gone."""
-    last = {letter.run_id: letter.n for letter in letters}
     rows = [_row(letter) for letter in letters]
     for i in range(0, len(rows), DERIVED_ROWS):
         some = rows[i : i + DERIVED_ROWS]
         yield from joins(INSERT_LETTER, some)
         yield bind(EXPECT, len(some))
     yield from joins(DROP_WAIT, rows)
+    yield from note({letter.run_id: letter.n for letter in letters})
+
+
+def note(last: Mapping[RunId, int]) -> Iterator[Statement]:
+    """Up to which number each run has got letters now."""
     yield from joins(NOTE, [b"SELECT %b AS run_id, %d AS n" % (text(run), n) for run, n in last.items()])
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from edda.core.model import Absorb, End, Move, Release
+from edda.core.model import Absorb, End, Move, Recur, Release, RunId
 
-from .births import STATUSES, reason
-from .statement import Statement, joins, number
+from .births import STATUSES
+from .rows import run_id as id_of
+from .session import EXPECT, Row
+from .statement import DERIVED_ROWS, Statement, bind, joins, number, optional
 
-LOCK_SCHED = b"""SELECT run_id, delivered FROM edda_sched FORCE INDEX (PRIMARY)
-    WHERE run_id IN (%b) ORDER BY run_id FOR UPDATE"""
+_IN_ORDER = b" FROM edda_sched FORCE INDEX (PRIMARY) WHERE run_id IN (%b) ORDER BY run_id FOR UPDATE"
+LOCK_SCHED = b"SELECT run_id, delivered" + _IN_ORDER
+LOCK_AND_LOOK = b"SELECT run_id, delivered, watchers, cancelled" + _IN_ORDER
 # Joins with a derived table: a CASE over thousands of rows takes quadratic time, an UPDATE for each five times this.
 # No expression reads a column that is set here: in a join the order of the assignments is not defined.
 ABSORB = b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET s.absorbed = v.absorbed"
@@ -21,17 +25,34 @@ RELEASE = b"""UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SE
     s.reason = IF(s.delivered = v.absorbed, v.reason, NULL),
     s.attempts = IF(v.status = 'parked', s.attempts + 1, 0),
     s.absorbed = v.absorbed"""
+RECUR = b"""UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET
+    s.gen = s.gen + 1, s.absorbed = v.absorbed, s.cancelled = FALSE, s.attempts = 0, s.undoing = FALSE"""
+UNDO = b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET s.undoing = TRUE"
 # A join as well: with an IN list MariaDB scans a small table from end to end here, and ignores a FORCE INDEX.
-END = b"DELETE s FROM (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id"
+END = b"DELETE s FROM (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id AND s.watchers = v.watchers"
 DROP_WAIT = b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_wait w ON w.run_id = v.run_id AND w.step = v.step"
 END_WAITS = b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_wait w ON w.run_id = v.run_id"
+END_WATCHING = b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_watcher w ON w.run_id = v.run_id"
+
+
+class Locked(NamedTuple):
+    delivered: int
+    watchers: int
+    cancelled: int
+
+
+def locked(rows: Iterable[Row]) -> dict[RunId, Locked]:
+    return {id_of(run): Locked(*rest) for run, *rest in rows}
 
 
 class Moves:
     def __init__(self) -> None:
         self._absorbed: list[bytes] = []
         self._released: list[bytes] = []
+        self._recurred: list[bytes] = []
         self._ended: list[bytes] = []
+        self._stopped: list[bytes] = []
+        self._watched: list[bytes] = []
 
     def add(self, run_id: bytes, move: Move) -> None:
         match move:
@@ -40,13 +61,25 @@ class Moves:
             case Release(absorbed, ready_at, status):
                 self._released.append(
                     b"SELECT %b AS run_id, %d AS absorbed, %b AS ready_at, %b AS status, %b AS reason"
-                    % (run_id, absorbed, number(ready_at), STATUSES[status], reason(move))
+                    % (run_id, absorbed, number(ready_at), STATUSES[status], optional(move.reason))
                 )
-            case End():
-                self._ended.append(b"SELECT %b AS run_id" % run_id)
+            case Recur(absorbed):
+                self._recurred.append(b"SELECT %b AS run_id, %d AS absorbed" % (run_id, absorbed))
+                self._stopped.append(b"SELECT %b AS run_id" % run_id)
+            case End(watchers=watchers):
+                self._ended.append(b"SELECT %b AS run_id, %d AS watchers" % (run_id, watchers))
+                self._stopped.append(b"SELECT %b AS run_id" % run_id)
+                if watchers:
+                    self._watched.append(b"SELECT %b AS run_id" % run_id)
 
     def statements(self) -> Iterator[Statement]:
+        """Misses its expectation if others watch a run that ends than it knows of."""
         yield from joins(ABSORB, self._absorbed)
         yield from joins(RELEASE, self._released)
-        yield from joins(END, self._ended)
-        yield from joins(END_WAITS, self._ended)
+        yield from joins(RECUR, self._recurred)
+        for i in range(0, len(self._ended), DERIVED_ROWS):
+            ended = self._ended[i : i + DERIVED_ROWS]
+            yield from joins(END, ended)
+            yield bind(EXPECT, len(ended))
+        yield from joins(END_WAITS, self._stopped)
+        yield from joins(END_WATCHING, self._watched)

@@ -49,10 +49,22 @@ FIND_ENDED = b"""SELECT r.run_id FROM edda_result r FORCE INDEX (edda_result_end
     WHERE r.ended_at < %b AND NOT EXISTS (SELECT 1 FROM edda_sched s WHERE s.run_id = r.run_id)
     ORDER BY r.ended_at LIMIT %b FOR UPDATE SKIP LOCKED"""
 DELETE_OF_RUNS = (
+    b"DELETE p FROM (%b) v STRAIGHT_JOIN edda_past p ON p.run_id = v.run_id",
     b"DELETE h FROM (%b) v STRAIGHT_JOIN edda_hist h ON h.run_id = v.run_id",
     b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_delivery d ON d.run_id = v.run_id",
+    b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_watcher w ON w.run_id = v.run_id",
     b"DELETE r FROM (%b) v STRAIGHT_JOIN edda_run r ON r.id = v.run_id",
     b"DELETE r FROM (%b) v STRAIGHT_JOIN edda_result r ON r.run_id = v.run_id",
+)
+
+# Of open runs: those of one that has ended go with it.
+FIND_PAST = b"""SELECT p.run_id, p.gen FROM edda_past p FORCE INDEX (edda_past_ended)
+    STRAIGHT_JOIN edda_sched s ON s.run_id = p.run_id WHERE p.ended_at < %b ORDER BY p.ended_at LIMIT %b"""
+# The first of them decides who removes a generation: another who found it too waits here, and then removes nothing.
+DELETE_GENERATIONS = (
+    b"DELETE p FROM (%b) v STRAIGHT_JOIN edda_past p ON p.run_id = v.run_id AND p.gen = v.gen",
+    b"DELETE h FROM (%b) v STRAIGHT_JOIN edda_hist h ON h.run_id = v.run_id AND h.gen = v.gen",
+    b"DELETE r FROM (%b) v STRAIGHT_JOIN edda_run r ON r.id = v.run_id AND r.gen = v.gen",
 )
 
 
@@ -75,7 +87,7 @@ class MySQLPruning:
             rows = [b"SELECT %b AS run_id" % text(row[0].decode()) for row in sorted(ended.rows)]
             deletions = (statement for template in DELETE_OF_RUNS for statement in joins(template, rows))
             await session.send(*deletions, bind(COMMIT))
-            return len(rows)
+            return len(rows) + await _prune_generations(session, before, limit - len(rows))
 
 
 async def _prune_keys(session: Session, before: int, limit: int) -> int:
@@ -98,6 +110,16 @@ async def _prune_events(session: Session, before: int, limit: int) -> int:
     unused = seqs.difference(row[0] for row in used.rows)
     await session.send(*joins(DELETE_EVENTS, _numbers(unused)), bind(COMMIT))
     return len(unused)
+
+
+async def _prune_generations(session: Session, before: int, limit: int) -> int:
+    past = (await session.run(FIND_PAST, before, limit)).rows
+    rows = [b"SELECT %b AS run_id, %d AS gen" % (text(run.decode()), gen) for run, gen in sorted(past)]
+    if not rows:
+        return 0
+    claim, *rest = (list(joins(template, rows)) for template in DELETE_GENERATIONS)
+    replies = await session.send(bind(BEGIN), *claim, *(statement for part in rest for statement in part), bind(COMMIT))
+    return sum(reply.affected for reply in replies[1 : 1 + len(claim)])
 
 
 def _numbers(seqs: Iterable[int]) -> list[bytes]:

@@ -17,7 +17,7 @@ from .statement import Statement, bind, text
 SHARE_FENCE = b"SELECT 1 FROM edda_fence WHERE worker = %b LOCK IN SHARE MODE"
 # One name at a time: over several the server would sort, and lock all that is due before it takes the first few.
 FIND_DUE = (
-    b"SELECT ready_at, run_id, workflow, gen, epoch, absorbed, attempts, start_seq"
+    b"SELECT ready_at, run_id, workflow, gen, epoch, absorbed, attempts, start_seq, watchers"
     b" FROM edda_sched FORCE INDEX (edda_sched_ready)"
     b" WHERE workflow = %b AND ready_at <= " + NOW + b" AND owner IS NULL"
     b" ORDER BY ready_at LIMIT %b FOR UPDATE SKIP LOCKED"
@@ -25,7 +25,9 @@ FIND_DUE = (
 TAKE = b"""UPDATE edda_sched FORCE INDEX (PRIMARY)
     SET owner = %b, epoch = epoch + 1, ready_at = NULL, status = 'running', reason = NULL WHERE run_id IN (%b)"""
 READ_WAITS = b"SELECT run_id, step FROM edda_wait WHERE run_id IN (%b) ORDER BY run_id, step"
-READ_RUNS = b"""SELECT r.id, r.input, r.created_at, r.deadline FROM edda_sched s FORCE INDEX (PRIMARY)
+READ_WATCHERS = b"SELECT run_id, watcher, step FROM edda_watcher WHERE run_id IN (%b) ORDER BY run_id, watcher, step"
+READ_RUNS = b"""SELECT r.id, r.input, r.created_at, r.deadline, r.parent, r.parent_step, r.depth
+    FROM edda_sched s FORCE INDEX (PRIMARY)
     STRAIGHT_JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen WHERE s.run_id IN (%b)"""
 READ_HISTORY = b"""SELECT h.run_id, h.epoch,
         h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n, h.event
@@ -66,10 +68,12 @@ class MySQLQueue:
             self._news.expect_more()
             # Statements of their own, after the claim: in the claim's they could be older than its rows. The waits
             # first: one that is met between two of these is then seen in the inbox as well, instead of nowhere.
-            read = (bind(template, ids) for template in (READ_WAITS, READ_RUNS, READ_HISTORY))
-            letters = read_mail((row[1], row[5]) for row in due)
-            waits, runs, history, *mail = await session.send(*read, *letters)
-            return Claim(_time(clock), claimed_runs(due, waits, runs, history, mail))
+            read = [bind(template, ids) for template in (READ_WAITS, READ_RUNS, READ_HISTORY)]
+            if watched := [run_id(row[1]) for row in due if row[-1]]:
+                read.append(bind(READ_WATCHERS, watched))
+            found = await session.ask(*read, *read_mail((row[1], row[5]) for row in due))
+            about = (READ_WAITS, READ_RUNS, READ_HISTORY, READ_MAIL, READ_WATCHERS)
+            return Claim(_time(clock), claimed_runs(due, *map(found.to, about)))
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:
         if not workflows:

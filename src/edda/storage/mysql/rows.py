@@ -5,16 +5,32 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from edda.core.model import ClaimedRun, Delivery, Entry, EntryKind, Event, RunId, RunRecord, StoredEvent, Wait, WorkerId
+from edda.core.model import (
+    ClaimedRun,
+    Delivery,
+    Entry,
+    EntryKind,
+    Event,
+    RunId,
+    RunRecord,
+    StoredEvent,
+    Wait,
+    Watcher,
+    WorkerId,
+)
 from edda.core.states import RunStatus
 
-from .session import Reply, Row
+from .session import Row
 
 _KINDS = {kind.value: kind for kind in EntryKind}
 
 
 def run_id(value: bytes) -> RunId:
     return RunId(value.decode())
+
+
+def maybe_run_id(value: bytes | None) -> RunId | None:
+    return None if value is None else run_id(value)
 
 
 def worker_id(value: bytes) -> WorkerId:
@@ -33,8 +49,8 @@ def delivery(row: Row) -> Delivery:
 
 def stored_event(row: Row) -> StoredEvent:
     seq, received_at, source, id, type, target, body = row
-    to = None if target is None else run_id(target)
-    return StoredEvent(seq, received_at, Event(source.decode(), id.decode(), type.decode(), to, body))
+    event = Event(source.decode(), id.decode(), type.decode(), maybe_run_id(target), body)
+    return StoredEvent(seq, received_at, event)
 
 
 def wait(row: Row) -> Wait:
@@ -42,8 +58,13 @@ def wait(row: Row) -> Wait:
     return Wait(step.decode(), key, own_key, type.decode(), match, due)
 
 
+def watcher(row: Row) -> Watcher:
+    run, step = row
+    return Watcher(run_id(run), step.decode())
+
+
 def run_record(row: Row) -> RunRecord:
-    run, workflow, gen, status, given, created_at, deadline, owner, ready_at, reason, ended_at, value = row
+    run, workflow, gen, status, given, created_at, deadline, owner, ready_at, reason, ended_at, value, parent = row
     return RunRecord(
         run_id=run_id(run),
         workflow=workflow.decode(),
@@ -57,29 +78,37 @@ def run_record(row: Row) -> RunRecord:
         reason=reason,
         ended_at=ended_at,
         value=value,
+        parent=maybe_run_id(parent),
     )
 
 
 def claimed_runs(
-    due: Iterable[Row], waits: Reply, runs: Reply, hist: Reply, mail: Iterable[Reply]
+    due: Iterable[Row],
+    waits: Iterable[Row],
+    runs: Iterable[Row],
+    hist: Iterable[Row],
+    mail: Iterable[Row],
+    watching: Iterable[Row],
 ) -> tuple[ClaimedRun, ...]:
     """Put together what was read after the claim; runs that were lost again meanwhile are left out."""
-    started = {row[0]: row for row in runs.rows}
+    started = {row[0]: row for row in runs}
     lines: dict[bytes, list[Row]] = defaultdict(list)
-    for row in hist.rows:
+    for row in hist:
         lines[row[0]].append(row)
     letters: dict[bytes, list[Delivery]] = defaultdict(list)
-    for reply in mail:
-        for row in reply.rows:
-            letters[row[0]].append(delivery(row))
+    for row in mail:
+        letters[row[0]].append(delivery(row))
     steps: dict[bytes, list[str]] = defaultdict(list)
-    for run, step in waits.rows:
+    for run, step in waits:
         steps[run].append(step.decode())
+    watchers: dict[bytes, list[Watcher]] = defaultdict(list)
+    for row in watching:
+        watchers[row[0]].append(watcher(row[1:]))
     claimed = []
-    for _, run, workflow, gen, epoch, absorbed, attempts, start_seq in due:
+    for _, run, workflow, gen, epoch, absorbed, attempts, start_seq, _ in due:
         if run not in started or _is_void(lines[run], epoch + 1, absorbed):
             continue
-        _, given, created_at, deadline = started[run]
+        _, given, created_at, deadline, parent, parent_step, depth = started[run]
         entries = sorted((entry(row[2:]) for row in lines[run]), key=_seq)
         claimed.append(
             ClaimedRun(
@@ -96,6 +125,10 @@ def claimed_runs(
                 mail=tuple(letters[run]),
                 waits=tuple(steps[run]),
                 start_seq=start_seq,
+                parent=maybe_run_id(parent),
+                parent_step=parent_step,
+                depth=depth,
+                watchers=tuple(watchers[run]),
             )
         )
     return tuple(claimed)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, Start
+from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, Start, Watcher
 from edda.errors import StorageConflictError
 
 from .births import FIND_EXISTING, NEWEST, READ_NEWEST, insert_ready
 from .clock import NOW, READ_CLOCK
 from .pool import Pool
-from .rows import entry, run_id, run_record
+from .rows import entry, run_id, run_record, watcher
 from .session import BEGIN, COMMIT, ExpectationMissedError
-from .statement import Value, bind
+from .statement import Value, bind, number
 
 _START_ATTEMPTS = 5
 
@@ -25,19 +25,29 @@ WAKE = b"UPDATE edda_sched SET ready_at = 0, status = 'running', reason = NULL W
 LATEST_GEN = b"SELECT MAX(gen) FROM edda_run WHERE id = %b"
 HISTORY = b"""SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event
     FROM edda_hist WHERE run_id = %b AND gen = %b ORDER BY seq"""
+LOCK_WATCHED = b"SELECT 1 FROM edda_sched WHERE run_id = %b FOR UPDATE"
+INSERT_WATCHER = b"""INSERT INTO edda_watcher (run_id, watcher, step)
+    SELECT run_id, %b, %b FROM edda_sched WHERE run_id = %b ON DUPLICATE KEY UPDATE step = step"""
+COUNT_WATCHERS = b"""UPDATE edda_sched
+    SET watchers = (SELECT COUNT(*) FROM edda_watcher WHERE run_id = %b) WHERE run_id = %b"""
+WATCHERS = b"SELECT watcher, step FROM edda_watcher WHERE run_id = %b ORDER BY watcher, step"
 
-# A run that rests but is due counts as running: somebody may claim it at any moment.
+# A run that rests but is due counts as running: somebody may claim it at any moment. One that undoes what it did is
+# compensating whatever it does, unless it is parked.
 _STATUS = (
-    b"COALESCE(e.status, IF(s.owner IS NULL AND s.ready_at <= " + NOW + b" AND s.status <> 'compensating',"
-    b" 'running', s.status))"
+    b"COALESCE(e.status, CASE WHEN s.owner IS NULL AND s.ready_at <= " + NOW + b""
+    b" THEN IF(s.undoing OR s.status = 'compensating', 'compensating', 'running')"
+    b" WHEN s.undoing AND s.status <> 'parked' THEN 'compensating' ELSE s.status END)"
 )
+# The end of the index, run by run: "no newer one" would be looked for in all generations, for each of them.
 RECORDS = (
     b"SELECT r.id, r.workflow, r.gen, " + _STATUS + b", r.input, r.created_at, r.deadline,"
-    b" s.owner, s.ready_at, s.reason, e.ended_at, e.value FROM edda_run r"
+    b" s.owner, s.ready_at, s.reason, e.ended_at, e.value, r.parent FROM edda_run r"
     b" LEFT JOIN edda_sched s ON s.run_id = r.id LEFT JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen"
-    b" WHERE NOT EXISTS (SELECT 1 FROM edda_run newer WHERE newer.id = r.id AND newer.gen > r.gen)"
+    b" WHERE r.gen = (SELECT last.gen FROM edda_run last WHERE last.id = r.id ORDER BY last.gen DESC LIMIT 1)"
 )
-OF_ID = b" AND r.id = %b"
+# The number beforehand: else all generations are read, each to find out whether it is the newest.
+NEWEST_OF_ID = b" AND r.id = %b AND r.gen = (SELECT MAX(gen) FROM edda_run WHERE id = %b)"
 OF_STATUS = b" AND " + _STATUS + b" = %b"
 OF_WORKFLOW = b" AND r.workflow = %b"
 CREATED_FROM = b" AND r.created_at >= %b"
@@ -66,7 +76,7 @@ class MySQLRuns:
             new = wanted.keys() - {run_id(row[0]) for row in existing.rows}
             if new:
                 births = [(wanted[run], NEWEST) for run in sorted(new)]
-                insertion = insert_ready(births, clock.rows[0][0], session.limit)
+                insertion = insert_ready(births, number(clock.rows[0][0]), session.limit)
                 await session.send(bind(BEGIN), bind(READ_NEWEST), *insertion, bind(COMMIT))
             return frozenset(new)
 
@@ -87,8 +97,22 @@ class MySQLRuns:
             return CancelOutcome.REQUESTED
 
     async def get(self, run: RunId) -> RunRecord | None:
-        rows = (await self._pool.run(RECORDS + OF_ID, run)).rows
+        rows = (await self._pool.run(RECORDS + NEWEST_OF_ID, run, run)).rows
         return run_record(rows[0]) if rows else None
+
+    async def watch(self, run: RunId, watcher: Watcher) -> RunRecord | None:
+        *_, found, _ = await self._pool.send(
+            bind(BEGIN),
+            bind(LOCK_WATCHED, run),
+            bind(INSERT_WATCHER, watcher.run_id, watcher.step, run),
+            bind(COUNT_WATCHERS, run, run),
+            bind(RECORDS + NEWEST_OF_ID, run, run),
+            bind(COMMIT),
+        )
+        return run_record(found.rows[0]) if found.rows else None
+
+    async def watchers(self, run: RunId) -> tuple[Watcher, ...]:
+        return tuple(map(watcher, (await self._pool.run(WATCHERS, run)).rows))
 
     async def history(self, run: RunId, gen: int | None = None) -> tuple[Entry, ...]:
         async with self._pool.session() as session:

@@ -30,9 +30,15 @@ SETUP = (
 
 BEGIN = b"START TRANSACTION"
 COMMIT = b"COMMIT"
-# The server skips the rest of a message after an error. A mode that does not exist is the one error that both
-# servers raise on a condition without a stored program, and it touches no row.
-EXPECT = b"SET SESSION sql_mode = IF(ROW_COUNT() = %%b, '%b', 'expectation missed')" % SQL_MODE
+
+
+def expectation(condition: bytes) -> bytes:
+    """The server skips the rest of a message after an error. A mode that does not exist is the one error that both
+    servers raise on a condition without a stored program, and it touches no row."""
+    return b"SET SESSION sql_mode = IF(%b, '%b', 'expectation missed')" % (condition, SQL_MODE)
+
+
+EXPECT = expectation(b"ROW_COUNT() = %b")
 
 PACKET_SLACK = 4_096
 """Bytes of a packet left to the protocol and to the short statements around a long one."""
@@ -65,7 +71,7 @@ class Answers:
 
 
 class ExpectationMissedError(StorageError):
-    """`EXPECT` found another number of rows; the statements behind it did not run."""
+    """What was expected is not so; the statements behind it did not run."""
 
 
 class _Cursor(Cursor):

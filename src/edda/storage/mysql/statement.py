@@ -43,6 +43,10 @@ def number(value: int | None) -> bytes:
     return b"NULL" if value is None else b"%d" % value
 
 
+def optional(value: str | None) -> bytes:
+    return b"NULL" if value is None else text(value)
+
+
 def literal(value: Value) -> bytes:
     if value is None or isinstance(value, int):
         return number(value)
@@ -97,12 +101,16 @@ def groups(rows: Sequence[bytes], limit: int) -> Iterator[Sequence[bytes]]:
         return
     start = size = 0
     for i, row in enumerate(rows):
-        if len(row) >= limit:
-            raise StorageRejectedError(
-                f"a row of {len(row)} bytes is over this server's max_allowed_packet ({limit} bytes are left for it)"
-            )
+        check_size(row, limit)
         if size + len(row) >= limit:
             yield rows[start:i]
             start, size = i, 0
         size += len(row) + 1
     yield rows[start:]
+
+
+def check_size(row: bytes, limit: int) -> None:
+    if len(row) >= limit:
+        raise StorageRejectedError(
+            f"a row of {len(row)} bytes is over this server's max_allowed_packet ({limit} bytes are left for it)"
+        )

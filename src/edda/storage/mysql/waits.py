@@ -9,8 +9,7 @@ from edda.core.model import Absorb, Bundle, End, Release, RunId, Wait
 
 from .letters import Letter, deliver
 from .moves import Moves
-from .session import COMMIT
-from .statement import Statement, binary, bind, inserts, number, text
+from .statement import Statement, binary, inserts, number, text
 
 INSERT_WAIT = b"INSERT INTO edda_wait (run_id, step, `key`, own_key, type, `match`, due) VALUES "
 # A batch whose answer was lost asks again for what is registered.
@@ -107,7 +106,6 @@ class Registration:
         yield from deliver(self._letters)
         yield from inserts(INSERT_WAIT, self._waits, limit, OR_KEEP)
         yield from self._moves.statements()
-        yield bind(COMMIT)
 
 
 def _letters(run_id: RunId, delivered: int, hits: Mapping[str, int]) -> Iterator[Letter]:

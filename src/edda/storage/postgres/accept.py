@@ -6,15 +6,14 @@ The locks of all its types and keys are held when it is sent, so it sees every w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 from msgspec import Struct
 
 from edda.core.model import Incoming
 
+from .births import Row, births, start_row
 from .clock import timed
-
-Row: TypeAlias = tuple[object, ...]
+from .inbox import WAKE
 
 # Numbers in the order of the post, but rows in an order of their own: two posts with the same events wait for each
 # other, and never in a circle.
@@ -35,19 +34,11 @@ WITH current AS MATERIALIZED (
          SELECT u.plain, u.kept, f.seq, f.target FROM unnest($4::edda_key_row[]) u JOIN fresh f USING (place)),
      kept AS (INSERT INTO edda_event_key (key, seq) SELECT kept, seq FROM keys ON CONFLICT DO NOTHING)"""
 
-# Of two with one id the first counts, and they come sorted, for the same reason.
-_START = """,
-     wanted AS MATERIALIZED (
-         SELECT DISTINCT ON (u.id COLLATE "C") u.*, f.seq FROM unnest($5::edda_start_row[]) u JOIN fresh f USING (place)
-          ORDER BY u.id COLLATE "C", place),
-     born AS (
-         INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline)
-         SELECT id, 0, workflow, input, created_at, deadline FROM wanted
-         ON CONFLICT DO NOTHING RETURNING id),
-     started AS (
-         INSERT INTO edda_sched (run_id, workflow, gen, epoch, status, ready_at, start_seq)
-         SELECT id, workflow, 0, 0, 'running', coalesce(ready_at, {now}), seq FROM wanted JOIN born USING (id)
-         RETURNING run_id)"""
+# Of two with one id the first counts.
+_WANTED = """
+    SELECT DISTINCT ON (u.id COLLATE "C") u.*, f.seq FROM unnest($5::edda_start_row[]) u JOIN fresh f USING (place)
+     ORDER BY u.id COLLATE "C", place"""
+_START = f", {births(_WANTED, start_seq='seq')}"
 
 # Of one run the lowest number goes to the first step; if that leaves others, `more` asks for another round.
 # Everybody locks runs sorted by id, and chosen ids before: all that were started are counted ahead of the locks.
@@ -63,10 +54,7 @@ _GIVE = """,
          DELETE FROM edda_wait w USING locked l WHERE w.run_id = l.run_id AND w.step = l.step RETURNING l.*),
      woken AS (
          UPDATE edda_sched s
-            SET delivered = s.delivered + 1,
-                ready_at = CASE WHEN s.owner IS NULL THEN 0 ELSE s.ready_at END,
-                status   = CASE WHEN s.owner IS NULL THEN 'running' ELSE s.status END,
-                reason   = CASE WHEN s.owner IS NULL THEN NULL ELSE s.reason END
+            SET delivered = s.delivered + 1, {wake}
            FROM taken t WHERE s.run_id = t.run_id RETURNING s.run_id, s.delivered, t.step, t.seq),
      letters AS (
          INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
@@ -87,7 +75,7 @@ _UNDELIVERED = """
 
 
 def _give(started: str, undelivered: str) -> str:
-    return _GIVE.replace("{started}", started).replace("{undelivered}", undelivered)
+    return _GIVE.replace("{started}", started).replace("{undelivered}", undelivered).replace("{wake}", WAKE)
 
 
 ACCEPT = timed(_STORE + _give("0", "") + _STORED)
@@ -137,4 +125,4 @@ class Post(Struct, frozen=True):
 
     def _start_rows(self) -> list[Row]:
         starts = ((place, start) for place, incoming in self.events.items() for start in incoming.starts)
-        return [(p, s.run_id, s.workflow, s.input, s.created_at, s.ready_at, s.deadline) for p, s in starts]
+        return [start_row(start, place) for place, start in starts]

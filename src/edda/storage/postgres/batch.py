@@ -1,23 +1,22 @@
 """A batch as one statement: the fence first, and everything else joined to it.
 
-Parts of one statement do not see each other's rows, so a run that starts and waits or ends in the same batch is
-folded into one row here.
+Parts of one statement do not see each other's rows, so a run that starts and waits, ends or recurs in the same batch
+is folded into one row here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from msgspec import Struct, field
 
-from edda.core.model import Absorb, Bundle, End, Move, Release, Start, Wait, WorkerId
+from edda.core.model import Absorb, Bundle, End, Entry, Move, Recur, Release, RunId, Start, Wait, WorkerId
 from edda.core.states import RunStatus
 
+from .births import Row, start_row
 from .sections import SECTIONS, SINGLE, text
 
-Row: TypeAlias = tuple[object, ...]
-
+_NO_MOVE = (None,) * 6
 _NO_WAIT = (None,) * 7
 
 
@@ -28,55 +27,46 @@ class _Rows(Struct):
     sched: list[Row] = field(default_factory=list)
     expected: list[Row] = field(default_factory=list)
     hist: list[Row] = field(default_factory=list)
+    children: list[Row] = field(default_factory=list)
     locked: list[Row] = field(default_factory=list)
     asked: list[Row] = field(default_factory=list)
     dropped: list[Row] = field(default_factory=list)
     freed: list[Row] = field(default_factory=list)
     result: list[Row] = field(default_factory=list)
+    ended: list[Row] = field(default_factory=list)
+    next: list[Row] = field(default_factory=list)
+    opening: list[Row] = field(default_factory=list)
+    posted: list[Row] = field(default_factory=list)
     follow: set[str] = field(default_factory=set)
     """The sections without rows of their own that follow from others."""
 
     def add(self, bundle: Bundle, worker: WorkerId) -> None:
-        run_id, gen, epoch, move = bundle.run_id, bundle.gen, bundle.epoch, bundle.move
-        for e in bundle.entries:
-            self.hist.append(
-                (
-                    run_id,
-                    gen,
-                    epoch,
-                    e.seq,
-                    e.kind,
-                    e.step,
-                    e.name,
-                    e.ok,
-                    e.at,
-                    e.attempt,
-                    e.n,
-                    e.event,
-                    e.input,
-                    e.value,
-                )
-            )
-        if isinstance(move, End):
-            self.result.append((run_id, gen, move.status, move.value, move.at))
+        self.hist.extend([_history(bundle, bundle.gen, entry) for entry in bundle.entries])
+        if isinstance(bundle.move, End):
+            move = bundle.move
+            self.result.append((bundle.run_id, bundle.gen, move.status, move.value, move.at))
         if bundle.start is not None:
             self._add_start(bundle, bundle.start, worker)
-        elif move is not None:
-            self._add_move(bundle, move)
+        elif bundle.move is not None:
+            self._add_move(bundle, bundle.move)
+        if bundle.letters:
+            self._add_letters(bundle)
 
     def _add_start(self, bundle: Bundle, start: Start, worker: WorkerId) -> None:
-        self.run.append((start.run_id, bundle.gen, start.workflow, start.input, start.created_at, start.deadline))
-        head = (start.run_id, start.workflow, bundle.gen, bundle.epoch)
-        match bundle.move:
-            case End():
-                return  # over before anybody could see it open
-            case Release(absorbed, ready_at, status, reason):
-                self.sched.append((*head, None, status, reason, ready_at, absorbed, int(status is RunStatus.PARKED)))
-            case move:
-                owner = worker if start.ready_at is None else None
-                absorbed = move.absorbed if move is not None else 0
-                self.sched.append((*head, owner, RunStatus.RUNNING, None, start.ready_at, absorbed, 0))
+        gen, move = bundle.gen, bundle.move
+        self._add_run(start, gen, start.input, start.created_at)
+        if isinstance(move, End):
+            return  # over before anybody could see it open
+        if isinstance(move, Recur):
+            gen += 1
+            self._add_run(start, gen, move.input, move.at)
+            self.hist.append(_history(bundle, gen, move.entry))
+        self.sched.append((start.run_id, start.workflow, gen, bundle.epoch, *_stand(bundle, start, worker)))
         self.expected.extend((start.run_id, *_wanted(wait)) for wait in bundle.waits)
+
+    def _add_run(self, start: Start, gen: int, input: bytes, at: int) -> None:
+        family = (start.parent, start.parent_step, start.depth)
+        self.run.append((start.run_id, gen, start.workflow, input, at, start.deadline, *family))
 
     def _add_move(self, bundle: Bundle, move: Move) -> None:
         self.dropped.extend((bundle.run_id, step) for step in bundle.drops)
@@ -88,31 +78,97 @@ class _Rows(Struct):
             case Release(absorbed, ready_at, status, reason):
                 self._lock(bundle, ("release", absorbed, ready_at, status, reason))
                 self.follow.add("released")
-            case End():
-                self.locked.append((bundle.run_id, "end", None, None, None, None))
+            case End(watchers=watchers, absorbed=absorbed):
+                self.locked.append((bundle.run_id, "end", absorbed, None, None, None, bundle.undoing, watchers))
                 self.follow |= {"gone", "unheard"}
+                if watchers:
+                    self.follow.add("unwatched")
+                if bundle.undoing or absorbed is not None:  # the run may stay
+                    self.follow.add("absorbed")
+            case Recur(absorbed, input, at, entry):
+                self._lock(bundle, ("recur", absorbed, None, None, None))
+                self.next.append((bundle.run_id, bundle.gen, input, at))
+                self.opening.append(_history(bundle, bundle.gen + 1, entry))
+                self.follow |= {"followed", "unheard", "absorbed"}
 
     def _lock(self, bundle: Bundle, move: Row) -> None:
+        row = (bundle.run_id, *move, bundle.undoing, None)
         if not bundle.waits:
-            self.locked.append((bundle.run_id, *move))
+            self.locked.append(row)
             return
-        self.asked.extend((bundle.run_id, *move, *_wanted(wait), wait.floor) for wait in bundle.waits)
+        self.asked.extend((*row, *_wanted(wait), wait.floor) for wait in bundle.waits)
         self.follow |= {"found", "judged", "registered", "letters", "over", "absorbed"}
 
+    def _add_letters(self, bundle: Bundle) -> None:
+        self.posted.extend(
+            (place, bundle.run_id, letter.run_id, letter.kind, letter.step, letter.value)
+            for place, letter in enumerate(bundle.letters, len(self.posted) + 1)
+        )
+        self.follow |= {"sent", "told"}
+
     def by_section(self) -> dict[str, list[Row]]:
+        self.locked.extend((target, "mail", *_NO_MOVE) for target in {row[2] for row in self.posted})
         if self.asked:  # one statement locks all
             self.asked.extend((*row, *_NO_WAIT) for row in self.locked)
             self.locked = []
+        if "gone" in self.follow:
+            self.ended, self.result = self.result, []
         return {name: rows for name in SECTIONS if (rows := getattr(self, name, None))}
+
+
+def _history(bundle: Bundle, gen: int, e: Entry) -> Row:
+    return (
+        bundle.run_id,
+        gen,
+        bundle.epoch,
+        e.seq,
+        e.kind,
+        e.step,
+        e.name,
+        e.ok,
+        e.at,
+        e.attempt,
+        e.n,
+        e.event,
+        e.input,
+        e.value,
+    )
+
+
+def _stand(bundle: Bundle, start: Start, worker: WorkerId) -> Row:
+    """Where a new run stands after its first batch: the columns from `owner` to `undoing`."""
+    match bundle.move:
+        case Release(absorbed, ready_at, status, reason):
+            return (None, status, reason, ready_at, absorbed, int(status is RunStatus.PARKED), bundle.undoing)
+        case Absorb(absorbed) | Recur(absorbed):
+            pass
+        case _:
+            absorbed = 0
+    owner = worker if start.ready_at is None else None
+    undoing = bundle.undoing and not isinstance(bundle.move, Recur)
+    return (owner, RunStatus.RUNNING, None, start.ready_at, absorbed, 0, undoing)
 
 
 def _wanted(wait: Wait) -> Row:
     return (wait.step, wait.key, wait.own_key, wait.type, wait.match, wait.due)
 
 
+def _children(batch: Sequence[Bundle]) -> list[Row]:
+    """Sorted, the first of each id, and none that starts in the same batch anyway."""
+    children: dict[RunId, Start] = {}
+    for bundle in batch:
+        for child in bundle.children:
+            children.setdefault(child.run_id, child)
+    if children:
+        for bundle in batch:
+            if bundle.start is not None:
+                children.pop(bundle.run_id, None)
+    return [start_row(child) for _, child in sorted(children.items())]
+
+
 def compose(worker: WorkerId, batch: Sequence[Bundle]) -> tuple[str, list[object]]:
     """The statement for this batch and its values, behind $1 to $3 of the fence."""
-    rows = _Rows()
+    rows = _Rows(children=_children(batch))
     for bundle in batch:
         rows.add(bundle, worker)
     filled = rows.by_section()

@@ -46,12 +46,15 @@ def _sharing(session: Session, keys: Collection[bytes]) -> AbstractAsyncContextM
 
 
 def _written(rows: Iterable[asyncpg.Record]) -> Written:
-    """One row is the fence's, one for each run that is ready again, and one for each wait that is not met."""
+    """One row is the fence's, one for each run that is ready again, and one for each wait that is not met.
+
+    A move that did not happen has a row without the name of a step.
+    """
     ready: set[RunId] = set()
     unmet: defaultdict[RunId, set[str]] = defaultdict(set)
     for run_id, step in rows:
         if step is not None:
-            unmet[run_id].add(step)
+            unmet[run_id].update([step] if step else ())
         elif run_id is not None:
             ready.add(run_id)
     return Written(frozenset(ready), {run_id: frozenset(steps) for run_id, steps in unmet.items()})

@@ -54,8 +54,21 @@ SELECT r.run_id FROM edda_result r
 DELETE_RUNS = """
 WITH hist AS (DELETE FROM edda_hist h USING unnest($1::text[]) old WHERE h.run_id = old),
      letters AS (DELETE FROM edda_delivery d USING unnest($1::text[]) old WHERE d.run_id = old),
+     watchers AS (DELETE FROM edda_watcher w USING unnest($1::text[]) old WHERE w.run_id = old),
      run AS (DELETE FROM edda_run r USING unnest($1::text[]) old WHERE r.id = old)
 DELETE FROM edda_result r USING unnest($1::text[]) old WHERE r.run_id = old"""
+
+# Those of ended runs go with the run.
+OLD_GENERATIONS = """
+SELECT r.id, r.gen FROM edda_run next JOIN edda_run r ON r.id = next.id AND r.gen = next.gen - 1
+ WHERE next.gen > 0 AND next.created_at < $1
+   AND EXISTS (SELECT FROM edda_sched s WHERE s.run_id = r.id OFFSET 0)
+ ORDER BY next.created_at, next.id LIMIT $2 FOR UPDATE OF r SKIP LOCKED"""
+DELETE_GENERATIONS = """
+WITH hist AS (
+    DELETE FROM edda_hist h USING unnest($1::text[], $2::int[]) old (id, gen)
+     WHERE h.run_id = old.id AND h.gen = old.gen)
+DELETE FROM edda_run r USING unnest($1::text[], $2::int[]) old (id, gen) WHERE r.id = old.id AND r.gen = old.gen"""
 
 
 class PostgresPruning:
@@ -69,7 +82,10 @@ class PostgresPruning:
         return await self._prune(OLD_LETTERS, DELETE_LETTERS, before, limit)
 
     async def prune_runs(self, before: int, limit: int) -> int:
-        return await self._prune(OLD_RUNS, DELETE_RUNS, before, limit)
+        ended = await self._prune(OLD_RUNS, DELETE_RUNS, before, limit)
+        if ended == limit:
+            return ended
+        return ended + await self._prune(OLD_GENERATIONS, DELETE_GENERATIONS, before, limit - ended)
 
     async def _prune(self, find: str, delete: str, before: int, limit: int) -> int:
         async with self._pool.session() as session, session.transaction():

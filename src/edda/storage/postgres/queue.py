@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import asyncpg
 
-from edda.core.model import Claim, ClaimedRun, Delivery, WorkerId
+from edda.core.model import Claim, ClaimedRun, Delivery, RunId, Watcher, WorkerId
 
 from .clock import timed
 from .pool import Pool
-from .rows import delivery_of, entry_of
+from .rows import delivery_of, entry_of, watcher_of
+from .runs import WATCHERS
 from .session import Session
 
 # `fence` first: a worker that was taken over claims nothing, and a takeover waits for this claim. It is asked
@@ -36,7 +38,8 @@ WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHA
          UPDATE edda_sched s
             SET owner = $1, epoch = s.epoch + 1, ready_at = NULL, status = 'running', reason = NULL
            FROM due WHERE s.run_id = due.run_id
-         RETURNING s.run_id, s.workflow, s.gen, s.epoch, s.absorbed, s.attempts, s.start_seq, due.ready_at)
+         RETURNING s.run_id, s.workflow, s.gen, s.epoch, s.absorbed, s.attempts, s.start_seq, s.watchers,
+                   due.ready_at)
 SELECT {now} AS now, claimed.* FROM (VALUES (1)) one LEFT JOIN claimed ON true ORDER BY claimed.ready_at""")
 CLAIM_FEW = _CLAIM.replace("{limit}", "100")
 CLAIM_MANY = _CLAIM.replace("{limit}", "1000")
@@ -44,7 +47,7 @@ CLAIM_MANY = _CLAIM.replace("{limit}", "1000")
 # Read after the claim, never within it: its statement sees the newest row of a run but may see older history. All in
 # one, so that a wait that is just being met is seen as one or the other.
 READ_RUNS = """
-SELECT r.id, r.input, r.created_at, r.deadline,
+SELECT r.id, r.input, r.created_at, r.deadline, r.parent, r.parent_step, r.depth,
        ARRAY(SELECT w.step FROM edda_wait w WHERE w.run_id = r.id ORDER BY w.step) AS waits,
        ARRAY(SELECT (h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n,
                      h.event)::edda_entry_row
@@ -104,11 +107,20 @@ class PostgresQueue:
 async def _load(session: Session, claimed: Sequence[asyncpg.Record]) -> tuple[ClaimedRun, ...]:
     columns = [[row[name] for row in claimed] for name in ("run_id", "gen", "absorbed")]
     births = {row["id"]: row for row in await session.fetch(READ_RUNS, *columns)}
-    runs = (_join(row, births[row["run_id"]]) for row in claimed)
+    watchers = await _load_watchers(session, [row["run_id"] for row in claimed if row["watchers"]])
+    runs = (_join(row, births[row["run_id"]], watchers.get(row["run_id"], ())) for row in claimed)
     return tuple(run for run in runs if not _is_void(run))
 
 
-def _join(row: asyncpg.Record, birth: asyncpg.Record) -> ClaimedRun:
+async def _load_watchers(session: Session, watched: Sequence[RunId]) -> Mapping[RunId, Sequence[Watcher]]:
+    """Few runs are watched, and the others should not pay for it."""
+    watchers: defaultdict[RunId, list[Watcher]] = defaultdict(list)
+    for row in await session.fetch(WATCHERS, watched) if watched else ():
+        watchers[row["run_id"]].append(watcher_of(row))
+    return watchers
+
+
+def _join(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequence[Watcher]) -> ClaimedRun:
     return ClaimedRun(
         run_id=row["run_id"],
         workflow=row["workflow"],
@@ -123,6 +135,10 @@ def _join(row: asyncpg.Record, birth: asyncpg.Record) -> ClaimedRun:
         mail=tuple(map(delivery_of, birth["inbox"])),
         waits=tuple(birth["waits"]),
         start_seq=row["start_seq"],
+        parent=birth["parent"],
+        parent_step=birth["parent_step"],
+        depth=birth["depth"],
+        watchers=tuple(watchers),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from edda.core.model import Delivery, Entry, EntryKind, Event, RunRecord, StoredEvent, Wait
+from edda.core.model import Delivery, Entry, EntryKind, Event, RunRecord, StoredEvent, Wait, Watcher
 from edda.core.states import RunStatus
 
 
@@ -45,6 +45,10 @@ def wait_of(row: asyncpg.Record) -> Wait:
     return Wait(row["step"], row["key"], row["own_key"], row["type"], row["match"], row["due"])
 
 
+def watcher_of(row: asyncpg.Record) -> Watcher:
+    return Watcher(row["watcher"], row["step"])
+
+
 def record_of(row: asyncpg.Record) -> RunRecord:
     return RunRecord(
         run_id=row["id"],
@@ -59,4 +63,5 @@ def record_of(row: asyncpg.Record) -> RunRecord:
         reason=row["reason"],
         ended_at=row["ended_at"],
         value=row["value"],
+        parent=row["parent"],
     )

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edda.core.model import CancelOutcome, Entry, RunFilter, RunId, RunRecord, Start
+from edda.core.model import CancelOutcome, Entry, RunFilter, RunId, RunRecord, Start, Watcher
 from edda.core.states import ENDED, RunStatus
 
+from .births import births, start_row
 from .clock import timed
+from .inbox import WAKE
 from .pool import Pool
-from .rows import entry_of, record_of
+from .rows import entry_of, record_of, watcher_of
 
-# The ids come sorted: two processes that start the same ones wait for each other, but never in a circle.
-START = timed("""
-WITH wanted AS MATERIALIZED (
-         SELECT * FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[])
-                    AS w (id, workflow, input, created_at, ready_at, deadline)),
-     born AS (
-         INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline)
-         SELECT id, 0, workflow, input, created_at, deadline FROM wanted
-         ON CONFLICT DO NOTHING RETURNING id)
-INSERT INTO edda_sched (run_id, workflow, gen, epoch, status, ready_at, start_seq)
-SELECT id, workflow, 0, 0, 'running', coalesce(ready_at, {now}), (SELECT last_value FROM edda_event_seq)
-  FROM wanted JOIN born USING (id)
-RETURNING run_id""")
+START = """
+WITH {births} SELECT run_id FROM started""".replace("{births}", births("SELECT * FROM unnest($1::edda_start_row[])"))
 
 CANCEL = timed("""
 WITH asked AS (
-    UPDATE edda_sched
+    UPDATE edda_sched s
        SET cancelled = true, delivered = delivered + 1,
-           ready_at = CASE WHEN owner IS NULL THEN 0 ELSE ready_at END,
-           status   = CASE WHEN owner IS NULL THEN 'running' ELSE status END,
-           reason   = CASE WHEN owner IS NULL THEN NULL ELSE reason END
+           {wake}
      WHERE run_id = $1 AND NOT cancelled RETURNING run_id, delivered)
 INSERT INTO edda_delivery (run_id, n, kind, step, at, value)
-SELECT run_id, delivered, 'cancel', '', {now}, $2 FROM asked""")
+SELECT run_id, delivered, 'cancel', '', {now}, $2 FROM asked""").replace("{wake}", WAKE)
 WHY_NOT_CANCELLED = """
 SELECT (SELECT cancelled FROM edda_sched WHERE run_id = $1), EXISTS (SELECT FROM edda_run WHERE id = $1)"""
+
+# Nobody can end the run between the lock and the commit.
+WATCH = """
+WITH locked AS MATERIALIZED (SELECT run_id FROM edda_sched WHERE run_id = $1 FOR UPDATE),
+     added AS (
+         INSERT INTO edda_watcher (run_id, watcher, step) SELECT run_id, $2, $3 FROM locked
+         ON CONFLICT DO NOTHING RETURNING run_id),
+     counted AS (UPDATE edda_sched s SET watchers = s.watchers + 1 FROM added WHERE s.run_id = added.run_id)
+SELECT run_id FROM locked"""
+WATCHERS = """
+SELECT run_id, watcher, step FROM edda_watcher WHERE run_id = ANY ($1::text[]) ORDER BY run_id, watcher, step"""
 
 HISTORY = """
 SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event FROM edda_hist
@@ -44,13 +44,14 @@ SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event FROM edda_
 
 # What waits, but is due and nobody's, runs as soon as somebody takes it: people should not read "waiting".
 _VIEW = timed("""
-SELECT r.id, r.workflow, r.gen, r.input, r.created_at, r.deadline, s.owner, s.ready_at, s.reason,
+SELECT r.id, r.workflow, r.gen, r.input, r.created_at, r.deadline, r.parent, s.owner, s.ready_at, s.reason,
        e.ended_at, e.value, state.status
   FROM edda_run r
   {open} JOIN edda_sched s ON s.run_id = r.id AND s.gen = r.gen
   {ended} JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen
  CROSS JOIN LATERAL (
        SELECT CASE WHEN e.status IS NOT NULL THEN e.status
+                   WHEN s.undoing AND (s.status <> 'parked' OR s.ready_at <= {now}) THEN 'compensating'
                    WHEN s.owner IS NULL AND s.ready_at <= {now} AND s.status <> 'compensating' THEN 'running'
                    ELSE s.status END AS status) state
  WHERE NOT EXISTS (SELECT FROM edda_run later WHERE later.id = r.id AND later.gen > r.gen)""")
@@ -74,13 +75,10 @@ class PostgresRuns:
 
     async def start(self, starts: Sequence[Start]) -> frozenset[RunId]:
         wanted = {start.run_id: start for start in reversed(starts)}  # of two with one id the first counts
-        rows = [
-            (s.run_id, s.workflow, s.input, s.created_at, s.ready_at, s.deadline) for _, s in sorted(wanted.items())
-        ]
-        if not rows:
+        if not wanted:
             return frozenset()
         async with self._pool.session() as session:
-            born = await session.fetch(START, *zip(*rows, strict=True))
+            born = await session.fetch(START, [start_row(start) for _, start in sorted(wanted.items())])
         return frozenset(row[0] for row in born)
 
     async def cancel(self, run_id: RunId, value: bytes) -> CancelOutcome:
@@ -97,6 +95,19 @@ class PostgresRuns:
         async with self._pool.session() as session:
             rows = await session.fetch(GET, run_id)
         return record_of(rows[0]) if rows else None
+
+    async def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+        async with self._pool.session() as session, session.transaction():
+            is_open = await session.fetch(WATCH, run_id, watcher.run_id, watcher.step)
+            rows = await session.fetch(GET, run_id)
+        record = record_of(rows[0]) if rows else None
+        # Open and not locked: it was started after we asked, and was not there when we did.
+        return record if is_open or (record and record.status in ENDED) else None
+
+    async def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
+        async with self._pool.session() as session:
+            rows = await session.fetch(WATCHERS, [run_id])
+        return tuple(watcher_of(row) for row in rows)
 
     async def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]:
         async with self._pool.session() as session:

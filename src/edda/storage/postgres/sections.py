@@ -10,7 +10,9 @@ from functools import cache
 
 from msgspec import Struct
 
+from .births import NEWEST, births
 from .clock import timed
+from .inbox import POSTED, SENT, TOLD
 
 
 class Section(Struct, frozen=True):
@@ -45,17 +47,34 @@ def _first(column: str) -> str:
     return _FIRST.replace("{column}", column)
 
 
+# An end that does not know all who watch, a next generation that would leave mail unread.
+_REFUSED = "(u.move = 'end' AND u.watchers <> s.watchers OR u.move = 'recur' AND u.absorbed <> s.delivered)"
+# Locked in the order everybody locks runs in, else we deadlock with those who deliver mail; new ids come before. What
+# must be fresh comes from the locked row, and a move that is refused becomes another one here, once for all parts.
+_LOCK = """
+    SELECT run_id, CASE WHEN {refused} THEN 'absorb' ELSE u.move END AS move, {refused} AS refused,
+           coalesce(u.absorbed, s.absorbed) AS absorbed, u.ready_at, u.status, u.reason, u.undoing,
+           s.delivered, s.cancelled{more}
+      FROM {ahead}, {rows} u JOIN edda_sched s USING (run_id)
+     ORDER BY s.run_id FOR UPDATE OF s""".replace("{refused}", _REFUSED)
+_AHEAD = "fence"
+_AHEAD_WITH_CHILDREN = "fence JOIN (SELECT count(*) AS runs FROM started) children ON children.runs >= 0"
+# Few are refused, if any; they are read once and hashed.
+_HAPPENS = "u.run_id NOT IN (SELECT run_id FROM locked WHERE refused)"
+
+
 SECTIONS = {
     "run": Section(
         """run AS (
-    INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline) SELECT u.* FROM {rows} u, fence)""",
+    INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline, parent, parent_step, depth)
+    SELECT u.* FROM {rows} u, fence)""",
         "edda_run_row",
     ),
     "sched": Section(
         """sched AS (
     INSERT INTO edda_sched (run_id, workflow, gen, epoch, owner, status, reason, ready_at, absorbed, attempts,
-                            start_seq)
-    SELECT u.*, (SELECT last_value FROM edda_event_seq) FROM {rows} u, fence)""",
+                            undoing, start_seq)
+    SELECT u.*, {newest} FROM {rows} u, fence)""".replace("{newest}", NEWEST),
         "edda_sched_row",
     ),
     # Waits of new runs: nothing can have come for them yet.
@@ -70,20 +89,17 @@ SECTIONS = {
     SELECT u.* FROM {rows} u, fence)""",
         "edda_hist_row",
     ),
-    # Locked in the order everybody locks runs in, else we deadlock with those who deliver mail.
-    "locked": Section(
-        """locked AS MATERIALIZED (
-    SELECT u.*, s.delivered
-      FROM fence, {rows} u JOIN edda_sched s USING (run_id)
-     ORDER BY s.run_id FOR UPDATE OF s)""",
-        "edda_move_row",
-    ),
+    "children": Section(births("SELECT u.* FROM {rows} u, fence"), "edda_start_row"),
+    "locked": Section("locked AS MATERIALIZED (" + _LOCK.replace("{more}", "") + ")", "edda_move_row"),
     # In a batch with waits these three stand for the one above.
     "asked": Section(
-        """asked AS MATERIALIZED (
-    SELECT u.*, s.delivered, coalesce(u.floor, s.start_seq) AS since
-      FROM fence, {rows} u JOIN edda_sched s USING (run_id)
-     ORDER BY s.run_id FOR UPDATE OF s)""",
+        "asked AS MATERIALIZED ("
+        + _LOCK.replace(
+            "{more}",
+            """,
+           u.step, u.key, u.own_key, u.type, u.match, u.due, coalesce(u.floor, s.start_seq) AS since""",
+        )
+        + ")",
         "edda_ask_row",
     ),
     "found": Section(
@@ -97,8 +113,10 @@ SECTIONS = {
     "judged": Section(
         """locked AS MATERIALIZED (
     SELECT run_id, CASE WHEN move = 'release' AND bool_or(unmet) THEN 'absorb' ELSE move END AS move,
-           absorbed, ready_at, status, reason, delivered + count(DISTINCT event) AS delivered
-      FROM found GROUP BY run_id, move, absorbed, ready_at, status, reason, delivered)"""
+           refused, absorbed, ready_at, status, reason, undoing, cancelled,
+           delivered + count(DISTINCT event) AS delivered
+      FROM found
+     GROUP BY run_id, move, refused, absorbed, ready_at, status, reason, undoing, cancelled, delivered)"""
     ),
     "registered": Section(
         """registered AS (
@@ -123,14 +141,14 @@ SECTIONS = {
     # Nobody has written `delivered` since it was locked; it has grown if waits found their events.
     "absorbed": Section(
         """absorbed AS (
-    UPDATE edda_sched s SET absorbed = l.absorbed, delivered = l.delivered
+    UPDATE edda_sched s SET absorbed = l.absorbed, delivered = l.delivered, undoing = s.undoing OR l.undoing
       FROM locked l WHERE s.run_id = l.run_id AND l.move = 'absorb')"""
     ),
     # Mail that came in meanwhile makes the run ready at once.
     "released": Section(
         """released AS (
     UPDATE edda_sched s
-       SET absorbed = l.absorbed, owner = NULL,
+       SET absorbed = l.absorbed, owner = NULL, undoing = s.undoing OR l.undoing,
            ready_at = CASE WHEN l.delivered = l.absorbed THEN l.ready_at ELSE 0 END,
            status   = CASE WHEN l.delivered = l.absorbed THEN l.status ELSE 'running' END,
            reason   = CASE WHEN l.delivered = l.absorbed THEN l.reason END,
@@ -138,13 +156,22 @@ SECTIONS = {
       FROM locked l WHERE s.run_id = l.run_id AND l.move = 'release'
     RETURNING s.run_id, l.delivered <> l.absorbed AS has_mail)"""
     ),
+    "followed": Section(
+        """followed AS (
+    UPDATE edda_sched s SET gen = s.gen + 1, absorbed = l.absorbed, cancelled = false, attempts = 0, undoing = false
+      FROM locked l WHERE s.run_id = l.run_id AND l.move = 'recur')"""
+    ),
     "gone": Section(
         """gone AS (
     DELETE FROM edda_sched s USING locked l WHERE s.run_id = l.run_id AND l.move = 'end')"""
     ),
     "unheard": Section(
         """unheard AS (
-    DELETE FROM edda_wait w USING locked l WHERE w.run_id = l.run_id AND l.move = 'end')"""
+    DELETE FROM edda_wait w USING locked l WHERE w.run_id = l.run_id AND l.move IN ('end', 'recur'))"""
+    ),
+    "unwatched": Section(
+        """unwatched AS (
+    DELETE FROM edda_watcher w USING locked l WHERE w.run_id = l.run_id AND l.move = 'end')"""
     ),
     # All runs are locked first, because all of them are counted.
     "dropped": Section(
@@ -165,12 +192,38 @@ SECTIONS = {
     INSERT INTO edda_result (run_id, gen, status, value, ended_at) SELECT u.* FROM {rows} u, fence)""",
         "edda_result_row",
     ),
+    # Stands for the one above if there are ends that may not happen.
+    "ended": Section(
+        """ended AS (
+    INSERT INTO edda_result (run_id, gen, status, value, ended_at)
+    SELECT u.* FROM {rows} u, fence WHERE {happens})""".replace("{happens}", _HAPPENS),
+        "edda_result_row",
+    ),
+    "next": Section(
+        """next AS (
+    INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline, parent, parent_step, depth)
+    SELECT r.id, r.gen + 1, r.workflow, u.input, u.created_at, r.deadline, r.parent, r.parent_step, r.depth
+      FROM fence, {rows} u JOIN edda_run r ON r.id = u.run_id AND r.gen = u.gen WHERE {happens})""".replace(
+            "{happens}", _HAPPENS
+        ),
+        "edda_recur_row",
+    ),
+    "opening": Section(
+        """opening AS (
+    INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attempt, n, event, input, value)
+    SELECT u.* FROM {rows} u, fence WHERE {happens})""".replace("{happens}", _HAPPENS),
+        "edda_hist_row",
+    ),
+    "posted": Section(POSTED, "edda_post_row"),
+    "sent": Section(SENT),
+    "told": Section(TOLD),
 }
 
 _ANSWER = "\nSELECT NULL::text AS run_id, NULL::text AS step FROM fence"
 _ANSWERS = {
     "released": " UNION ALL SELECT run_id, NULL FROM released WHERE has_mail",
     "found": " UNION ALL SELECT run_id, step FROM found WHERE unmet",
+    "unheard": " UNION ALL SELECT run_id, '' FROM locked WHERE refused",
 }
 
 
@@ -178,9 +231,10 @@ _ANSWERS = {
 def text(names: tuple[str, ...]) -> str:
     """The statement with these sections; its values come behind $1 to $3 of the fence."""
     parts, taken = [FENCE], 3
+    ahead = _AHEAD_WITH_CHILDREN if "children" in names else _AHEAD
     for name in names:
         section = SECTIONS[name]
         if section.row:
             taken += 1
-        parts.append(section.text.replace("{rows}", f"unnest(${taken}::{section.row}[])"))
+        parts.append(section.text.replace("{ahead}", ahead).replace("{rows}", f"unnest(${taken}::{section.row}[])"))
     return ",\n".join(parts) + _ANSWER + "".join(more for name, more in _ANSWERS.items() if name in names)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import Absorb, Bundle, End, Fence, Release, RunId, Start, WorkerId, Written
+from edda.core.model import Absorb, Bundle, End, Entry, Fence, Recur, Release, RunId, Start, WorkerId, Written
 from edda.core.states import RunStatus
 
-from . import waits
+from . import lineage, waits
 from .connection import Connection
+from .runs import INSERT, as_row
 
 _Row = tuple[Any, ...]
 
@@ -18,7 +19,9 @@ _BUMP = "UPDATE edda_fence SET batch_no = batch_no + 1 WHERE worker = ? AND batc
 _FENCE = "SELECT worker, batch_no, moves FROM edda_fence WHERE worker = ?"
 _OWNED = "SELECT run_id, epoch FROM edda_sched WHERE owner = ?"
 
-_RUN = "INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline) VALUES (?, ?, ?, ?, ?, ?)"
+_NEXT_RUN = """
+INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline, parent, parent_step, depth)
+SELECT id, gen + 1, workflow, ?3, ?4, deadline, parent, parent_step, depth FROM edda_run WHERE id = ?1 AND gen = ?2"""
 _SCHED = """
 INSERT INTO edda_sched
        (run_id, gen, epoch, workflow, owner, ready_at, status, reason, absorbed, attempts, start_seq)
@@ -28,7 +31,11 @@ INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attemp
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _RESULT = "INSERT INTO edda_result (run_id, gen, status, value, ended_at) VALUES (?, ?, ?, ?, ?)"
 _END = "DELETE FROM edda_sched WHERE run_id = ?"
-_END_WAITS = "DELETE FROM edda_wait WHERE run_id = ?"
+_DROP_WAITS = "DELETE FROM edda_wait WHERE run_id = ?"
+_DROP_WATCHERS = "DELETE FROM edda_watcher WHERE run_id = ?"
+_UNDO = "UPDATE edda_sched SET undoing = 1 WHERE run_id = ?"
+_RECUR = """
+UPDATE edda_sched SET gen = gen + 1, absorbed = ?, cancelled = 0, attempts = 0, undoing = 0 WHERE run_id = ?"""
 _ABSORB = "UPDATE edda_sched SET absorbed = ? WHERE run_id = ?"
 # Mail that came meanwhile makes the run ready at once.
 _RELEASE = """
@@ -47,11 +54,13 @@ SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.valu
 def write(db: Connection, fence: Fence, batch: Sequence[Bundle], now: int) -> Written | None:
     if db.run(_BUMP, (fence.worker, fence.batch_no, fence.moves)) != 1:
         return None
-    unmet = waits.settle(db, batch, now)
+    refused = lineage.refused(db, batch)
+    unmet = waits.settle(db, batch, now) | dict.fromkeys(refused, frozenset())
     rows = _Rows(fence.worker)
     for bundle in batch:
         rows.add(bundle, stays=bundle.run_id in unmet)
     rows.send(db)
+    lineage.spread(db, batch, refused, now)
     return Written(rows.mailed(db), unmet)
 
 
@@ -76,34 +85,42 @@ class _Rows:
         self.released: list[_Row] = []
         self.results: list[_Row] = []
         self.ended: list[_Row] = []
+        self.unwatched: list[_Row] = []
+        self.undoing: list[_Row] = []
+        self.followers: list[_Row] = []
+        self.recurred: list[_Row] = []
+        self.unwaiting: list[_Row] = []
 
     def add(self, bundle: Bundle, stays: bool) -> None:
-        """A run that stays is not released: it has mail to read."""
+        """A run that stays is not released and does not end: it has mail to read, or more to tell its end."""
         if bundle.entries:
-            self._add_entries(bundle)
+            self._add_entries(bundle, bundle.gen, bundle.entries)
         if bundle.start is not None:
             self._add_start(bundle, bundle.start)
+        if bundle.undoing:
+            self.undoing.append((bundle.run_id,))
         run_id = bundle.run_id
         match bundle.move:
-            case End(status=status, value=value, at=at):
-                self.results.append((run_id, bundle.gen, status.value, value, at))
-                self.ended.append((run_id,))
+            case End() as move if not stays:
+                self._add_end(bundle, move)
+            case Recur() as move if not stays:
+                self._add_recur(bundle, move)
             case Release() as move if bundle.start is None and not stays:
                 self.released.append((run_id, move.absorbed, move.ready_at, move.status.value, move.reason))
-            case Absorb(absorbed=absorbed) | Release(absorbed=absorbed) if bundle.start is None:
-                self.absorbed.append((absorbed, run_id))
+            case Absorb() | Release() | Recur() | End() as move if bundle.start is None and move.absorbed is not None:
+                self.absorbed.append((move.absorbed, run_id))
 
-    def _add_entries(self, bundle: Bundle) -> None:
+    def _add_entries(self, bundle: Bundle, gen: int, entries: Iterable[Entry]) -> None:
         # Enumerations and booleans as plain values: the driver looks long for how to adapt anything else.
-        run, gen, epoch = bundle.run_id, bundle.gen, bundle.epoch
-        for e in bundle.entries:
+        run, epoch = bundle.run_id, bundle.epoch
+        for e in entries:
             ok, kind = int(e.ok), e.kind.value
             self.hists.append(
                 (run, gen, epoch, e.seq, kind, e.step, e.name, ok, e.at, e.attempt, e.n, e.event, e.input, e.value)
             )
 
     def _add_start(self, bundle: Bundle, start: Start) -> None:
-        self.runs.append((start.run_id, bundle.gen, start.workflow, start.input, start.created_at, start.deadline))
+        self.runs.append(as_row(start, bundle.gen))
         if not isinstance(bundle.move, End):
             self.scheds.append((start.run_id, bundle.gen, bundle.epoch, start.workflow, *self._place(bundle, start)))
 
@@ -119,16 +136,33 @@ class _Rows:
         owner = self.worker if start.ready_at is None else None
         return (owner, start.ready_at, "running", None, absorbed, 0)
 
+    def _add_end(self, bundle: Bundle, move: End) -> None:
+        self.results.append((bundle.run_id, bundle.gen, move.status.value, move.value, move.at))
+        self.ended.append((bundle.run_id,))
+        self.unwaiting.append((bundle.run_id,))
+        if move.watchers:
+            self.unwatched.append((bundle.run_id,))
+
+    def _add_recur(self, bundle: Bundle, move: Recur) -> None:
+        self.followers.append((bundle.run_id, bundle.gen, move.input, move.at))
+        self._add_entries(bundle, bundle.gen + 1, (move.entry,))
+        self.recurred.append((move.absorbed, bundle.run_id))
+        self.unwaiting.append((bundle.run_id,))
+
     def send(self, db: Connection) -> None:
         for sql, rows in (
-            (_RUN, self.runs),
+            (INSERT, self.runs),
+            (_NEXT_RUN, self.followers),
             (_SCHED, self.scheds),
+            (_UNDO, self.undoing),
             (_HIST, self.hists),
             (_ABSORB, self.absorbed),
             (_RELEASE, self.released),
+            (_RECUR, self.recurred),
             (_RESULT, self.results),
             (_END, self.ended),
-            (_END_WAITS, self.ended),
+            (_DROP_WAITS, self.unwaiting),
+            (_DROP_WATCHERS, self.unwatched),
         ):
             if rows:
                 db.many(sql, rows)

@@ -35,12 +35,24 @@ _ENDED = """
 SELECT x.run_id FROM edda_result x INDEXED BY edda_result_ended
  WHERE x.ended_at < ? AND NOT EXISTS (SELECT 1 FROM edda_sched s WHERE s.run_id = x.run_id)
  ORDER BY x.ended_at LIMIT ?"""
+# Generations of open runs. An ended run goes with all of its own.
+_FOLLOWED = """
+SELECT n.id, n.gen - 1, n.created_at FROM edda_run n INDEXED BY edda_run_followed
+ CROSS JOIN edda_run o ON o.id = n.id AND o.gen = n.gen - 1
+ CROSS JOIN edda_sched s ON s.run_id = n.id
+ WHERE n.gen > 0 AND n.created_at < ? ORDER BY n.created_at, n.id, n.gen LIMIT ?"""
+_GENERATION = (
+    "DELETE FROM edda_hist WHERE run_id = ? AND gen = ?",
+    "DELETE FROM edda_run WHERE id = ? AND gen = ?",
+)
 _RUN = (
     "DELETE FROM edda_hist WHERE run_id = ?",
     "DELETE FROM edda_delivery WHERE run_id = ?",
+    "DELETE FROM edda_watcher WHERE run_id = ?",
     "DELETE FROM edda_run WHERE id = ?",
     "DELETE FROM edda_result WHERE run_id = ?",
 )
+_LAST = 2**63 - 1
 _OLDEST_EVENT = "SELECT min(received_at) FROM edda_event"
 _OLDEST_LETTER = "SELECT min(at) FROM edda_delivery"
 _FIRST_ENDED = "SELECT min(ended_at) FROM edda_result"
@@ -56,6 +68,12 @@ def oldest_letter(db: Connection) -> int | None:
 
 def first_ended(db: Connection) -> int | None:
     return _moment(db, _FIRST_ENDED)
+
+
+def first_followed(db: Connection) -> int | None:
+    """When the first generation that is still there was followed by the next."""
+    row = db.row(_FOLLOWED, (_LAST, 1))
+    return row[2] if row else None
 
 
 def _moment(db: Connection, sql: str) -> int | None:
@@ -81,4 +99,11 @@ def prune_runs(db: Connection, before: int, limit: int) -> int:
     ended = db.rows(_ENDED, (before, limit))
     for sql in _RUN:
         db.many(sql, ended)
-    return len(ended)
+    return len(ended) + _prune_generations(db, before, limit - len(ended))
+
+
+def _prune_generations(db: Connection, before: int, limit: int) -> int:
+    followed = [(run_id, gen) for run_id, gen, _ in db.rows(_FOLLOWED, (before, limit))]
+    for sql in _GENERATION:
+        db.many(sql, followed)
+    return len(followed)

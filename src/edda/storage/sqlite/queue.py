@@ -9,6 +9,7 @@ from typing import Any
 
 from edda.core.model import Claim, ClaimedRun, Delivery, Entry, EntryKind, RunId, WorkerId
 
+from . import watchers
 from .connection import Connection
 
 _FENCED = "SELECT 1 FROM edda_fence WHERE worker = ?"
@@ -20,7 +21,7 @@ UPDATE edda_sched SET owner = ?, epoch = epoch + 1, ready_at = NULL, status = 'r
  WHERE run_id = ?"""
 _TAKEN = """
 SELECT r.id, r.workflow, r.gen, s.epoch, r.input, r.created_at, r.deadline, s.absorbed, s.attempts,
-       s.start_seq
+       s.start_seq, r.parent, r.parent_step, r.depth, s.watchers
   FROM json_each(?) i
  CROSS JOIN edda_sched s ON s.run_id = i.value
  CROSS JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen
@@ -85,15 +86,14 @@ def _load(db: Connection, run_ids: list[RunId]) -> tuple[ClaimedRun, ...]:
     mail: defaultdict[RunId, list[Delivery]] = defaultdict(list)
     for delivery in _deliveries(db.rows(_UNREAD, ids)):
         mail[delivery.run_id].append(delivery)
-    return tuple(_claimed(run, entries[run[0]], mail[run[0]], waits[run[0]]) for run in db.rows(_TAKEN, ids))
-
-
-def _claimed(
-    run: tuple[Any, ...], entries: Iterable[Entry], mail: Iterable[Delivery], waits: Iterable[str]
-) -> ClaimedRun:
-    *row, start_seq = run
-    values = (*row, tuple(entries), tuple(mail), tuple(waits), start_seq)
-    return ClaimedRun(*values)
+    runs = []
+    for *row, start_seq, parent, parent_step, depth, watched in db.rows(_TAKEN, ids):
+        run_id = row[0]
+        inputs = (tuple(entries[run_id]), tuple(mail[run_id]), tuple(waits[run_id]))
+        told = watchers.of_run(db, run_id) if watched else ()
+        values = (*row, *inputs, start_seq, parent, parent_step, depth, told)
+        runs.append(ClaimedRun(*values))
+    return tuple(runs)
 
 
 def next_ready(db: Connection, workflows: tuple[str, ...]) -> int | None:

@@ -5,40 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, Start
+from edda.core.model import CancelOutcome, Entry, EntryKind, Letter, RunFilter, RunId, RunRecord, Start
 from edda.core.states import OPEN, RunStatus
 
+from . import inbox
 from .connection import Connection
 from .queue import as_entry
 
-_RUN = """
-INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline) VALUES (?, 0, ?, ?, ?, ?)
-    ON CONFLICT (id, gen) DO NOTHING"""
+INSERT = """
+INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline, parent, parent_step, depth)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _SCHED = """
 INSERT INTO edda_sched (run_id, workflow, status, epoch, gen, ready_at, start_seq)
 VALUES (?, ?, 'running', 0, 0, ?, (SELECT coalesce(max(seq), 0) FROM edda_event))"""
 
 _EXISTS = "SELECT 1 FROM edda_run WHERE id = ? LIMIT 1"
-_INBOX = "SELECT cancelled, delivered FROM edda_sched WHERE run_id = ?"
-_LETTER = "INSERT INTO edda_delivery (run_id, n, kind, step, at, value) VALUES (?, ?, ?, '', ?, ?)"
-# A run without an owner is ready at once: only an owner ends a run.
-_CANCEL = """
-UPDATE edda_sched
-   SET cancelled = 1, delivered = delivered + 1,
-       ready_at = CASE WHEN owner IS NULL THEN 0 ELSE ready_at END,
-       status = CASE WHEN owner IS NULL THEN 'running' ELSE status END,
-       reason = CASE WHEN owner IS NULL THEN NULL ELSE reason END
- WHERE run_id = ?"""
+_IS_OPEN = "SELECT 1 FROM edda_sched WHERE run_id = ?"
 
-# A waiting run that is due is as good as running: it waits for a worker, no longer for its timer.
+# A waiting run that is due is as good as running: it waits for a worker, no longer for its timer. A run that
+# undoes is shown as such unless it is parked, which somebody may have to do something about.
 _STATUS = """
-coalesce(x.status, CASE WHEN s.owner IS NULL AND s.ready_at <= :now
+coalesce(x.status, CASE WHEN s.undoing AND (s.status <> 'parked' OR s.ready_at <= :now) THEN 'compensating'
+                        WHEN s.owner IS NULL AND s.ready_at <= :now
                          AND s.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message',
                                           'waiting_for_child', 'parked')
                         THEN 'running' ELSE s.status END)"""
 _RECORD = f"""
 SELECT r.id, r.workflow, r.gen, {_STATUS} AS state, r.input, r.created_at, r.deadline,
-       s.owner, s.ready_at, s.reason, x.ended_at, x.value"""
+       s.owner, s.ready_at, s.reason, x.ended_at, x.value, r.parent"""
 _GET = f"""{_RECORD}
   FROM edda_run r
   LEFT JOIN edda_sched s ON s.run_id = r.id
@@ -74,22 +68,23 @@ def start(db: Connection, starts: Iterable[Start], now: int) -> frozenset[RunId]
 
 
 def _start(db: Connection, s: Start, now: int) -> bool:
-    if not db.run(_RUN, (s.run_id, s.workflow, s.input, s.created_at, s.deadline)):
+    if db.row(_EXISTS, (s.run_id,)):  # in whatever generation: the first may be pruned
         return False
+    db.run(INSERT, as_row(s, 0))
     db.run(_SCHED, (s.run_id, s.workflow, now if s.ready_at is None else s.ready_at))
     return True
 
 
+def as_row(s: Start, gen: int) -> tuple[Any, ...]:
+    return (s.run_id, gen, s.workflow, s.input, s.created_at, s.deadline, s.parent, s.parent_step, s.depth)
+
+
 def cancel(db: Connection, run_id: RunId, value: bytes, now: int) -> CancelOutcome:
-    inbox = db.row(_INBOX, (run_id,))
-    if inbox is None:
-        return CancelOutcome.ENDED if db.row(_EXISTS, (run_id,)) else CancelOutcome.MISSING
-    cancelled, delivered = inbox
-    if cancelled:
+    if inbox.put(db, Letter(run_id, EntryKind.CANCEL, value=value), now):
+        return CancelOutcome.REQUESTED
+    if db.row(_IS_OPEN, (run_id,)):
         return CancelOutcome.ALREADY
-    db.run(_CANCEL, (run_id,))
-    db.run(_LETTER, (run_id, delivered + 1, EntryKind.CANCEL.value, now, value))
-    return CancelOutcome.REQUESTED
+    return CancelOutcome.ENDED if db.row(_EXISTS, (run_id,)) else CancelOutcome.MISSING
 
 
 def get(db: Connection, run_id: RunId, now: int) -> RunRecord | None:

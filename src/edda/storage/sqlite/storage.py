@@ -30,6 +30,7 @@ from edda.core.model import (
     StoredEvent,
     Takeover,
     Wait,
+    Watcher,
     WorkerId,
     WorkerInfo,
     Written,
@@ -37,7 +38,7 @@ from edda.core.model import (
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import Probe
 
-from . import events, journal, pruning, queue, runs, schema, waits, workers
+from . import events, journal, pruning, queue, runs, schema, waits, watchers, workers
 from .connection import MEMORY, OLDEST, SYNCHRONOUS, Connection
 from .desk import Desk
 from .lock import Presence
@@ -218,6 +219,16 @@ class SQLiteStorage:
     async def get(self, run_id: RunId) -> RunRecord | None:
         return await self._read(lambda db: runs.get(db, run_id, self._now()))
 
+    async def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+        return await self._transact(lambda db: self._watch_run(db, run_id, watcher))
+
+    def _watch_run(self, db: Connection, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+        watchers.add(db, run_id, watcher)
+        return runs.get(db, run_id, self._now())
+
+    async def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
+        return await self._read(lambda db: watchers.of_run(db, run_id))
+
     async def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]:
         return await self._read(lambda db: runs.history(db, run_id, gen))
 
@@ -264,9 +275,10 @@ class SQLiteStorage:
         return await self._transact(lambda db: pruning.prune_letters(db, before, limit))
 
     async def prune_runs(self, before: int, limit: int) -> int:
-        if not await self._is_any_before(before, pruning.first_ended):
-            return 0
-        return await self._transact(lambda db: pruning.prune_runs(db, before, limit))
+        for oldest in (pruning.first_ended, pruning.first_followed):
+            if await self._is_any_before(before, oldest):
+                return await self._transact(lambda db: pruning.prune_runs(db, before, limit))
+        return 0
 
     async def _is_any_before(self, before: int, oldest: Callable[[Connection], int | None]) -> bool:
         moment = await self._recall(oldest)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from edda.core.model import Absorb, Bundle, Release, RunId, Wait
 
 from .connection import Connection
+from .inbox import WAKE
 
 _DROP = "DELETE FROM edda_wait WHERE run_id = ? AND step = ?"
 _FREE = "UPDATE edda_delivery SET event = NULL, kind = 'stray' WHERE run_id = ? AND n = ?"
@@ -23,14 +24,6 @@ INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due) VALUES (?, 
     ON CONFLICT (run_id, step) DO NOTHING"""
 _WAITS = "SELECT step, key, own_key, type, match, due FROM edda_wait WHERE run_id = ? ORDER BY step"
 
-# As a cancel does: a run without an owner is ready at once.
-_WAKE = """
-UPDATE edda_sched
-   SET delivered = delivered + 1,
-       ready_at = CASE WHEN owner IS NULL THEN 0 ELSE ready_at END,
-       status = CASE WHEN owner IS NULL THEN 'running' ELSE status END,
-       reason = CASE WHEN owner IS NULL THEN NULL ELSE reason END
- WHERE run_id = ?"""
 _LETTER = """
 INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
 SELECT run_id, delivered, 'event', ?2, ?3, x'', ?4 FROM edda_sched WHERE run_id = ?1"""
@@ -81,7 +74,7 @@ def _register(db: Connection, run_id: RunId, waits: Sequence[Wait]) -> None:
 def deliver(db: Connection, seq: int, takers: Sequence[tuple[RunId, str]], now: int) -> None:
     """Give one event to a step of each of these runs, which waits no longer."""
     db.many(_DROP, takers)
-    db.many(_WAKE, [(run_id,) for run_id, _ in takers])
+    db.many(WAKE, [(run_id,) for run_id, _ in takers])
     db.many(_LETTER, [(run_id, step, now, seq) for run_id, step in takers])
 
 

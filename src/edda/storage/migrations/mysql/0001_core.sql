@@ -25,8 +25,12 @@ CREATE TABLE IF NOT EXISTS edda_run (
     input       LONGBLOB NOT NULL,
     created_at  BIGINT NOT NULL,
     deadline    BIGINT,
+    parent      VARBINARY(255),
+    parent_step TEXT,
+    depth       INT NOT NULL DEFAULT 0,
     PRIMARY KEY (id, gen),
-    KEY edda_run_created (created_at, id)
+    KEY edda_run_created (created_at, id),
+    KEY edda_run_parent (parent)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS edda_hist (
@@ -73,6 +77,8 @@ CREATE TABLE IF NOT EXISTS edda_sched (
     absorbed    INT NOT NULL DEFAULT 0,
     cancelled   BOOLEAN NOT NULL DEFAULT FALSE,
     attempts    INT NOT NULL DEFAULT 0,
+    watchers    INT NOT NULL DEFAULT 0,
+    undoing     BOOLEAN NOT NULL DEFAULT FALSE,
     reason      MEDIUMTEXT,
     inbox       VARBINARY(255) GENERATED ALWAYS AS (CASE WHEN delivered > absorbed THEN owner END) STORED,
     parked      VARBINARY(255) GENERATED ALWAYS AS (CASE WHEN status = 'parked' THEN workflow END) STORED,

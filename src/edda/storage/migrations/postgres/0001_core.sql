@@ -23,9 +23,15 @@ CREATE TABLE edda_run (
     input       bytea   NOT NULL,
     created_at  bigint  NOT NULL,
     deadline    bigint,
+    parent      text COLLATE "C",
+    parent_step text,
+    depth       integer NOT NULL DEFAULT 0,
     PRIMARY KEY (id, gen)
 );
 CREATE INDEX edda_run_created ON edda_run (created_at DESC, id DESC);
+CREATE INDEX edda_run_parent ON edda_run (parent) WHERE parent IS NOT NULL;
+-- Generations that followed another one: what they followed is pruned by their age.
+CREATE INDEX edda_run_followed ON edda_run (created_at, id) WHERE gen > 0;
 
 CREATE TABLE edda_hist (
     run_id      text COLLATE "C" NOT NULL,
@@ -69,6 +75,8 @@ CREATE TABLE edda_sched (
     absorbed    integer NOT NULL DEFAULT 0,
     cancelled   boolean NOT NULL DEFAULT false,
     attempts    integer NOT NULL DEFAULT 0,
+    watchers    integer NOT NULL DEFAULT 0,
+    undoing     boolean NOT NULL DEFAULT false,
     reason      text
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX edda_sched_ready  ON edda_sched (workflow, ready_at) WHERE owner IS NULL;
@@ -93,14 +101,16 @@ CREATE INDEX edda_delivery_at ON edda_delivery (at);
 
 -- The rows of a batch, as the journal sends them. Never changed: a release that needs other columns adds other types.
 CREATE TYPE edda_run_row AS (
-    id text, gen integer, workflow text, input bytea, created_at bigint, deadline bigint);
+    id text, gen integer, workflow text, input bytea, created_at bigint, deadline bigint, parent text,
+    parent_step text, depth integer);
 CREATE TYPE edda_sched_row AS (
     run_id text, workflow text, gen integer, epoch integer, owner text, status text, reason text, ready_at bigint,
-    absorbed integer, attempts integer);
+    absorbed integer, attempts integer, undoing boolean);
 CREATE TYPE edda_hist_row AS (
     run_id text, gen integer, epoch integer, seq integer, kind text, step text, name text, ok boolean, at bigint,
     attempt integer, n integer, event bigint, input bytea, value bytea);
 CREATE TYPE edda_move_row AS (
-    run_id text, move text, absorbed integer, ready_at bigint, status text, reason text);
+    run_id text, move text, absorbed integer, ready_at bigint, status text, reason text, undoing boolean,
+    watchers integer);
 CREATE TYPE edda_result_row AS (
     run_id text, gen integer, status text, value bytea, ended_at bigint);

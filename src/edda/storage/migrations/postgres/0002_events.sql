@@ -57,15 +57,16 @@ CREATE TYPE edda_wait_row AS (
     run_id text, step text, key bytea, own_key bytea, type text, match bytea, due bigint);
 -- A move, once for each of its waits, or once without.
 CREATE TYPE edda_ask_row AS (
-    run_id text, move text, absorbed integer, ready_at bigint, status text, reason text,
-    step text, key bytea, own_key bytea, type text, match bytea, due bigint, floor bigint);
+    run_id text, move text, absorbed integer, ready_at bigint, status text, reason text, undoing boolean,
+    watchers integer, step text, key bytea, own_key bytea, type text, match bytea, due bigint, floor bigint);
 CREATE TYPE edda_drop_row AS (run_id text, step text);
 CREATE TYPE edda_free_row AS (run_id text, n integer);
 -- `place` says which event of the post it is, and to which one a key or a start belongs.
 CREATE TYPE edda_event_row AS (place integer, source text, id text, type text, target text, body bytea);
 CREATE TYPE edda_key_row AS (place integer, plain bytea, kept bytea);
 CREATE TYPE edda_start_row AS (
-    place integer, id text, workflow text, input bytea, created_at bigint, ready_at bigint, deadline bigint);
+    place integer, id text, workflow text, input bytea, created_at bigint, ready_at bigint, deadline bigint,
+    parent text, parent_step text, depth integer);
 -- What a claimed run has: its history, and the letters it has not read.
 CREATE TYPE edda_entry_row AS (
     seq integer, kind text, step text, name text, ok boolean, at bigint, input bytea, value bytea, attempt integer,

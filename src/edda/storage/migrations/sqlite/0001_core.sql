@@ -26,9 +26,13 @@ CREATE TABLE edda_run (
     input       BLOB    NOT NULL,
     created_at  INTEGER NOT NULL,
     deadline    INTEGER,
+    parent      TEXT    CHECK (instr(parent, char(0)) = 0),
+    parent_step TEXT    CHECK (instr(parent_step, char(0)) = 0),
+    depth       INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (id, gen)
 );
 CREATE INDEX edda_run_created ON edda_run (created_at DESC, id DESC);
+CREATE INDEX edda_run_parent ON edda_run (parent) WHERE parent IS NOT NULL;
 
 CREATE TABLE edda_hist (
     run_id      TEXT    NOT NULL,
@@ -72,6 +76,8 @@ CREATE TABLE edda_sched (
     absorbed    INTEGER NOT NULL DEFAULT 0,
     cancelled   INTEGER NOT NULL DEFAULT 0,
     attempts    INTEGER NOT NULL DEFAULT 0,
+    watchers    INTEGER NOT NULL DEFAULT 0,
+    undoing     INTEGER NOT NULL DEFAULT 0,
     reason      TEXT    CHECK (instr(reason, char(0)) = 0)
 ) WITHOUT ROWID;
 CREATE INDEX edda_sched_ready  ON edda_sched (workflow, ready_at) WHERE owner IS NULL;
@@ -84,7 +90,7 @@ CREATE TABLE edda_delivery (
     run_id      TEXT    NOT NULL,
     n           INTEGER NOT NULL,
     kind        TEXT    NOT NULL,
-    step        TEXT    NOT NULL,
+    step        TEXT    NOT NULL CHECK (instr(step, char(0)) = 0),
     at          INTEGER NOT NULL,
     value       BLOB    NOT NULL,
     event       INTEGER,

@@ -1,0 +1,241 @@
+"""The runs that one run starts or waits for.
+
+A child with an id of Edda's own is born in the very commit that records its start, so there is one of it however often
+the parent is replayed. What may exist already (a chosen id, a run that somebody else started) is looked for first and
+watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from edda.core.codec import Codec
+from edda.core.failure import encode_failure
+from edda.core.model import ClaimedRun, EntryKind, Letter, RunId, RunRecord, Start, Watcher
+from edda.core.states import ENDED
+from edda.errors import ArgumentError, ChildDepthError, EddaError
+from edda.workflow.children import ChildCall, Ended, Started
+from edda.workflow.execution import Command, Execution
+
+from .clock import Clock
+from .draft import Draft
+from .entries import Deliver
+from .settings import Settings
+
+MOST_BIRTHS = 100
+"""At once: other runs want their turn, too."""
+
+CANCELLED = "the run that started it was cancelled"
+
+
+class Nursery(Protocol):
+    """What children need of the worker."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    codec: Codec
+    settings: Settings
+
+    def attend(self, start: Start | None, run_id: RunId, watcher: Watcher | None) -> Awaitable[RunRecord]:
+        """Start a run that may exist, if there is one to start, and have its end told, if somebody waits for it."""
+        ...
+
+
+class Children:
+    """`found` is told of a run that had to be looked for, or what is wrong with it."""
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        claimed: ClaimedRun,
+        draft: Draft,
+        *,
+        deliver: Deliver,
+        found: Callable[[Command, RunRecord | EddaError], None],
+    ) -> None:
+        self._nursery = nursery
+        self._claimed = claimed
+        self._draft = draft
+        self._deliver = deliver
+        self._found = found
+        self._unborn: deque[Command] = deque()
+        self._unsought: deque[Command] = deque()
+        """They wait for the journal, in the order they were issued."""
+        self._searches: dict[Command, asyncio.Task[None]] = {}
+        self._recalled: dict[Command, int] = {}
+        """Abandoned while it was not known whether they exist, with the number of entries it was decided after."""
+        self._born: list[Started] = []
+        """By this incarnation; the others are in the history."""
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._unborn or self._unsought or self._searches)
+
+    def accept(self, command: Command) -> None:
+        call: ChildCall = command.call
+        if command.started:
+            return
+        (self._unsought if call.is_named else self._unborn).append(command)
+
+    # Births
+
+    @property
+    def has_unborn(self) -> bool:
+        return bool(self._unborn)
+
+    def bear_next(self, execution: Execution) -> bool:
+        """The child's rows go in with the entry that records its start. False if there is none to be born."""
+        while self._unborn:
+            command = self._unborn.popleft()
+            if execution.pending.get(command.id) is command:
+                self._bear(command, execution.length + 1)
+                return True
+        return False
+
+    def _bear(self, command: Command, needs: int) -> None:
+        if self._is_deepest:
+            self._fail(command, self._too_deep())
+            return
+        self._draft.start_child(self._start_of(command), needs)
+        self._record_start(command, is_ours=True)
+
+    @property
+    def _is_deepest(self) -> bool:
+        return self._claimed.depth >= self._nursery.settings.child_depth
+
+    def _too_deep(self) -> ChildDepthError:
+        return ChildDepthError(
+            f"run {self._claimed.run_id} is a child of a child, {self._claimed.depth} times over: a workflow that "
+            "starts itself has to end somewhere. Use ctx.recur() to go on for ever, or raise Settings(child_depth=...)."
+        )
+
+    def _start_of(self, command: Command) -> Start:
+        call: ChildCall = command.call
+        assert call.workflow is not None
+        assert call.options is not None
+        now, options = self._nursery.clock.now(), call.options
+        return Start(
+            run_id=RunId(command.target or ""),
+            workflow=call.workflow,
+            input=call.input,
+            created_at=now,
+            ready_at=now + options.delay,
+            deadline=None if options.timeout is None else now + options.delay + options.timeout,
+            parent=self._claimed.run_id,
+            parent_step=command.id if call.is_awaited and not call.is_named else None,
+            depth=self._claimed.depth + 1,
+        )
+
+    # Runs that may exist
+
+    def seek(self, committed: int, pending: Mapping[str, Command]) -> None:
+        """To start a run, and to watch one, is an effect: what it was decided on has to be durable."""
+        while self._unsought and self._unsought[0].needs <= committed:
+            command = self._unsought.popleft()
+            if pending.get(command.id) is command:
+                self._begin_search(command)
+
+    def _begin_search(self, command: Command) -> None:
+        self._searches[command] = self._nursery.loop.create_task(self._search(command), name="edda-child")
+
+    async def _search(self, command: Command) -> None:
+        outcome: RunRecord | EddaError
+        try:
+            outcome = await self._look_for(command)
+        except EddaError as error:
+            outcome = error
+        finally:
+            del self._searches[command]
+        needs = self._recalled.pop(command, None)
+        if needs is not None and isinstance(outcome, RunRecord) and outcome.parent == self._claimed.run_id:
+            self._cancel(outcome.run_id, needs)
+        self._found(command, outcome)
+
+    async def _look_for(self, command: Command) -> RunRecord:
+        call: ChildCall = command.call
+        run_id = RunId(command.target or "")
+        if command in self._recalled:
+            return await self._nursery.attend(None, run_id, None)
+        if run_id == self._claimed.run_id:
+            raise ArgumentError(f"run {run_id} waits for its own end: it would wait for ever")
+        if call.workflow is not None and self._is_deepest:
+            raise self._too_deep()
+        start = None if call.workflow is None else self._start_of(command)
+        watcher = Watcher(self._claimed.run_id, command.id) if call.is_awaited else None
+        return await self._nursery.attend(start, run_id, watcher)
+
+    # What is recorded
+
+    def record(self, command: Command, found: RunRecord | EddaError) -> None:
+        """What came of the search."""
+        if isinstance(found, EddaError):
+            self._fail(command, found)
+        elif command.kind is EntryKind.CHILD and found.status in ENDED and found.value is not None:
+            ended = Ended(found.run_id, found.status, found.value)
+            self._deliver_for(command, command.kind, ended.outcome(self._nursery.codec), ok=ended.is_ok)
+        else:
+            self._record_start(command, is_ours=found.parent == self._claimed.run_id)
+
+    def _record_start(self, command: Command, *, is_ours: bool) -> None:
+        """A run that somebody else started is not ours to cancel."""
+        call: ChildCall = command.call
+        assert command.target is not None
+        started = Started(command.target, follows=call.follows and is_ours, is_awaited=call.is_awaited)
+        self._born.append(started)
+        self._deliver_for(command, EntryKind.START, self._nursery.codec.encode(started))
+
+    def _fail(self, command: Command, error: Exception) -> None:
+        self._deliver_for(command, command.kind, encode_failure(self._nursery.codec, error), ok=False)
+
+    def _deliver_for(self, command: Command, kind: EntryKind, value: bytes, *, ok: bool = True) -> None:
+        self._deliver(kind, command.id, command.name, ok=ok, input=command.input, value=value)
+
+    # Cancelling
+
+    def abandon(self, command: Command, execution: Execution, *, is_new: bool) -> None:
+        """Nobody waits for it any more; what was recorded before was sent before."""
+        if command.details is None:
+            self._recall(command, execution.length)
+            return
+        started = self._nursery.codec.decode(command.details, Started)
+        if started.follows:
+            execution.orphans.add(started.run_id)
+            if is_new:
+                self._cancel(started.run_id, execution.length)
+
+    def _recall(self, command: Command, needs: int) -> None:
+        """It may be there, for it is just being started, or was before a crash."""
+        call: ChildCall = command.call
+        if call.is_named and call.workflow is not None and call.follows:
+            if command in self._searches:
+                self._recalled[command] = needs
+            elif command.replayed:
+                self._recalled[command] = needs
+                self._begin_search(command)
+
+    def cancel_followers(self, needs: int) -> None:
+        """Those that nobody waits for, but that are to end with their parent."""
+        recorded = (e.value for e in self._claimed.entries if e.kind is EntryKind.START and e.ok)
+        for started in (*(self._nursery.codec.decode(value, Started) for value in recorded), *self._born):
+            if started.follows and not started.is_awaited:
+                self._cancel(started.run_id, needs)
+
+    def _cancel(self, run_id: str, needs: int) -> None:
+        letter = Letter(RunId(run_id), EntryKind.CANCEL, value=self._nursery.codec.encode(CANCELLED))
+        self._draft.post(letter, needs)
+
+    def cancel(self) -> None:
+        for task in self._searches.values():
+            task.cancel()
+
+    def close(self) -> None:
+        """Forget who wanted to know: the two would keep each other in memory."""
+        self._found = _nobody
+        del self._deliver
+
+
+def _nobody(_command: Command, _outcome: RunRecord | EddaError) -> None:
+    pass

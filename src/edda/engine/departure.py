@@ -1,0 +1,96 @@
+"""How a run leaves for good: it ends, or goes on as the next generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from edda.core.codec import Codec
+from edda.core.model import ClaimedRun, End, Entry, EntryKind, Letter, Recur, Watcher
+from edda.workflow.children import Ended
+from edda.workflow.execution import Execution, Recurrence
+
+from .clock import Clock
+from .draft import Draft
+from .endings import Endings
+from .herald import Herald
+from .waits import Waits
+
+Going = tuple[End | Recur, tuple[Letter, ...]]
+
+
+class Departure:
+    def __init__(
+        self,
+        claimed: ClaimedRun,
+        codec: Codec,
+        clock: Clock,
+        draft: Draft,
+        waits: Waits,
+        herald: Herald | None,
+        limit: int,
+    ) -> None:
+        self.watchers = claimed.watchers
+        """Who is told, besides the parent."""
+        self._claimed = claimed
+        self._clock = clock
+        self._draft = draft
+        self._waits = waits
+        self._endings = Endings(f"{claimed.workflow} {claimed.run_id}", codec, clock, herald, limit)
+        self._end: End | None = None
+
+    def of(self, execution: Execution, stops: Sequence[EntryKind]) -> Going:
+        """For a run whose code is done; `stops` are what stopped it. Raises `ParkedError` if it has not ended either.
+
+        Asked again if the run could not leave, it gives the same end, but with all that is known by then.
+        """
+        if self._end is None:
+            try:
+                self._end = self._endings.of(execution, stops[0] if stops else None)
+            except Recurrence as recurrence:
+                if execution.late_cancel is None:
+                    return self._recur(execution, recurrence.input), ()
+                self._end = self._endings.cancelled(execution.late_cancel)
+        return self._told(self._end)
+
+    def encode(self, result: Any) -> bytes:
+        """What a workflow returned; raises `PayloadError` if it cannot be stored."""
+        return self._endings.encode(result)
+
+    def failed(self, error: BaseException) -> tuple[End, tuple[Letter, ...]]:
+        self._end = self._endings.failed(error)
+        return self._told(self._end)
+
+    def over_limit(self) -> Going:
+        return self.failed(self._endings.limit_error())
+
+    def _told(self, end: End) -> tuple[End, tuple[Letter, ...]]:
+        """With a letter for everybody who waits for it."""
+        claimed, watchers = self._claimed, self.watchers
+        if claimed.parent is not None and claimed.parent_step is not None:
+            watchers = (Watcher(claimed.parent, claimed.parent_step), *watchers)
+        told = Ended(claimed.run_id, end.status, end.value).pack()
+        letters = tuple(Letter(one.run_id, EntryKind.CHILD, one.step, told) for one in watchers)
+        return replace(end, watchers=len(self.watchers)), letters
+
+    def _recur(self, execution: Execution, input: bytes) -> Recur:
+        at = max(self._clock.now(), execution.now)
+        entry = Entry(1, EntryKind.RECUR, "", "", True, at, value=self._waits.carry())
+        return Recur(self._draft.absorbed, input, at, entry)
+
+    def following(self, recur: Recur) -> ClaimedRun:
+        """The next generation, as it would be claimed."""
+        return replace(
+            self._claimed,
+            gen=self._claimed.gen + 1,
+            input=recur.input,
+            created_at=recur.at,
+            absorbed=recur.absorbed,
+            attempts=0,
+            entries=(recur.entry,),
+            mail=(),
+            waits=(),
+            watchers=self.watchers,
+        )

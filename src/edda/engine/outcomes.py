@@ -1,0 +1,84 @@
+"""What became of the steps of one run, as entries of its history."""
+
+from __future__ import annotations
+
+from edda.core.model import EntryKind
+from edda.workflow.execution import Command, Execution
+
+from .bodies import Bodies
+from .draft import Draft
+from .entries import Deliver
+from .herald import Herald
+from .steps import Failure, Outcome, Retry, Success
+from .timetable import Timetable
+
+
+class Outcomes:
+    def __init__(
+        self, draft: Draft, bodies: Bodies, timetable: Timetable, herald: Herald | None, deliver: Deliver
+    ) -> None:
+        self._draft = draft
+        self._bodies = bodies
+        self._timetable = timetable
+        self._herald = herald
+        self._deliver: Deliver | None = deliver
+        self._doubtful: list[Command] = []
+        """Abandoned before they did anything, or given up for good: their bodies may still run, and succeed."""
+
+    @property
+    def has_doubts(self) -> bool:
+        return bool(self._doubtful)
+
+    def doubt(self, command: Command) -> None:
+        self._doubtful.append(command)
+
+    def settle(self, execution: Execution, command: Command, outcome: Outcome) -> None:
+        if execution.pending.get(command.id) is not command:
+            if isinstance(outcome, Failure) and self._is_undecided(execution, command):
+                self._doubtful.append(command)
+            elif not isinstance(outcome, Retry):  # nobody waits for it any more, but it happened
+                self._doubtful = [one for one in self._doubtful if one is not command]
+                self._record(execution, EntryKind.LATE, command, outcome)
+        elif isinstance(outcome, Retry):
+            self._record(execution, EntryKind.RETRY, command, outcome)
+            if self._draft.last is None:
+                command.needs = execution.length
+                self._timetable.add(self._bodies.rest(command), command)
+        else:
+            if command.is_doubtful and isinstance(outcome, Failure):
+                self._doubtful.append(command)
+            self._record(execution, EntryKind.STEP, command, outcome)
+
+    def _is_undecided(self, execution: Execution, command: Command) -> bool:
+        """Whether a failure does not say the last word: another body of the step runs, or one was better before."""
+        if command.undo is None:
+            return False
+        return self._bodies.has_body(command.id) or not execution.undoing.owes(command)
+
+    def settle_doubts(self, execution: Execution, *, at_last: bool = False) -> None:
+        """What was abandoned before it did anything, and what was given up and did not succeed all the same: there is
+        nothing to undo."""
+        over = [command for command in self._doubtful if at_last or not self._bodies.has_body(command.id)]
+        self._doubtful = [command for command in self._doubtful if command not in over]
+        for command in over:
+            if self._deliver is not None and self._draft.last is None and execution.undoing.owes(command):
+                self._deliver(EntryKind.LATE, command.id, command.name, ok=False, input=command.input)
+
+    def _record(self, execution: Execution, kind: EntryKind, command: Command, outcome: Outcome) -> None:
+        if self._herald is not None:
+            self._herald.tell_settled(execution.length + 1, command, outcome)
+        if self._deliver is not None:
+            self._deliver(
+                kind,
+                command.id,
+                command.name,
+                ok=isinstance(outcome, Success),
+                input=b"" if kind is EntryKind.RETRY else command.input,
+                value=outcome.value,
+                attempt=command.attempt,
+            )
+
+    def close(self) -> None:
+        """Forget who wanted to know: the two would keep each other in memory."""
+        self._deliver = None
+        self._doubtful.clear()

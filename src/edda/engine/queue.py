@@ -1,0 +1,75 @@
+"""Steps of one run that may not begin yet: first they wait for the journal, then for a slot if they need one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from edda.workflow.execution import Command
+
+from .slots import Slot, Slots
+
+
+class Gate(Protocol):
+    """What the worker lets through."""
+
+    slots: Slots
+    draining: bool
+
+    @property
+    def may_act(self) -> bool:
+        """False when the lease may have lapsed: start nothing in the world."""
+        ...
+
+
+Begin = Callable[[Command, Slot | None], None]
+
+
+class Queue:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._blocked: deque[Command] = deque()
+        """In the order they were issued."""
+        self._waiting: set[Command] = set()
+        """For a slot."""
+
+    def __len__(self) -> int:
+        return len(self._blocked) + len(self._waiting)
+
+    def add(self, command: Command) -> None:
+        self._blocked.append(command)
+
+    def start(self, committed: int, pending: Mapping[str, Command], begin: Begin) -> None:
+        """Those whose history is durable."""
+        while self._blocked and self._blocked[0].needs <= committed and self._gate.may_act:
+            command = self._blocked.popleft()
+            if pending.get(command.id) is command:
+                self._start(command, begin)
+
+    def _start(self, command: Command, begin: Begin) -> None:
+        most = command.call.limits.max_concurrent
+        if most is None:
+            begin(command, None)
+        else:
+            self._waiting.add(command)
+            self._gate.slots.ask(command.name, most, command, partial(self._take, command, begin))
+
+    def _take(self, command: Command, begin: Begin, slot: Slot) -> bool:
+        self._waiting.discard(command)
+        if self._gate.draining or not self._gate.may_act:
+            self._blocked.appendleft(command)
+            return False
+        begin(command, slot)
+        return True
+
+    def leave(self, command: Command) -> None:
+        """It is not to begin any more; those that wait for the journal are looked at when it is their turn."""
+        if command in self._waiting:
+            self._waiting.discard(command)
+            self._gate.slots.leave(command.name, command)
+
+    def close(self) -> None:
+        for command in tuple(self._waiting):
+            self.leave(command)

@@ -1,0 +1,56 @@
+"""Runs that start, watch, tell and follow each other, in dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from edda.core.model import Bundle, End, EntryKind, Letter, Recur, RunId, Watcher
+
+from .memory_tables import Sched, Tables
+
+
+class MemoryLineage(Tables):
+    # Watching
+
+    def add_watcher(self, run_id: RunId, watcher: Watcher) -> None:
+        sched, known = self.scheds.get(run_id), self.watching.get(run_id, set())
+        if sched and watcher not in known:
+            self.watching[run_id] = known | {watcher}
+            sched.watchers += 1
+
+    def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
+        return tuple(sorted(self.watching.get(run_id, ()), key=lambda watcher: (watcher.run_id, watcher.step)))
+
+    # What the journal asks for, inside its own transaction
+
+    def is_refused(self, bundle: Bundle) -> bool:
+        """An end that does not know all who watch, a next generation that would leave mail unread."""
+        sched = self.scheds.get(bundle.run_id)
+        if sched is None or bundle.start:
+            return False
+        match bundle.move:
+            case End(watchers=known):
+                return known != sched.watchers
+            case Recur(absorbed):
+                return absorbed != sched.delivered
+        return False
+
+    def recur(self, sched: Sched, gen: int, move: Recur) -> None:
+        generations = self.runs[sched.run_id]
+        generations[gen + 1] = replace(generations[gen], input=move.input, created_at=move.at)
+        self.histories[sched.run_id, gen + 1] = {move.entry.seq: move.entry}
+        self.waiting.pop(sched.run_id, None)
+        sched.gen, sched.absorbed = gen + 1, move.absorbed
+        sched.cancelled, sched.undoing, sched.attempts = False, False, 0
+
+    def send(self, letters: Iterable[Letter]) -> None:
+        """Who has ended gets none, and who is cancelled already no further cancel."""
+        for letter in letters:
+            sched, is_cancel = self.scheds.get(letter.run_id), letter.kind is EntryKind.CANCEL
+            if sched is None or (is_cancel and sched.cancelled):
+                continue
+            sched.cancelled |= is_cancel
+            self.deliver(sched, letter.kind, step=letter.step, value=letter.value)
+            sched.wake()

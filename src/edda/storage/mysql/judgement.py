@@ -1,0 +1,84 @@
+"""What the locked rows decide: who gets an event, who may end or begin anew, and which letters are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from edda.core.model import Absorb, Bundle, End, Move, Recur, RunId
+
+from .generations import Generations
+from .history import INSERT_RESULT, result_row
+from .mail import Mail
+from .moves import Locked, Moves
+from .session import COMMIT
+from .statement import Statement, bind, inserts, text
+from .waits import Registration, asks
+
+
+def depends(bundle: Bundle) -> bool:
+    """Whether what it writes cannot be known before the rows are locked."""
+    if bundle.letters:
+        return True
+    if bundle.start:
+        return False
+    return asks(bundle) or isinstance(bundle.move, Recur) or (isinstance(bundle.move, End) and bundle.move.watchers > 0)
+
+
+def awaits_judgement(bundle: Bundle) -> bool:
+    """Whether a batch that is judged leaves its move to that; a run that begins with it has nobody to wait for."""
+    return bundle.start is None and (asks(bundle) or isinstance(bundle.move, End | Recur))
+
+
+class Judgement:
+    def __init__(
+        self, batch: Sequence[Bundle], locked: Mapping[RunId, Locked], found: Sequence[tuple[int, int]]
+    ) -> None:
+        asking = [bundle for bundle in batch if asks(bundle)]
+        self._registration = Registration(asking, {run: row.delivered for run, row in locked.items()}, found)
+        self._moves = Moves()
+        self._generations = Generations()
+        self._mail = Mail(locked)
+        self._results: list[bytes] = []
+        self.unmet = dict(self._registration.unmet)
+        for bundle in batch:
+            self._judge(bundle, locked.get(bundle.run_id))
+
+    def _judge(self, bundle: Bundle, row: Locked | None) -> None:
+        if row and _is_refused(bundle.move, row):
+            self.unmet[bundle.run_id] = frozenset()
+            absorbed = bundle.move.absorbed if isinstance(bundle.move, Recur | End) else None
+            if absorbed is not None:
+                self._moves.add(text(bundle.run_id), Absorb(absorbed))
+            return
+        if awaits_judgement(bundle):
+            self._close(bundle, row)
+        self._mail.add(bundle.letters)
+
+    def _close(self, bundle: Bundle, row: Locked | None) -> None:
+        run_id = text(bundle.run_id)
+        match bundle.move:
+            case End() as end:
+                self._results.append(result_row(run_id, bundle.gen, end))
+            case Recur() as recur if row:
+                self._generations.add(bundle, recur)
+            case _:
+                return
+        if row:
+            self._moves.add(run_id, bundle.move)
+
+    def statements(self, limit: int) -> Iterator[Statement]:
+        yield from self._registration.statements(limit)
+        yield from self._generations.statements(limit)
+        yield from self._moves.statements()
+        yield from inserts(INSERT_RESULT, self._results, limit)
+        yield from self._mail.statements(limit)
+        yield bind(COMMIT)
+
+
+def _is_refused(move: Move | None, row: Locked) -> bool:
+    match move:
+        case End(watchers=known):
+            return known != row.watchers
+        case Recur(absorbed):
+            return absorbed != row.delivered
+    return False

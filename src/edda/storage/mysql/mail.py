@@ -1,0 +1,46 @@
+"""Letters from run to run, for inboxes whose sched rows are locked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from edda.core.model import EntryKind, Letter, RunId
+
+from .clock import NOW
+from .history import KINDS
+from .letters import note
+from .moves import Locked
+from .statement import Statement, binary, inserts, joins, text
+
+INSERT_MAIL = b"INSERT INTO edda_delivery (run_id, n, kind, step, at, value) VALUES "
+CANCEL = b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET s.cancelled = TRUE"
+
+
+class Mail:
+    """Numbers the letters in the order in which they are added."""
+
+    def __init__(self, locked: Mapping[RunId, Locked]) -> None:
+        self._locked = locked
+        self._last: dict[RunId, int] = {}
+        self._cancelled: set[RunId] = set()
+        self._rows: list[bytes] = []
+
+    def add(self, letters: Iterable[Letter]) -> None:
+        for letter in letters:
+            target = self._locked.get(letter.run_id)
+            if target and self._lets_in(letter, target):
+                n = self._last[letter.run_id] = self._last.get(letter.run_id, target.delivered) + 1
+                row = (text(letter.run_id), n, KINDS[letter.kind], text(letter.step), NOW, binary(letter.value))
+                self._rows.append(b"(%b,%d,%b,%b,%b,%b)" % row)
+
+    def _lets_in(self, letter: Letter, target: Locked) -> bool:
+        if letter.kind is not EntryKind.CANCEL:
+            return True
+        is_first = not target.cancelled and letter.run_id not in self._cancelled
+        self._cancelled.add(letter.run_id)
+        return is_first
+
+    def statements(self, limit: int) -> Iterator[Statement]:
+        yield from inserts(INSERT_MAIL, self._rows, limit)
+        yield from note(self._last)
+        yield from joins(CANCEL, [b"SELECT %b AS run_id" % text(run) for run in sorted(self._cancelled)])

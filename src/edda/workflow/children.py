@@ -1,0 +1,138 @@
+"""Runs that a workflow starts or waits for: recorded, and without staying in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import _get_running_loop
+from collections.abc import Coroutine, Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from edda.core.codec import Codec
+from edda.core.failure import decode_failure, encode_failure
+from edda.core.model import Entry, EntryKind, RunId
+from edda.core.states import RunStatus
+from edda.errors import WorkflowCancelledError
+
+from .context import RunContext
+from .current import here
+from .loop import WorkflowLoop
+
+if TYPE_CHECKING:
+    from .workflow import StartOptions, Workflow
+
+T = TypeVar("T")
+
+
+class Ended(Struct, frozen=True):
+    """How a run ended, as it is told to those who wait for it."""
+
+    run_id: RunId
+    status: RunStatus
+    value: bytes
+
+    def pack(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Ended:
+        return msgspec.msgpack.decode(data, type=cls)
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status is RunStatus.COMPLETED
+
+    def outcome(self, codec: Codec) -> bytes:
+        """Its result, or the failure that whoever waited for it gets."""
+        if self.status is not RunStatus.CANCELLED:
+            return self.value
+        reason = codec.decode(self.value)
+        return encode_failure(codec, WorkflowCancelledError(f"run {self.run_id} was cancelled: {reason}"))
+
+
+class Started(Struct, frozen=True):
+    """What is recorded of a run that was started."""
+
+    run_id: str
+    follows: bool
+    """It is cancelled with the run that started it."""
+    is_awaited: bool
+
+
+class ChildCall(Struct, frozen=True):
+    """What a driver needs to start a run, or to have its end told."""
+
+    workflow: str | None
+    """None: the run exists."""
+    input: bytes
+    options: StartOptions | None
+    is_awaited: bool
+    is_named: bool
+    """Its id was chosen, so the run may be there already."""
+    follows: bool
+    """Cancelled with the run that started it."""
+
+
+def running_context() -> RunContext | None:
+    """The workflow whose own code is running; None in activities and outside."""
+    context = here.get()
+    return context if isinstance(context, RunContext) and isinstance(_get_running_loop(), WorkflowLoop) else None
+
+
+def start_child(
+    ctx: RunContext,
+    workflow: Workflow[Any, Any],
+    options: StartOptions,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    is_awaited: bool,
+) -> Coroutine[Any, Any, Any]:
+    signature, codec = workflow.signature, ctx.codec
+    input = signature.encode(codec, signature.bind(args, dict(kwargs)))
+    call = ChildCall(workflow.name, input, options, is_awaited, options.id is not None, not options.detached)
+    return ctx.execution.call(
+        EntryKind.CHILD if is_awaited else EntryKind.START,
+        workflow.name,
+        input,
+        decode=lambda entry: _decode(codec, entry, signature.returns),
+        call=call,
+        target=lambda step: options.id or derived_id(ctx, step),
+    )
+
+
+def await_run(ctx: RunContext, run_id: str, returns: Any) -> Coroutine[Any, Any, Any]:
+    codec, input = ctx.codec, ctx.codec.encode(run_id)
+    return ctx.execution.call(
+        EntryKind.CHILD,
+        "result",
+        input,
+        decode=lambda entry: _decode(codec, entry, returns),
+        call=ChildCall(None, b"", None, is_awaited=True, is_named=True, follows=False),
+        target=lambda step: run_id,
+    )
+
+
+async def within(wait: Coroutine[Any, Any, T], seconds: float, run_id: str) -> T:
+    try:
+        async with asyncio.timeout(seconds):
+            return await wait
+    except TimeoutError:
+        raise TimeoutError(f"run {run_id} did not end within {seconds} seconds; it goes on") from None
+
+
+def derived_id(ctx: RunContext, step: str) -> str:
+    """The same on every replay, so that a child is started once."""
+    path = f"{ctx.instance_id}/{ctx.generation}/{step}"
+    return f"child-{blake2b(path.encode(), digest_size=16).hexdigest()}"
+
+
+def _decode(codec: Codec, entry: Entry, returns: Any) -> Any:
+    if not entry.ok:
+        return decode_failure(codec, entry.value)
+    if entry.kind is EntryKind.START:
+        return codec.decode(entry.value, Started).run_id
+    return codec.decode(entry.value, returns)

@@ -1,0 +1,464 @@
+"""What is special on MariaDB and MySQL about runs that start, watch, tell and follow each other: how many messages it
+takes, whose locks are waited for, and which rows are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from edda.core.model import Absorb, Bundle, Fence, Letter, Move, RunId, Start, Watcher, WorkerId, Written
+from edda.core.states import RunStatus
+from edda.errors import StorageRejectedError
+from edda.storage.mysql import MySQLStorage
+from edda.storage.mysql.batch import compose
+from edda.storage.mysql.births import COUNT_EXISTING, FIND_EXISTING, READ_NEWEST
+from edda.storage.mysql.judgement import Judgement
+from edda.storage.mysql.moves import Locked
+from edda.storage.mysql.pool import Pool
+from edda.storage.mysql.pruning import DELETE_GENERATIONS, DELETE_OF_RUNS, FIND_PAST
+from edda.storage.mysql.queue import READ_WATCHERS
+from edda.storage.mysql.runs import (
+    COUNT_WATCHERS,
+    INSERT_WATCHER,
+    LOCK_WATCHED,
+    NEWEST_FIRST,
+    NEWEST_OF_ID,
+    RECORDS,
+    WATCHERS,
+)
+from edda.storage.mysql.session import BEGIN, COMMIT, Session
+from edda.storage.mysql.statement import bind, joins, text
+from tests.conftest import MakeDatabase, OnMySQL
+
+from .mysql_sessions import seeded, session_at
+from .probes import Listener
+from .records import ASLEEP, again, born, bundle, child, done, entry, letter, start, stop
+from .test_mysql import LOCK_RUN, connection_of, until
+from .test_mysql_plans import OWNED_BY_SMALL, look, look_at
+from .test_mysql_plans import SEEDS as OPEN_RUNS
+from .worker import Worker
+
+T = TypeVar("T")
+
+REFUSED = frozenset[str]()
+WATCHER = Watcher(RunId("curious"), "child:1")
+LOCK_WAIT = b"SELECT 1 FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = %b AND trx_state = 'LOCK WAIT'"
+
+
+@pytest.fixture
+def url(make_database: MakeDatabase) -> str:
+    database = make_database("mysql")
+    assert isinstance(database, OnMySQL)
+    return database.url
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+async def storage(url: str, listener: Listener) -> AsyncIterator[MySQLStorage]:
+    storage = MySQLStorage(url, pool_size=1, probe=listener)
+    await storage.open()
+    await storage.migrate()
+    yield storage
+    await storage.close()
+
+
+@pytest.fixture
+async def elsewhere(url: str, storage: MySQLStorage) -> AsyncIterator[MySQLStorage]:
+    """The storage of another process."""
+    other = MySQLStorage(url, pool_size=1)
+    await other.open()
+    yield other
+    await other.close()
+
+
+@pytest.fixture
+async def worker(storage: MySQLStorage) -> Worker:
+    worker = Worker(storage, "worker-1")
+    await worker.register()
+    return worker
+
+
+@pytest.fixture
+async def colleague(elsewhere: MySQLStorage) -> Worker:
+    worker = Worker(elsewhere, "worker-2")
+    await worker.register()
+    return worker
+
+
+@pytest.fixture
+async def stranger(url: str) -> AsyncIterator[Session]:
+    """A session of another process."""
+    async with session_at(url) as session:
+        yield session
+
+
+async def waiting(stranger: Session, pool: Pool, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """The call, when it has come to a lock that somebody else holds."""
+    connection = await connection_of(pool)
+    task = asyncio.create_task(call)
+
+    async def waits() -> bool:
+        return bool((await stranger.run(LOCK_WAIT, connection)).rows)
+
+    await until(waits, every=0.2)  # the server takes that picture anew only if nobody looked for a tenth of a second
+    return task
+
+
+async def numbers(storage: MySQLStorage, worker: Worker) -> list[tuple[RunId, int]]:
+    return [(letter.run_id, letter.n) for letter in await storage.mail(worker.id)]
+
+
+# Messages
+
+
+async def test_a_batch_takes_a_second_message_only_if_something_depends_on_what_is_found(
+    storage: MySQLStorage, worker: Worker, listener: Listener
+) -> None:
+    await worker.write(*(born(run) for run in ("a", "b", "c", "d", "mother")))
+    await storage.watch(RunId("c"), WATCHER)
+
+    async def messages(*batch: Bundle) -> int:
+        listener.heard.clear()
+        written = await worker.send(*batch)
+        assert written is not None
+        assert not written.unmet
+        return len(listener.heard) // 2
+
+    assert await messages(bundle("a", entry(1), move=done())) == 1
+    assert await messages(bundle("mother", move=Absorb(0), children=[child("kid", "mother")], undoing=True)) == 1
+    assert await messages(born("e", move=again())) == 1
+    assert await messages(bundle("b", move=done(), letters=[letter("mother")])) == 2
+    assert await messages(bundle("c", move=done(watchers=1))) == 2
+    assert await messages(bundle("d", move=again())) == 2
+
+
+@pytest.mark.parametrize("letters", [[], [letter("other")]])
+async def test_a_batch_that_hoped_in_vain_is_taken_back_and_written_with_care(
+    storage: MySQLStorage, worker: Worker, stranger: Session, letters: list[Letter]
+) -> None:
+    await worker.write(born("run", entry(1)), born("other"), born("third"))
+    await storage.watch(RunId("run"), WATCHER)
+    await storage.start([start("old")])
+    ending = bundle("run", entry(2), move=done(), letters=letters, children=[child("old", "run"), child("new", "run")])
+    written = await worker.send(ending, bundle("third", entry(1), move=ASLEEP))
+    assert written == Written(unmet={RunId("run"): REFUSED})
+    assert [line.seq for line in await storage.history(RunId("run"))] == [1, 2]
+    assert await storage.read_fence(worker.id) == worker.fence
+    assert await numbers(storage, worker) == []
+    assert {run.run_id: run.parent for run in (await worker.claim()).runs} == {"old": None, "new": "run"}
+    assert await storage.owned(worker.id) == {"run": 1, "other": 1, "old": 1, "new": 1}
+
+
+async def test_a_lost_fence_is_told_whatever_the_batch_hopes_for(storage: MySQLStorage, worker: Worker) -> None:
+    await worker.write(born("run"))
+    late = Worker(storage, "worker-1")
+    assert await late.send(bundle("run", move=done(), children=[child("kid", "run")])) is None
+    assert await storage.get(RunId("kid")) is None
+
+
+# What travels
+
+
+async def test_a_generation_larger_than_a_packet_is_refused_and_costs_no_connection(
+    storage: MySQLStorage, worker: Worker
+) -> None:
+    await worker.write(born("run"))
+    packet = (await storage._pool.run(b"SELECT @@max_allowed_packet")).rows[0][0]
+    before = await connection_of(storage._journal)
+    with pytest.raises(StorageRejectedError, match="max_allowed_packet"):
+        await worker.send(bundle("run", entry(1), move=replace(again(), input=b"x" * packet)))
+    assert await connection_of(storage._journal) == before
+    assert await storage.history(RunId("run"), 0) == ()
+    assert await worker.send(bundle("run", entry(1), move=again())) == Written()
+
+
+async def test_letters_and_inputs_larger_than_a_packet_together_are_one_commit(
+    storage: MySQLStorage, worker: Worker
+) -> None:
+    size = (await storage._pool.run(b"SELECT @@max_allowed_packet")).rows[0][0] // 3
+    runs = [f"run{i}" for i in range(5)]
+    await worker.write(born("mother"), *(born(run) for run in runs))
+    large = replace(again(), input=b"i" * size)
+    batch = [bundle(run, move=large, letters=[letter("mother", run.encode() + b"v" * size)]) for run in runs]
+    assert await worker.send(*batch) == Written()
+    mail = await storage.mail(worker.id)
+    assert [(m.n, m.value[:4], len(m.value)) for m in mail] == [
+        (n, run.encode(), size + 4) for n, run in enumerate(runs, 1)
+    ]
+    records = [await storage.get(RunId(run)) for run in runs]
+    assert [(record.gen, record.input) for record in records if record] == [(1, large.input)] * 5
+
+
+async def test_a_thousand_children_and_their_ends_fit_into_batches(storage: MySQLStorage, worker: Worker) -> None:
+    kids = [f"kid{i:04}" for i in range(1000)]
+    await worker.write(born("mother", children=[child(kid, "mother") for kid in kids]))
+    assert len((await worker.claim(limit=1000)).runs) == 1000
+    ends = [bundle(kid, entry(1), move=done(), letters=[letter("mother", kid.encode())]) for kid in kids]
+    assert await worker.send(*ends) == Written()
+    assert [m.value.decode() for m in await storage.mail(worker.id)] == kids
+    assert await storage.owned(worker.id) == {"mother": 1}
+
+
+# Locks
+
+
+async def test_an_end_sees_a_watcher_that_was_first(storage: MySQLStorage, worker: Worker, stranger: Session) -> None:
+    await worker.write(born("run"), born("mother"))
+    watch = (bind(INSERT_WATCHER, WATCHER.run_id, WATCHER.step, "run"), bind(COUNT_WATCHERS, "run", "run"))
+    await stranger.send(bind(BEGIN), bind(LOCK_WATCHED, "run"), *watch)
+    ending = await waiting(stranger, storage._journal, worker.send(bundle("run", entry(1), move=done())))
+    await stranger.run(COMMIT)
+    assert await ending == Written(unmet={RunId("run"): REFUSED})
+    record = await storage.get(RunId("run"))
+    assert record is not None
+    assert record.status is RunStatus.RUNNING
+    assert await storage.watchers(RunId("run")) == (WATCHER,)
+    told = bundle("run", move=done(watchers=1), letters=[letter("mother")])
+    assert await worker.send(told) == Written()
+    assert await storage.watchers(RunId("run")) == ()
+
+
+async def test_a_watcher_sees_an_end_that_was_first(
+    storage: MySQLStorage, elsewhere: MySQLStorage, worker: Worker, stranger: Session
+) -> None:
+    await worker.write(born("run"), born("run that is locked later"))
+    await stranger.send(bind(BEGIN), bind(LOCK_RUN, "run that is locked later"))
+    batch = [bundle("run", move=done()), bundle("run that is locked later", move=done())]
+    ending = await waiting(stranger, storage._journal, worker.send(*batch))
+    watching = await waiting(stranger, elsewhere._pool, elsewhere.watch(RunId("run"), WATCHER))
+    await stranger.run(COMMIT)
+    assert await ending == Written()
+    record = await watching
+    assert record is not None
+    assert record.status is RunStatus.COMPLETED
+    assert await storage.watchers(RunId("run")) == ()
+
+
+async def test_a_watcher_that_asks_twice_at_once_counts_once(
+    storage: MySQLStorage, elsewhere: MySQLStorage, worker: Worker
+) -> None:
+    await worker.write(*(born(f"run{i}") for i in range(20)))
+    runs = [RunId(f"run{i}") for i in range(20)]
+    await asyncio.gather(*(by.watch(run, WATCHER) for run in runs for by in (storage, elsewhere)))
+    assert await worker.send(*(bundle(run, move=done(watchers=1)) for run in runs)) == Written()
+
+
+async def test_a_release_sees_a_letter_that_was_first(
+    storage: MySQLStorage, elsewhere: MySQLStorage, worker: Worker, colleague: Worker, stranger: Session
+) -> None:
+    await worker.write(born("run"))
+    await colleague.write(born("sender"), born("z"))
+    await stranger.send(bind(BEGIN), bind(LOCK_RUN, "z"))
+    sent = bundle("sender", move=done(), letters=[letter("run"), letter("z")])
+    sending = await waiting(stranger, elsewhere._journal, colleague.send(sent))
+    releasing = await waiting(stranger, storage._journal, worker.send(bundle("run", move=ASLEEP)))
+    await stranger.run(COMMIT)
+    assert await sending == Written()
+    assert await releasing == Written(ready=frozenset({RunId("run")}))
+    assert [(run.run_id, len(run.mail)) for run in (await worker.claim()).runs] == [("run", 1)]
+
+
+async def test_a_letter_wakes_a_run_whose_release_was_first(
+    storage: MySQLStorage, elsewhere: MySQLStorage, worker: Worker, colleague: Worker, stranger: Session
+) -> None:
+    await worker.write(born("run"), born("z"))
+    await colleague.write(born("sender"))
+    await stranger.send(bind(BEGIN), bind(LOCK_RUN, "z"))
+    released = [bundle("run", move=ASLEEP), bundle("z", move=ASLEEP)]
+    releasing = await waiting(stranger, storage._journal, worker.send(*released))
+    sent = bundle("sender", move=done(), letters=[letter("run")])
+    sending = await waiting(stranger, elsewhere._journal, colleague.send(sent))
+    await stranger.run(COMMIT)
+    assert await releasing == Written()
+    assert await sending == Written()
+    assert [(run.run_id, len(run.mail)) for run in (await worker.claim()).runs] == [("run", 1)]
+
+
+async def test_of_a_letter_with_a_cancel_and_a_cancel_at_once_one_goes_in(
+    storage: MySQLStorage, elsewhere: MySQLStorage, worker: Worker, colleague: Worker
+) -> None:
+    runs = [f"run{i:02}" for i in range(20)]
+    await worker.write(*(born(run) for run in runs))
+    await colleague.write(born("sender"))
+    letters = bundle("sender", move=Absorb(0), letters=[stop(run) for run in runs])
+    await asyncio.gather(colleague.send(letters), *(storage.cancel(RunId(run), b"stop") for run in runs))
+    assert await numbers(storage, worker) == [(run, 1) for run in runs]
+
+
+async def test_batches_that_write_to_each_others_runs_do_not_deadlock(
+    storage: MySQLStorage, worker: Worker, colleague: Worker
+) -> None:
+    mine, theirs = ([f"run{i:02}" for i in range(first, 20, 2)] for first in (0, 1))
+    await worker.write(*(born(run) for run in mine))
+    await colleague.write(*(born(run) for run in theirs))
+
+    def batch(own: list[str], others: list[str], n: int) -> list[Bundle]:
+        pairs = zip(own, reversed(others), strict=True)
+        return [bundle(run, entry(n), move=Absorb(0), letters=[letter(other)]) for run, other in pairs]
+
+    for n in range(1, 26):  # a deadlock is a conflict, and raised
+        await asyncio.gather(worker.send(*batch(mine, theirs, n)), colleague.send(*batch(theirs, mine, n)))
+    for owner, runs in ((worker, mine), (colleague, theirs)):
+        assert await numbers(storage, owner) == [(run, n) for run in runs for n in range(1, 26)]
+
+
+async def test_a_letter_waits_for_nobodys_run_but_the_one_it_is_for(
+    storage: MySQLStorage, worker: Worker, stranger: Session
+) -> None:
+    await worker.write(*(born(run) for run in ("a", "b", "c", "theirs", "x", "y")))
+    await storage.watch(RunId("y"), WATCHER)
+    await storage._journal.run(b"SET SESSION innodb_lock_wait_timeout = 1")
+    await stranger.send(bind(BEGIN), bind(LOCK_RUN, "theirs"))
+    batch = [
+        bundle("a", move=done(), letters=[letter("b"), stop("x")]),
+        bundle("c", entry(1), move=again(), undoing=True),
+        bundle("y", move=done(watchers=1), children=[child("kid", "y")]),
+    ]
+    assert await worker.send(*batch) == Written()
+    await stranger.rollback()
+
+
+async def test_a_child_that_somebody_else_is_starting_is_left_to_him(
+    storage: MySQLStorage, worker: Worker, stranger: Session
+) -> None:
+    await worker.write(born("mother"))
+    theirs = b"INSERT INTO edda_run (id, gen, workflow, input, created_at) VALUES ('kid', 0, 'refund', '', 1)"
+    sched = b"""INSERT INTO edda_sched (run_id, workflow, status, epoch, gen, start_seq, ready_at)
+        VALUES ('kid', 'refund', 'running', 0, 0, 0, 1)"""
+    await stranger.send(bind(BEGIN), bind(theirs), bind(sched))
+    kids = [child("kid", "mother"), child("other kid", "mother")]
+    starting = await waiting(
+        stranger, storage._journal, worker.send(bundle("mother", entry(1), move=Absorb(0), children=kids))
+    )
+    await stranger.run(COMMIT)
+    assert await starting == Written()
+    assert len(await storage.history(RunId("mother"))) == 1
+    claimed = (await worker.claim("checkout", "refund")).runs
+    assert {(run.run_id, run.workflow, run.parent) for run in claimed} == {
+        ("kid", "refund", None),
+        ("other kid", "checkout", "mother"),
+    }
+
+
+async def test_a_generation_that_two_prune_at_once_is_counted_once(
+    storage: MySQLStorage, elsewhere: MySQLStorage, worker: Worker
+) -> None:
+    runs = [f"run{i:02}" for i in range(20)]
+    await worker.write(*(born(run, entry(1), move=again(at=100)) for run in runs))
+    pruned = await asyncio.gather(*(by.prune_runs(1_000, 100) for by in (storage, elsewhere)))
+    assert sum(pruned) == 20
+    assert [await storage.history(RunId(run), 0) for run in runs] == [()] * 20
+
+
+# Plans: 100,000 open runs, all watched and nearly all with a past, and one that has come to its thousandth generation
+
+
+LINEAGE = (
+    *OPEN_RUNS,
+    "INSERT INTO edda_watcher SELECT run_id, 'curious', 'child:1' FROM edda_sched",
+    "UPDATE edda_sched SET watchers = 1",
+    "INSERT INTO edda_past SELECT id, 0, created_at FROM edda_run WHERE id NOT LIKE '%35'",
+    """INSERT INTO edda_run (id, gen, workflow, input, created_at)
+    SELECT id, 1, workflow, '', created_at FROM edda_run WHERE id LIKE 'run00001%4_'""",
+    """INSERT INTO edda_run (id, gen, workflow, input, created_at)
+    SELECT 'tireless', created_at - 1, workflow, '', 1000000 + created_at FROM edda_run WHERE gen = 0 LIMIT 1000""",
+    """INSERT INTO edda_hist (run_id, gen, seq, epoch, kind, step, name, ok, at, attempt, input, value)
+    SELECT id, gen, 1, 1, 'step', '1', 'pay', TRUE, 1, 1, '', '' FROM edda_run WHERE id LIKE 'run00001%4_'""",
+    "ANALYZE TABLE edda_sched, edda_run, edda_hist, edda_watcher, edda_past",
+)
+FOLLOWED = [f"run{10040 + i:08}" for i in range(10)]
+SELECTED = [b"SELECT %b AS run_id, 0 AS gen" % text(run) for run in FOLLOWED]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def large() -> AsyncIterator[str]:
+    async with seeded(LINEAGE) as url:
+        yield url
+
+
+@pytest.fixture
+async def session(large: str) -> AsyncIterator[Session]:
+    async with session_at(large) as session:
+        yield session
+
+
+async def test_a_batch_with_children_letters_and_generations_touches_the_runs_it_is_about(session: Session) -> None:
+    moves: list[Move] = [again(), done(watchers=1), Absorb(0)]
+    targets = [RunId(f"run{i * 10000 + 36:08}") for i in range(10)]
+    batch = [
+        bundle(
+            run,
+            move=moves[i % 3],
+            undoing=True,
+            children=[Start(RunId(f"kid{i}"), "workflow0", b"", 1)],
+            letters=[letter(targets[i]), stop(targets[-i])],
+        )
+        for i, run in enumerate(OWNED_BY_SMALL)
+    ]
+    judgement = Judgement(batch, {run: Locked(0, 1, 0) for run in (*OWNED_BY_SMALL, *targets)}, [])
+    statements = [*compose(Fence(WorkerId("busy0"), 0, 0), batch, 1_000_000), *judgement.statements(1_000_000)]
+    touching = [s for s in statements if "edda_" in s.label and "edda_fence" not in s.label and "@edda" not in s.label]
+    assert len({statement.label for statement in touching}) == 16
+    await session.run(READ_NEWEST)
+    for seen in await look_at(session, *touching):
+        assert seen.reads <= 100
+
+
+@pytest.mark.parametrize("template", [FIND_EXISTING, COUNT_EXISTING.replace(b" INTO @edda_existing", b"")])
+async def test_whether_children_exist_is_looked_up_one_by_one(session: Session, template: bytes) -> None:
+    seen = await look(session, template, [*OWNED_BY_SMALL, "kid"])
+    assert "ALL" not in seen.plan
+    assert seen.reads <= 40
+
+
+async def test_watching_touches_one_run(session: Session) -> None:
+    run = OWNED_BY_SMALL[0]
+    for template, values in (
+        (LOCK_WATCHED, (run,)),
+        (INSERT_WATCHER, ("another", "child:1", run)),
+        (COUNT_WATCHERS, (run, run)),
+        (RECORDS + NEWEST_OF_ID, (run, run)),
+    ):
+        assert (await look(session, template, *values)).reads <= 10
+
+
+async def test_a_run_is_looked_up_without_its_older_generations(session: Session) -> None:
+    seen = await look(session, RECORDS + NEWEST_OF_ID, "tireless", "tireless")
+    assert seen.rows == 1
+    assert seen.reads <= 10
+
+
+async def test_a_page_of_runs_steps_over_older_generations(session: Session) -> None:
+    seen = await look(session, RECORDS + NEWEST_FIRST, 10)
+    assert seen.rows == 10
+    assert seen.reads <= 1000 * 5
+
+
+async def test_watchers_are_read_run_by_run(session: Session) -> None:
+    assert (await look(session, WATCHERS, OWNED_BY_SMALL[0])).reads <= 2
+    seen = await look(session, READ_WATCHERS, OWNED_BY_SMALL)
+    assert seen.rows == 10
+    assert seen.reads <= 30
+
+
+async def test_old_generations_are_found_from_the_oldest_on_and_deleted_one_by_one(session: Session) -> None:
+    seen = await look(session, FIND_PAST, 50_000, 10)
+    assert seen.rows == 10
+    assert "edda_past_ended" in seen.plan
+    assert seen.reads <= 40
+    for template in (*DELETE_GENERATIONS, *DELETE_OF_RUNS):
+        (deleted,) = await look_at(session, *joins(template, SELECTED))
+        assert deleted.reads <= 80
+
+
+async def test_looking_for_old_generations_ends_where_the_young_ones_begin(session: Session) -> None:
+    assert (await look(session, FIND_PAST, 0, 10)).reads <= 2
