@@ -6,18 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from itertools import count, pairwise
+from itertools import accumulate, count, pairwise
+from typing import Any
 
 from msgspec import Struct
 
 from edda import EddaApp
-from edda.core.model import EntryKind, RunFilter, RunId, WorkerId
+from edda.core.model import Entry, EntryKind, RunFilter, RunId, WorkerId
 from edda.core.states import ENDED, OPEN
 from edda.engine.ids import Ids
 from edda.engine.settings import Settings
 from edda.errors import EddaError, StorageUnavailableError
 from edda.storage.ports import Pulse, Storage
 from edda.testing import CrashPoints, How, Point
+from edda.workflow.workflow import Workflow
 from tests.conftest import Database
 
 from .scenarios import ARGUMENT, Scenario, world
@@ -95,12 +97,16 @@ class Player:
         self.ids = RememberedIds()
         self.acknowledged: set[RunId] = set()
 
+    @property
+    def workflows(self) -> Sequence[Workflow[Any, Any]]:
+        return [self.scenario.workflow]
+
     def app(self, probe: CrashPoints | None = None) -> EddaApp:
         settings = self.calm if probe is not None else HASTY
         return EddaApp(
             "crash",
             storage=self.witness.database.storage(probe),
-            workflows=[self.scenario.workflow],
+            workflows=self.workflows,
             settings=settings,
             ids=self.ids,
         )
@@ -192,11 +198,17 @@ class Player:
         record = await self.witness.storage.get(self.run_id)
         assert record is not None
         assert record.status in ENDED
-        history = await self.witness.storage.history(self.run_id)
-        assert [entry.seq for entry in history] == list(range(1, len(history) + 1))
-        outcomes = [entry.step for entry in history if entry.kind in {EntryKind.STEP, EntryKind.TIMER}]
-        assert len(outcomes) == len(set(outcomes)), "a step has two outcomes"
-        assert all(earlier.at <= later.at for earlier, later in pairwise(history))
+        check_history(await self.witness.storage.history(self.run_id))
+
+
+def check_history(history: Sequence[Entry]) -> None:
+    assert [entry.seq for entry in history] == list(range(1, len(history) + 1))
+    # What nobody knows when undoing begins is asked for once more.
+    rounds = accumulate(entry.kind is EntryKind.SETTLED for entry in history)
+    kinds = {EntryKind.STEP, EntryKind.TIMER}
+    outcomes = [(entry.step, asked) for entry, asked in zip(history, rounds, strict=True) if entry.kind in kinds]
+    assert len(outcomes) == len(set(outcomes)), "a step has two outcomes"
+    assert all(earlier.at <= later.at for earlier, later in pairwise(history))
 
 
 class Taker(Player):

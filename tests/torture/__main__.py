@@ -13,28 +13,43 @@ from tempfile import TemporaryDirectory
 import click
 
 from .acknowledged import acknowledge
+from .control import CONTROLS
 from .drain import roll
 from .duplicates import repeat
 from .hammer import Report, Task, hammer
 from .memory import measure
 from .places import KINDS, fresh
+from .programs import programs
 
 ENOUGH = {"postgres": 1000, "mysql": 300, "sqlite": 300}
-CRASHING = ("postgres", "mysql")
-CRASHING_FOR = 120.0
-WITH_EVENTS_FOR = 600.0
 
 
 @click.group(invoke_without_command=True)
+@click.option("--database", type=click.Choice(KINDS), multiple=True, help="All of them, if none is named.")
+@click.option("--seconds", type=float, default=600.0, show_default=True, help="Of noise, on each.")
+@click.option("--seed", type=int, help="Of a run before.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep ledgers and logs in a new folder below this one.")
 @click.pass_context
-def main(context: click.Context) -> None:
-    """Without a command: the hammer on every database, quiet servers and crashing ones, without events and with."""
+def main(
+    context: click.Context, database: tuple[str, ...], seconds: float, seed: int | None, keep: Path | None
+) -> None:
+    """Without a command: everything at once, on one database after the other.
+
+    Runs wait for events, begin anew, start and await others, fail and are undone, pass their deadlines and are
+    cancelled, while their workers are killed, stopped, robbed and cut off.
+    """
     if context.invoked_subcommand is None:
-        tasks = [Task(kind, takeovers=ENOUGH[kind], seed=_seed()) for kind in KINDS]
-        tasks += [Task(kind, seconds=CRASHING_FOR, crashes=True, seed=_seed()) for kind in CRASHING]
-        tasks += [Task(kind, seconds=WITH_EVENTS_FOR, seed=_seed(), events=True) for kind in KINDS]
-        tasks += [Task(kind, seconds=CRASHING_FOR, crashes=True, seed=_seed(), events=True) for kind in CRASHING]
-        _finish([_strike(task, None) for task in tasks])
+        _hit_with_everything(database, seconds, False, "", seed, keep)
+
+
+def _hit_with_everything(
+    database: tuple[str, ...], seconds: float, crashes: bool, control: str, seed: int | None, keep: Path | None
+) -> None:
+    reports = []
+    for kind in database or KINDS:
+        of_run = _seed() if seed is None else seed
+        reports.append(_strike(Task(kind, None, seconds, of_run, crashes, control, events=True), keep))
+    _finish(reports, expected=bool(control))
 
 
 @main.command()
@@ -67,18 +82,14 @@ def journal(
 @click.option("--database", type=click.Choice(KINDS), multiple=True, help="All of them, if none is named.")
 @click.option("--seconds", type=float, default=600.0, show_default=True, help="Of noise, on each.")
 @click.option("--crashes", is_flag=True, help="Crash the database server too, every few seconds.")
-@click.option("--control", is_flag=True, help="Take away the locks of keys; fails if nobody notices.")
+@click.option("--control", type=click.Choice(CONTROLS), help="What to break on purpose; fails if nobody notices.")
 @click.option("--seed", type=int, help="Of a run before.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep ledgers and logs in a new folder below this one.")
 def events(
-    database: tuple[str, ...], seconds: float, crashes: bool, control: bool, seed: int | None, keep: Path | None
+    database: tuple[str, ...], seconds: float, crashes: bool, control: str | None, seed: int | None, keep: Path | None
 ) -> None:
-    """The same, while events come in and runs wait for them; then check who got which."""
-    reports = []
-    for kind in database or KINDS:
-        of_run, what = _seed() if seed is None else seed, "locks" if control else ""
-        reports.append(_strike(Task(kind, None, seconds, of_run, crashes, what, events=True), keep))
-    _finish(reports, expected=control)
+    """Everything at once, as without a command, also with crashing servers or a protocol that is broken."""
+    _hit_with_everything(database, seconds, crashes, control or "", seed, keep)
 
 
 @main.command()
@@ -129,6 +140,9 @@ def drain(database: str, times: int) -> None:
         rolled = asyncio.run(roll(place, Path(folder), times))
     _tell(rolled, rolled.violations)
     sys.exit(1 if rolled.violations or rolled.repeated or rolled.codes != {0} else 0)
+
+
+main.add_command(programs)
 
 
 def _say(line: str) -> None:

@@ -15,10 +15,11 @@ from edda.core.states import RunStatus
 
 from .endpoint import Endpoint, Poster
 from .fleet import Fleet
-from .invariants import read_remains, violations
+from .invariants import violations
 from .ledger import read_ledgers
 from .places import Place
 from .receipts import event_violations, read_mail
+from .remains import read_remains
 from .vigils import LETTER, await_letter
 from .worker import PROGRAM, Orders
 

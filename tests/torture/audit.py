@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-COLUMNS = "what, run_id, old_owner, new_owner, old_epoch, new_epoch, old_status, new_status, seen, fenced, since"
-READ = f"SELECT {COLUMNS} FROM torture_audit ORDER BY n"
 COUNT_TAKEOVERS = "SELECT count(*) FROM torture_audit WHERE what = 'left'"
 FIND_TAMPERING = "SELECT run_id FROM torture_audit WHERE what = 'tampered'"
 
@@ -30,34 +28,74 @@ class Note(Struct, frozen=True):
     """Whether the old owner still had its fence row when it let go; after a takeover it has none."""
     since: int | None
     """The newest event when the run was born."""
+    unread: int | None
+    """Letters that were not read when the next generation began."""
+    cancelled: int | None
+    """Whether the run had been asked to stop when it ended."""
 
 
-_NOTE = f"INSERT INTO torture_audit ({COLUMNS})"
-_BORN = f"""{_NOTE}
-VALUES ('born', NEW.run_id, NULL, NEW.owner, NULL, NEW.epoch, NULL, NEW.status, NULL, NULL, NEW.start_seq)"""
-_ENDED = f"{_NOTE} VALUES ('ended', OLD.run_id, OLD.owner, NULL, OLD.epoch, NULL, OLD.status, NULL, NULL, NULL, NULL)"
-_LEFT = f"{_NOTE} VALUES ('left', '', OLD.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
-_TAMPERED = f"{_NOTE} VALUES ('tampered', OLD.run_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+READ = f"SELECT {', '.join(Note.__struct_fields__)} FROM torture_audit ORDER BY n"
+
+
+def _note(what: str, **facts: str) -> str:
+    facts = {"what": f"'{what}'", **facts}
+    return f"INSERT INTO torture_audit ({', '.join(facts)}) VALUES ({', '.join(facts.values())})"
+
+
+def _status_of(row: str) -> str:
+    """A run that undoes is in that state wherever its row says that it waits."""
+    return f"CASE WHEN {row}.undoing AND {row}.status <> 'parked' THEN 'compensating' ELSE {row}.status END"
+
+
+def _note_move(seen: str, fenced: str) -> str:
+    return _note(
+        "moved",
+        run_id="OLD.run_id",
+        old_owner="OLD.owner",
+        new_owner="NEW.owner",
+        old_epoch="OLD.epoch",
+        new_epoch="NEW.epoch",
+        old_status=_status_of("OLD"),
+        new_status=_status_of("NEW"),
+        seen=seen,
+        fenced=fenced,
+        unread="CASE WHEN OLD.gen <> NEW.gen THEN NEW.delivered - NEW.absorbed END",
+    )
+
+
+_BORN = _note(
+    "born",
+    run_id="NEW.run_id",
+    new_owner="NEW.owner",
+    new_epoch="NEW.epoch",
+    new_status=_status_of("NEW"),
+    since="NEW.start_seq",
+)
+_ENDED = _note(
+    "ended",
+    run_id="OLD.run_id",
+    old_owner="OLD.owner",
+    old_epoch="OLD.epoch",
+    old_status=_status_of("OLD"),
+    cancelled="CASE WHEN OLD.cancelled THEN 1 ELSE 0 END",
+)
+_LEFT = _note("left", run_id="''", old_owner="OLD.id")
+_TAMPERED = _note("tampered", run_id="OLD.run_id")
 _SEEN = "(SELECT count(*) FROM edda_hist WHERE run_id = NEW.run_id)"
 _FENCED = "(SELECT count(*) FROM edda_fence WHERE worker = OLD.owner)"
 _CLAIMED, _LET_GO = "OLD.epoch <> NEW.epoch", "OLD.owner IS NOT NULL AND NEW.owner IS NULL"
-_MOVED_VALUES = """
-VALUES ('moved', OLD.run_id, OLD.owner, NEW.owner, OLD.epoch, NEW.epoch, OLD.status, NEW.status,
-        {seen}, {fenced}, NULL)"""
-_MOVED = _NOTE + _MOVED_VALUES.format(
-    seen=f"CASE WHEN {_CLAIMED} THEN {_SEEN} END", fenced=f"CASE WHEN {_LET_GO} THEN {_FENCED} END"
-)
+_MOVED = _note_move(f"CASE WHEN {_CLAIMED} THEN {_SEEN} END", f"CASE WHEN {_LET_GO} THEN {_FENCED} END")
 # MariaDB would read the fence, and lock it, before it looks at the CASE: that makes deadlocks of the audit's own.
 _MOVED_MYSQL = f"""BEGIN
-    DECLARE seen, fenced int;
-    IF {_CLAIMED} THEN SET seen = {_SEEN}; END IF;
-    IF {_LET_GO} THEN SET fenced = {_FENCED}; END IF;
-    {_NOTE + _MOVED_VALUES.format(seen="seen", fenced="fenced")};
+    DECLARE seen_now, fenced_now int;
+    IF {_CLAIMED} THEN SET seen_now = {_SEEN}; END IF;
+    IF {_LET_GO} THEN SET fenced_now = {_FENCED}; END IF;
+    {_note_move("seen_now", "fenced_now")};
 END"""
 
 _TABLE = """CREATE TABLE torture_audit (n {serial} PRIMARY KEY, what varchar(10) NOT NULL, run_id {id} NOT NULL,
     old_owner {id}, new_owner {id}, old_epoch int, new_epoch int, old_status varchar(32), new_status varchar(32),
-    seen int, fenced int, since bigint)"""
+    seen int, fenced int, since bigint, unread int, cancelled int)"""
 
 _EVENTS = (
     ("born", "INSERT ON edda_sched", _BORN),

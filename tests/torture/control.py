@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from edda.core.model import Accepted, Bundle, Fence, Incoming, WorkerId, WorkerInfo, Written
+from edda.core.model import Accepted, Bundle, End, Fence, Incoming, Move, Recur, WorkerId, WorkerInfo, Written
 from edda.engine.ids import Ids
 from edda.storage.ports import Pulse, Storage
+from edda.workflow.undoing import Undoing
 
 _LEASE = 1_000_000
 """Of the fence made for one batch: what that batch left owned is soon somebody else's."""
@@ -92,8 +93,79 @@ def break_promise(storage: Storage) -> None:
     patch.object(storage, "accept", accept_later).start()
 
 
+def break_ends(storage: Storage) -> None:
+    """A run ends though it does not know all who wait for it: those are never told."""
+
+    async def overlook(bundle: Bundle, worker: WorkerId) -> Bundle:
+        if not isinstance(bundle.move, End) or bundle.start is not None:
+            return bundle
+        return replace(bundle, move=replace(bundle.move, watchers=len(await storage.watchers(bundle.run_id))))
+
+    _write_otherwise(storage, overlook)
+
+
+def break_recurs(storage: Storage) -> None:
+    """A run begins anew though there is mail, and takes its time: there often is."""
+    match type(storage).__name__:
+        case "PostgresStorage":
+            from edda.storage.postgres import sections
+
+            guard, known = "u.absorbed <> s.delivered", sections.SECTIONS
+            blind = {name: replace(one, text=one.text.replace(guard, "false")) for name, one in known.items()}
+            patch.dict(known, blind).start()
+        case "MySQLStorage":
+            from edda.storage.mysql import judgement
+            from edda.storage.mysql.moves import Locked
+
+            is_refused = judgement._is_refused
+
+            def refuse_ends(move: Move | None, row: Locked) -> bool:
+                return not isinstance(move, Recur) and is_refused(move, row)
+
+            patch.object(judgement, "_is_refused", refuse_ends).start()
+        case _:
+            from edda.storage.sqlite import lineage
+
+            patch.object(lineage, "_MAILED", f"{lineage._MAILED} AND false").start()
+
+    async def hesitate(bundle: Bundle, worker: WorkerId) -> Bundle:
+        if isinstance(bundle.move, Recur):
+            await asyncio.sleep(random.uniform(0, 0.3))
+        return bundle
+
+    _write_otherwise(storage, hesitate)
+
+
+def break_letters(storage: Storage) -> None:
+    """Now and then the end of a run is told to nobody."""
+
+    async def lose(bundle: Bundle, worker: WorkerId) -> Bundle:
+        return replace(bundle, letters=()) if isinstance(bundle.move, End) and random.random() < 0.2 else bundle
+
+    _write_otherwise(storage, lose)
+
+
+def _write_otherwise(storage: Storage, change: Callable[[Bundle, WorkerId], Awaitable[Bundle]]) -> None:
+    write = storage.write
+
+    async def write_changed(fence: Fence, batch: Sequence[Bundle]) -> Written | None:
+        return await write(fence, [await change(bundle, fence.worker) for bundle in batch])
+
+    patch.object(storage, "write", write_changed).start()
+
+
+def break_undoing(storage: Storage) -> None:
+    """What was given up is forgotten, and so is what it did."""
+    patch.object(Undoing, "abandon", lambda undoing, command: None).start()
+    patch.object(Undoing, "settle_late", lambda undoing, entry: None).start()
+
+
 CONTROLS: dict[str, Callable[[Storage], None]] = {
     "fence": break_fence,
     "locks": break_locks,
     "promise": break_promise,
+    "ends": break_ends,
+    "recurs": break_recurs,
+    "letters": break_letters,
+    "undoing": break_undoing,
 }

@@ -17,9 +17,10 @@ from msgspec import Struct
 from edda import EddaApp
 from edda.errors import StorageUnavailableError
 
-from .invariants import read_remains, violations
+from .invariants import violations
 from .ledger import read_ledgers
 from .places import Place
+from .remains import read_remains
 from .workload import WORKFLOWS, errand
 from .zygote import ROOT
 

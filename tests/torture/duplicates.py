@@ -15,10 +15,11 @@ from edda.cloudevents.event import make
 
 from .endpoint import Endpoint, Poster
 from .fleet import Fleet
-from .invariants import read_remains, violations
+from .invariants import violations
 from .ledger import read_ledgers
 from .places import Place
 from .receipts import event_violations, read_mail
+from .remains import read_remains
 from .vigils import BEGUN
 from .worker import Orders
 

@@ -18,24 +18,40 @@ FORBIDDEN = {
     "stored without its row": """SELECT s.run_id FROM edda_sched s LEFT JOIN edda_run r
         ON r.id = s.run_id AND r.gen = s.gen WHERE r.id IS NULL""",
     "read its mail otherwise than its history says": """SELECT s.run_id FROM edda_sched s WHERE s.absorbed <>
-        (SELECT COALESCE(MAX(h.n), 0) FROM edda_hist h WHERE h.run_id = s.run_id AND h.gen = s.gen)""",
-    "waits though its waiting has an outcome": """SELECT w.run_id FROM edda_wait w JOIN edda_hist h
-        ON h.run_id = w.run_id AND h.step = w.step WHERE h.kind = 'event'""",
+        (SELECT COALESCE(MAX(h.n), 0) FROM edda_hist h WHERE h.run_id = s.run_id)""",
+    "without a letter that was delivered": """SELECT s.run_id FROM edda_sched s WHERE s.delivered - s.absorbed <>
+        (SELECT count(*) FROM edda_delivery d WHERE d.run_id = s.run_id AND d.n > s.absorbed)""",
+    "in a generation that is not its last, or not its own": """SELECT s.run_id FROM edda_sched s WHERE s.gen <>
+        (SELECT count(*) - 1 FROM edda_run r WHERE r.id = s.run_id)""",
+    "began anew without what was left to it": """SELECT s.run_id FROM edda_sched s LEFT JOIN edda_hist h
+        ON h.run_id = s.run_id AND h.gen = s.gen AND h.seq = 1 AND h.kind = 'recur'
+        WHERE s.gen > 0 AND h.run_id IS NULL""",
+    "watched by others than it knows": """SELECT s.run_id FROM edda_sched s WHERE s.watchers <>
+        (SELECT count(*) FROM edda_watcher w WHERE w.run_id = s.run_id)""",
+    "watched though it has ended": """SELECT w.run_id FROM edda_watcher w LEFT JOIN edda_sched s
+        ON s.run_id = w.run_id WHERE s.run_id IS NULL""",
+    "waits though its waiting has an outcome": """SELECT w.run_id FROM edda_wait w
+        JOIN edda_sched s ON s.run_id = w.run_id
+        JOIN edda_hist h ON h.run_id = w.run_id AND h.gen = s.gen AND h.step = w.step WHERE h.kind = 'event'""",
     "waits though it has ended": """SELECT w.run_id FROM edda_wait w LEFT JOIN edda_sched s
         ON s.run_id = w.run_id WHERE s.run_id IS NULL""",
-    "asleep with nothing to wake it": """SELECT s.run_id FROM edda_sched s LEFT JOIN edda_wait w
-        ON w.run_id = s.run_id WHERE s.owner IS NULL AND s.ready_at IS NULL AND w.run_id IS NULL""",
+    "asleep with nothing to wake it": """SELECT s.run_id FROM edda_sched s
+        WHERE s.owner IS NULL AND s.ready_at IS NULL
+        AND NOT EXISTS (SELECT 1 FROM edda_wait w WHERE w.run_id = s.run_id)
+        AND NOT EXISTS (SELECT 1 FROM edda_watcher w WHERE w.watcher = s.run_id)
+        AND NOT EXISTS (SELECT 1 FROM edda_run r JOIN edda_sched c ON c.run_id = r.id
+                        WHERE r.parent = s.run_id AND r.parent_step IS NOT NULL)""",
     "changed after it was written": FIND_TAMPERING,
 }
-LATELY = "SELECT run_id, seq, epoch, kind, step, value FROM edda_hist WHERE at > {since}"
-ENDED_LATELY = "SELECT run_id, 0, 0, status, '', value FROM edda_result WHERE ended_at > {since}"
+LATELY = "SELECT run_id, gen, seq, epoch, kind, step, value FROM edda_hist WHERE at > {since}"
+ENDED_LATELY = "SELECT run_id, gen, 0, 0, status, '', value FROM edda_result WHERE ended_at > {since}"
 OVERLAP = 10_000_000
 """Microseconds that each look reaches back beyond the one before: rows are committed later than they are dated."""
 
 
 class Glance:
     def __init__(self) -> None:
-        self._remembered: dict[tuple[str, int], tuple[Any, ...]] = {}
+        self._remembered: dict[tuple[str, int, int], tuple[Any, ...]] = {}
         self._since = 0
         self.violations: list[str] = []
 
@@ -53,13 +69,14 @@ class Glance:
         await self._compare(line, 0)
         for key in seen:
             if self._remembered.get(key) != remembered[key]:
-                self.violations.append(
-                    f"run {key[0]}, entry {key[1]}: was {remembered[key]}, now {self._remembered.get(key)}"
-                )
+                self._changed(key, remembered[key], self._remembered.get(key))
 
     async def _compare(self, line: Line, since: int) -> None:
         for statement in (LATELY, ENDED_LATELY):
-            for run_id, seq, *facts in await line.rows(statement.format(since=since)):
-                key, row = (text(run_id), seq), tuple(facts)
+            for run_id, gen, seq, *facts in await line.rows(statement.format(since=since)):
+                key, row = (text(run_id), gen, seq), tuple(facts)
                 if self._remembered.setdefault(key, row) != row:
-                    self.violations.append(f"run {key[0]}, entry {seq}: was {self._remembered[key]}, now {row}")
+                    self._changed(key, self._remembered[key], row)
+
+    def _changed(self, key: tuple[str, int, int], old: object, new: object) -> None:
+        self.violations.append(f"run {key[0]}, generation {key[1]}, entry {key[2]}: was {old}, now {new}")

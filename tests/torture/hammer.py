@@ -14,15 +14,18 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from edda.core.model import EntryKind
+from edda.core.states import RunStatus
 
 from .audit import COUNT_TAKEOVERS
+from .endings import UNDO
 from .fleet import Fleet, complaints
 from .glance import Glance
-from .invariants import Remains, read_remains, success, violations
+from .invariants import success, violations
 from .ledger import read_ledgers
 from .noise import WORKERS, Noise
 from .places import Crashable, Place, crashable, fresh
 from .receipts import Mail, event_violations, read_mail
+from .remains import Remains, read_remains
 from .worker import Orders
 
 COUNT_OPEN = "SELECT count(*) FROM edda_sched"
@@ -40,7 +43,7 @@ class Task(Struct, frozen=True):
     control: str = ""
     """What the workers do wrong on purpose."""
     events: bool = False
-    """There are events, and runs that wait for them, beside the others."""
+    """There are events, runs that wait for them, runs that begin anew, children, and undos, beside the others."""
 
     @property
     def patience(self) -> float:
@@ -57,7 +60,7 @@ class Report(Struct, frozen=True):
         task = self.task
         name = f"{task.database}{'+crashes' if task.crashes else ''}{f'+broken {task.control}' if task.control else ''}"
         facts = self.counts | {"violations": len(self.violations), "seed": task.seed}
-        return f"{'events' if task.events else 'journal'} {name} " + " ".join(
+        return f"{'everything' if task.events else 'journal'} {name} " + " ".join(
             f"{key}={value}" for key, value in facts.items()
         )
 
@@ -166,6 +169,9 @@ class Hammer:
         mail = await read_mail(self._line)
         found = [*self._found, *self._glance.violations, *violations(remains, told), *complaints(self._folder)]
         found += [*self._noise.feeder.faults, *event_violations(mail, remains, told)]
+        deadlocks = await self._place.deadlocks() - self._deadlocks
+        if deadlocks and self._place.counts_only_its_own:
+            found.append(f"{deadlocks} deadlocks")
         counts: dict[str, object] = {
             "takeovers": remains.takeovers,
             "moved": remains.moved,
@@ -173,28 +179,35 @@ class Hammer:
             "stops": self._noise.stops,
             "steals": self._noise.steals,
             "cuts": self._noise.cuts + told.cuts,
-            "deadlocks": await self._place.deadlocks() - self._deadlocks,
+            "deadlocks": deadlocks,
             "crashes": self._crashes,
             "runs": len(remains.runs),
             "steps": sum(1 for _ in remains.records),
             "effects": len(told.effects),
-            **(self._event_counts(mail, remains) if self._task.events else {}),
+            **(self._whole_counts(mail, remains) if self._task.events else {}),
             "ok": f"{success(remains, told):.1%}",
             "seconds": round(seconds),
             "rest": round(rest, 1),
         }
         return Report(self._task, counts, tuple(found))
 
-    def _event_counts(self, mail: Mail, remains: Remains) -> dict[str, object]:
+    def _whole_counts(self, mail: Mail, remains: Remains) -> dict[str, object]:
         receipts = sum(record.is_receipt for record in remains.records)
         kinds = Counter(record.kind for record in remains.records)
+        ends = Counter(result.status for result in remains.results.values())
         return {
             "events": len(mail.log.events),
             "received": receipts,
             "timeouts": kinds[EntryKind.EVENT] - receipts,
             "freed": kinds[EntryKind.STRAY],
-            "cancelled": kinds[EntryKind.CANCEL],
             "pruned": self._noise.pruned,
+            "recurred": kinds[EntryKind.RECUR],
+            "children": sum(births[0].parent is not None for births in remains.births.values()),
+            "told": kinds[EntryKind.CHILD],
+            "undone": sum(record.step.startswith(UNDO) for record in remains.records),
+            "overdue": kinds[EntryKind.TIMEOUT],
+            "cancels": self._noise.cancels,
+            **{status.value: ends[status] for status in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)},
         }
 
 

@@ -26,6 +26,7 @@ class Effect(Struct, frozen=True):
     """An activity's body began."""
 
     run_id: str
+    gen: int
     step: str
     attempt: int
     epoch: int
@@ -58,7 +59,8 @@ class WorkerLedger(Ledger):
         holder = self._holder_of(ctx.instance_id)
         due = 0 if not_before is None else as_microseconds(not_before)
         now = time.time_ns() // 1000
-        place = (ctx.instance_id, ctx.activity_id, ctx.attempt, holder.epoch, holder.worker)
+        gen = ctx.idempotency_key.removeprefix(f"{ctx.instance_id}/").partition("/")[0]
+        place = (ctx.instance_id, gen, ctx.activity_id, ctx.attempt, holder.epoch, holder.worker)
         self.note("effect", *place, link, now, due)
 
 
@@ -86,8 +88,7 @@ def read_ledgers(folder: Path) -> Testimony:
     for kind, *fields in _lines(folder):
         match kind:
             case "effect":
-                run_id, step, attempt, epoch, worker, link, at, due = fields
-                told.effects.append(Effect(run_id, step, int(attempt), int(epoch), worker, link, int(at), int(due)))
+                told.effects.append(_effect(*fields))
             case "acked":
                 told.acked.add(fields[0])
             case "cancel":
@@ -103,6 +104,12 @@ def read_ledgers(folder: Path) -> Testimony:
             case _:
                 raise ValueError(f"the ledger has a line {kind!r}")
     return told
+
+
+def _effect(
+    run_id: str, gen: str, step: str, attempt: str, epoch: str, worker: str, link: str, at: str, due: str
+) -> Effect:
+    return Effect(run_id, int(gen), step, int(attempt), int(epoch), worker, link, int(at), int(due))
 
 
 def _lines(folder: Path) -> Iterator[list[str]]:

@@ -14,13 +14,13 @@ from .fleet import Fleet
 from .ledger import Ledger
 from .lines import text
 from .places import Place
-from .vigils import vigil
-from .worker import PROGRAM, shared_id, some_type
-from .workload import LEASE, errand
+from .worker import PROGRAM, start_some
+from .workload import LEASE
 
 WORKERS = 4
 
-OWNED = "SELECT run_id FROM edda_sched WHERE owner IS NOT NULL"
+OPEN = "SELECT run_id FROM edda_sched"
+OWNED = f"{OPEN} WHERE owner IS NOT NULL"
 OLDEST_OPEN = "SELECT MIN(r.created_at) FROM edda_sched s JOIN edda_run r ON r.id = s.run_id"
 PRUNE_MARGIN = 2_000_000
 """Microseconds: an event is dated a little before it gets its number."""
@@ -43,7 +43,7 @@ class Noise:
         self._client = EddaApp("supervisor", place.url, workflows=PROGRAM, worker=False, auto_migrate=False)
         self.feeder = Feeder(self._client, self._line)
         self._ledger = Ledger(folder / "supervisor.ledger")
-        self.kills = self.stops = self.steals = self.cuts = self.pruned = 0
+        self.kills = self.stops = self.steals = self.cuts = self.pruned = self.cancels = 0
 
     async def open(self) -> None:
         await self._client.initialize()
@@ -62,10 +62,11 @@ class Noise:
             self._start,
             self._prune,
             self._feed,
+            self._cancel,
             self._nothing,
         )
-        often = 6 if self._events else 0
-        await self._rng.choices(deeds, weights=(6, 30, 20, 6, 10, often, often, 28))[0]()
+        often, very_often = (6, 15) if self._events else (0, 0)
+        await self._rng.choices(deeds, weights=(6, 30, 20, 6, 10, often, often, very_often, 28))[0]()
 
     async def _nothing(self) -> None:
         pass
@@ -84,12 +85,7 @@ class Noise:
     async def _start(self) -> None:
         """A run that nobody owns yet, often one that a worker starts at the same moment."""
         try:
-            if self._events and self._rng.random() < 0.5:
-                run_id = await self._client.start(vigil, some_type())
-            else:
-                starter = errand.options(id=shared_id()) if self._rng.random() < 0.5 else errand
-                run_id = await self._client.start(starter)
-            self._ledger.note("acked", run_id)
+            self._ledger.note("acked", await start_some(self._client, self._events, sharing=0.5))
         except EddaError as error:
             self._ledger.note("failed", repr(error))
 
@@ -100,6 +96,19 @@ class Noise:
             if owned and await self._client.engine.storage.disown(RunId(text(self._rng.choice(owned)[0]))):
                 self.steals += 1
         except EddaError:  # the database is away or busy; another run will be stolen another time
+            return
+
+    async def _cancel(self) -> None:
+        """Any run, whatever it is doing: also a child, one that undoes, one that is about to begin anew."""
+        runs = await self._line.rows(OPEN)
+        if not runs:
+            return
+        run_id = text(self._rng.choice(runs)[0])
+        self._ledger.note("cancel", run_id)
+        try:
+            if await self._client.cancel(run_id):
+                self.cancels += 1
+        except EddaError:  # nobody knows whether the run was asked; it may end either way
             return
 
     async def _feed(self) -> None:

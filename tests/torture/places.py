@@ -61,6 +61,11 @@ class Place:
         finally:
             line.close()
 
+    @property
+    def counts_only_its_own(self) -> bool:
+        """Whether every deadlock it counts is one of ours."""
+        return self.kind == "postgres"
+
     async def _execute(self, statements: tuple[str, ...]) -> None:
         line = self.line()
         try:

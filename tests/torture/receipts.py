@@ -19,10 +19,10 @@ from edda.core.model import EntryKind, RunId
 from edda.core.states import RunStatus
 from edda.engine.intake import run_of
 
-from .invariants import Record, Remains
 from .ledger import Testimony
 from .lines import Line, Row, text
 from .posts import values_of
+from .remains import Record, Remains
 from .vigils import BEGUN, Match, is_orderly, vigil
 
 EVENTS = "SELECT seq, source, id, type, target, body FROM edda_event ORDER BY seq"

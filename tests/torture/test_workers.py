@@ -18,10 +18,11 @@ from .audit import COUNT_TAKEOVERS
 from .conftest import PATIENCE, MakeFleet, client_of, until
 from .drain import keep_busy, leave, roll, service
 from .fleet import Fleet, Member
-from .invariants import read_remains, violations
+from .invariants import violations
 from .ledger import Effect, read_ledgers
 from .lines import Row
 from .places import KINDS, Place, crashable, fresh
+from .remains import read_remains
 from .workload import errand, gated, long
 from .zygote import ROOT
 

@@ -1,12 +1,13 @@
 """Runs that wait for events in every way there is, and end with all that their history gave them.
 
-Every wait that may come to nothing is followed by one for the same key that may not: an event that was lost on the way
-shows when that one gets a later event.
+Some begin anew, up to three times. The last generation asks for every key once more, and waits for as long as it takes:
+an event that was lost on the way, or between two generations, shows when that wait gets a later one.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
 from random import Random
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from edda import EventTimeoutError, ReceivedEvent, WorkflowContext, sleep, wait_any, wait_event, workflow
 
-from .workload import digest, effect
+from .workload import digest, effect, recurrences
 
 TYPES = ("torture.a", "torture.b")
 KEYS = 5
@@ -53,19 +54,32 @@ class Watch(Struct, frozen=True):
     seconds: float
 
 
-def watches(run_id: str) -> tuple[Watch, ...]:
-    """The same for a run whoever asks, also at its replay."""
-    rng = Random(run_id)
-    keys = [_match(rng), _match(rng)]
+def watches(run_id: str, gen: int) -> tuple[Watch, ...]:
+    """The same for a generation whoever asks, also at its replay."""
+    if gen < recurrences(run_id):
+        return tuple(_chances(run_id, gen))
+    asked = {str(match): match for watch in _all_chances(run_id) for match in _matches(watch)}
+    return (*_chances(run_id, gen), *(Watch(WatchKind.ONE, match, match, 0.0) for match in asked.values()))
+
+
+def _chances(run_id: str, gen: int) -> list[Watch]:
+    """All generations of a run ask for the same keys. Most begin anew while an event may still come for the last."""
+    keys, rng = Random(run_id), Random(f"{run_id}/{gen}")
+    matches = [_match(keys), _match(keys)]
     kinds = rng.choices(tuple(WatchKind), weights=(20, 20, 12, 12, 12, 12, 12, 10), k=rng.randint(1, 4))
-    each = [Watch(kind, rng.choice(keys), rng.choice(keys), rng.uniform(0.03, 0.5)) for kind in kinds]
-    asked = {str(match): match for watch in each for match in _matches(watch)}
-    return (*each, *(Watch(WatchKind.ONE, match, match, 0.0) for match in asked.values()))
+    if gen < recurrences(run_id):
+        kinds.append(rng.choice((WatchKind.RACE, WatchKind.BRIEF, WatchKind.CONTEST)))
+    return [Watch(kind, rng.choice(matches), rng.choice(matches), rng.uniform(0.03, 0.5)) for kind in kinds]
+
+
+def _all_chances(run_id: str) -> Iterator[Watch]:
+    for gen in range(recurrences(run_id) + 1):
+        yield from _chances(run_id, gen)
 
 
 def is_orderly(run_id: str) -> bool:
     """What a wait of two at once gives back may come after what the other one got."""
-    return all(watch.kind is not WatchKind.DUEL for watch in watches(run_id))
+    return all(watch.kind is not WatchKind.DUEL for watch in _all_chances(run_id))
 
 
 def _match(rng: Random) -> Match:
@@ -89,12 +103,15 @@ def token_of(source: str, id: str) -> str:
 
 
 @workflow(name="torture_vigil")
-async def vigil(ctx: WorkflowContext, event_type: str) -> str:
-    watchman = Watchman(ctx, event_type)
-    for watch in watches(ctx.instance_id):
+async def vigil(ctx: WorkflowContext, event_type: str, gen: int = 0, past: str = "") -> str:
+    """`past` is what the generations before were given."""
+    watchman = Watchman(ctx, event_type, past)
+    for watch in watches(ctx.instance_id, gen):
         not_before = await watchman.keep(watch)
         if not_before is not None:
             watchman.note(await effect(ctx, watchman.link, 0.0, not_before))
+    if gen < recurrences(ctx.instance_id):
+        await ctx.recur(event_type, gen + 1, watchman.link)
     watchman.note(await effect(ctx, watchman.link, 0.0))
     return watchman.link
 
@@ -102,10 +119,10 @@ async def vigil(ctx: WorkflowContext, event_type: str) -> str:
 class Watchman:
     """Keeps one watch after the other, and notes what it is told."""
 
-    def __init__(self, ctx: WorkflowContext, event_type: str) -> None:
+    def __init__(self, ctx: WorkflowContext, event_type: str, past: str) -> None:
         self._ctx = ctx
         self._type = event_type
-        self._tokens: list[str] = []
+        self._tokens = [past]
 
     @property
     def link(self) -> str:

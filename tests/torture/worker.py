@@ -25,12 +25,13 @@ from .control import CONTROLS
 from .ledger import Holder, WorkerLedger
 from .posts import Sender, new_type
 from .sabotage import Saboteur
+from .ventures import VENTURES, venture
 from .vigils import TYPES, VIGILS, vigil
 from .workload import LEASE, WORKFLOWS, World, errand
 
 logger = logging.getLogger(__name__)
 
-PROGRAM = (*WORKFLOWS, *VIGILS)
+PROGRAM = (*WORKFLOWS, *VIGILS, *VENTURES)
 HASTY = Settings(
     lease=LEASE,
     heartbeat=LEASE / 5,
@@ -55,7 +56,7 @@ class Orders(Struct, frozen=True):
     is_wild: bool = False
     """Starts runs of its own, and sabotages itself."""
     hears: bool = False
-    """Takes in events, and starts runs that wait for them."""
+    """Takes in events, and starts runs that wait for them, and for others."""
     control: str = ""
     """What is broken on purpose in this process."""
     port: int | None = None
@@ -145,18 +146,13 @@ class Life:
             if not self._starting or worker is None or len(worker.live) > HASTY.capacity // 2:
                 continue
             try:
-                run_id = await self._start_one(app)
+                run_id = await start_some(app, self._orders.hears)
                 self._ledger.note("acked", run_id)
                 self._started.append(run_id)
                 if random.random() < 0.06:
                     await self._cancel(app, run_id)
             except EddaError as error:
                 self._ledger.note("failed", repr(error))
-
-    async def _start_one(self, app: EddaApp) -> str:
-        if self._orders.hears and random.random() < 0.7:
-            return await app.start(vigil, some_type())
-        return await app.start(errand.options(id=shared_id()) if random.random() < 0.1 else errand)
 
     async def _send_events(self, app: EddaApp) -> None:
         while True:
@@ -180,8 +176,16 @@ def shared_id() -> str:
     return f"shared-{int(time.time() * 2)}"
 
 
-def some_type() -> str:
-    return random.choice((*TYPES, new_type()))
+async def start_some(app: EddaApp, hears: bool, sharing: float = 0.1) -> str:
+    """A run of any kind; `hears` allows those that wait for events and for others."""
+    timeout = random.uniform(0.2, 3.0) if hears and random.random() < 0.08 else None
+    match random.choices(("errand", "vigil", "venture"), weights=(30, 40, 30) if hears else (1, 0, 0))[0]:
+        case "vigil":
+            return await app.start(vigil.options(timeout=timeout), random.choice((*TYPES, new_type())))
+        case "venture":
+            return await app.start(venture.options(timeout=timeout), shared_id())
+        case _:
+            return await app.start(errand.options(id=shared_id()) if random.random() < sharing else errand)
 
 
 def live(orders: Orders) -> None:

@@ -72,6 +72,11 @@ def _seconds(kind: PartKind, rng: Random) -> float:
             return rng.uniform(0, 0.04)
 
 
+def recurrences(run_id: str) -> int:
+    """How often a run begins anew, if its workflow does."""
+    return Random(f"{run_id} begins anew").choices((0, 1, 2, 3), weights=(50, 25, 15, 10))[0]
+
+
 def digest(tokens: Iterable[str]) -> str:
     return hashlib.sha256(" ".join(sorted(tokens)).encode()).hexdigest()[:16]
 

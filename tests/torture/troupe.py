@@ -1,0 +1,69 @@
+"""Worker processes that play scripts. Run as a module it is the zygote they are forked from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import count
+
+from edda.engine import children
+from edda.workflow import undoing
+from edda.workflow.undoing import Undoing
+
+from . import worker, zygote
+from .fleet import Fleet
+from .scripts import SCRIPTS
+from .worker import Orders
+from .zygote import ROOT, Zygote
+
+
+class _Company(Zygote):
+    def __init__(self, control: str) -> None:
+        command = [sys.executable, "-m", "tests.torture.troupe", *([control] if control else [])]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+class Troupe(Fleet):
+    def __init__(self, orders: Orders, control: str = "") -> None:
+        """`control`: what its members do wrong on purpose."""
+        self._orders = orders
+        self._zygote = _Company(control)
+        self._numbers = count(1)
+        self.members = []
+
+
+# Broken on purpose
+
+
+def _undo_the_first_first() -> None:
+    def add(self: Undoing, undo: undoing.Undo) -> None:
+        self._is_needed = True
+        self._undos.insert(0, undo)
+
+    Undoing.add = add  # type: ignore[method-assign]
+
+
+def _forget_what_comes_late() -> None:
+    Undoing.settle_late = lambda self, entry: None  # type: ignore[method-assign]
+
+
+def _spare_the_children() -> None:
+    children.Children.cancel_followers = lambda self, needs: None  # type: ignore[method-assign]
+
+
+CONTROLS = {
+    "order": _undo_the_first_first,
+    "late": _forget_what_comes_late,
+    "children": _spare_the_children,
+}
+
+
+def main(control: str = "") -> None:
+    worker.PROGRAM = SCRIPTS  # type: ignore[assignment]
+    if control:
+        CONTROLS[control]()
+    zygote.main()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
