@@ -4,7 +4,9 @@ demo: .venv/ready  ## kill a workflow twice with SIGKILL and watch it finish (SQ
 	$(PY) examples/demo.py
 
 test: .venv/ready  ## all tests, on every database that can be had
-	$(PY) -m pytest -q -n 3 -m "not alone" $(ARGS) && $(PY) -m pytest -q -m alone $(ARGS)
+	$(PY) -m pytest -q -n 4 -m "not alone and not pair" $(ARGS)
+	$(PY) -m pytest -q -n 2 -m pair $(ARGS)
+	$(PY) -m pytest -q -m alone $(ARGS)
 
 check: .venv/ready  ## style, types and the direction of imports
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
@@ -12,7 +14,7 @@ check: .venv/ready  ## style, types and the direction of imports
 bench: .venv/ready  ## ours, the peers and the raw driver, side by side
 	$(PY) -m benchmarks $(ARGS)
 
-torture: .venv/ready  ## long fault runs: kills, stops, cut connections, database crashes
+torture: .venv/ready  ## ten minutes of kills, stops, steals and cut connections on each database
 	$(PY) -m tests.torture $(ARGS)
 
 help:  ## this list

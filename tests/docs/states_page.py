@@ -17,8 +17,6 @@ PAGE = DOCS / "reference" / "states.md"
 LATER = frozenset(
     {
         RunStatus.WAITING_FOR_MESSAGE,
-        RunStatus.WAITING_FOR_CHILD,
-        RunStatus.COMPENSATING,
         RunStatus.RECURRED,
     }
 )
@@ -27,8 +25,9 @@ LATER = frozenset(
 MEANINGS = {
     RunStatus.WAITING_FOR_EVENT: "Not in memory until an event arrives, or the time to wait for it is over.",
     RunStatus.WAITING_FOR_TIMER: "Not in memory until its timer, its next attempt or its deadline is due.",
+    RunStatus.WAITING_FOR_CHILD: "Not in memory until another run ends.",
     RunStatus.COMPLETED: "Its function returned.",
-    RunStatus.FAILED: "Its function raised, or it passed its deadline.",
+    RunStatus.FAILED: "Its function raised, it passed its deadline, its history grew too long, or undoing failed.",
     RunStatus.CANCELLED: "It was asked to stop, and did.",
 }
 
