@@ -9,6 +9,9 @@ EddaError
 │   ├── WorkflowCancelledError          the run was cancelled
 │   ├── WorkflowTimeoutError            the run passed its deadline        (a TimeoutError)
 │   ├── EventTimeoutError               no event came in time              (a TimeoutError)
+│   ├── MessageTimeoutError             no message came in time            (a TimeoutError)
+│   ├── ChannelError                    a channel the run is not subscribed to
+│   ├── ValueNotSetError                the run never set the value        (a LookupError)
 │   ├── EventValidationError            an event's data does not fit the model (a ValueError)
 │   ├── CompensationError               undoing failed; the run's own error is its cause
 │   ├── HistoryLimitError               the run's history grew too long
@@ -17,6 +20,8 @@ EddaError
 │   └── ArgumentError                   arguments that do not fit the signature (a TypeError)
 ├── EventError                      what is not a CloudEvent, or not one we take (a ValueError)
 ├── EventDeliveryError              the receiver of an event did not take it
+│   ├── EventRefusedError               and never will
+│   └── EventPostponedError             and may take it later
 ├── InstanceNotFoundError           no run has this id                     (a LookupError)
 ├── InstanceConflictError           the id belongs to another workflow or input
 ├── UnknownWorkflowError            this process has no such workflow      (a LookupError)
@@ -75,6 +80,18 @@ class EventTimeoutError(WorkflowError, TimeoutError):
     """No event came within `timeout_seconds`."""
 
 
+class MessageTimeoutError(WorkflowError, TimeoutError):
+    """No message came within `timeout_seconds`."""
+
+
+class ChannelError(WorkflowError):
+    """The run is not subscribed to the channel, or in another mode."""
+
+
+class ValueNotSetError(WorkflowError, LookupError):
+    """The run has ended, and never set the value that was asked for with `handle.wait()`."""
+
+
 class EventValidationError(WorkflowError, ValueError):
     """The data of an event does not fit the model that `wait_event` was given; the message names every field."""
 
@@ -114,6 +131,21 @@ class EventDeliveryError(EddaError):
     def __init__(self, message: str, *, retryable: bool = True) -> None:
         super().__init__(message)
         self.retryable = retryable
+
+
+class EventRefusedError(EventDeliveryError):
+    """Raised by a sink: the receiver will never take the event, so it is not sent again."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, retryable=False)
+
+
+class EventPostponedError(EventDeliveryError):
+    """Raised by a sink: the event is to be sent again, `after` so many seconds if the receiver says when."""
+
+    def __init__(self, reason: str, after: float | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
 
 
 class InstanceNotFoundError(EddaError, LookupError):

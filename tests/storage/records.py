@@ -10,14 +10,18 @@ from msgspec.structs import replace
 from edda.core.model import (
     MICROSECONDS,
     Bundle,
+    Dispatch,
+    DispatchKind,
     End,
     Entry,
     EntryKind,
     Event,
     EventKey,
+    Fact,
     Incoming,
     Letter,
     Move,
+    Outgoing,
     Recur,
     Release,
     RunId,
@@ -72,6 +76,10 @@ def bundle(
     children: Sequence[Start] = (),
     letters: Sequence[Letter] = (),
     undoing: bool = False,
+    dispatches: Sequence[Dispatch] = (),
+    outgoing: Sequence[Outgoing] = (),
+    facts: Sequence[Fact] = (),
+    recorded: Sequence[str] = (),
 ) -> Bundle:
     return Bundle(
         RunId(run_id),
@@ -86,6 +94,10 @@ def bundle(
         tuple(children),
         tuple(letters),
         undoing,
+        tuple(dispatches),
+        tuple(outgoing),
+        tuple(facts),
+        tuple(recorded),
     )
 
 
@@ -137,8 +149,10 @@ def key(name: str, target: str | None = None) -> bytes:
     return blake2b(f"{name} for {target}".encode(), digest_size=16).digest()
 
 
-def wait(run_id: str, step: str, name: str, *, floor: int | None = None, due: int | None = None) -> Wait:
-    return Wait(step, key(name), key(name, run_id), TYPE, name.encode(), due, floor)
+def wait(
+    run_id: str, step: str, name: str, *, floor: int | None = None, due: int | None = None, once: bool = False
+) -> Wait:
+    return Wait(step, key(name), key(name, run_id), TYPE, name.encode(), due, floor, once)
 
 
 def incoming(
@@ -148,7 +162,19 @@ def incoming(
     type: str = TYPE,
     target: str | None = None,
     starts: Sequence[Start] = (),
+    once: Sequence[str] = (),
 ) -> Incoming:
-    """An event that fits waits for these names; its body is its id."""
+    """An event that fits waits for these names, and one wait of all under each name of `once`; its body is its id."""
     event = Event(source, id, type, None if target is None else RunId(target), id.encode())
-    return Incoming(event, tuple(EventKey(key(name), key(name, target)) for name in names), tuple(starts))
+    shared = [EventKey(key(name), key(name, target)) for name in names]
+    single = [EventKey(key(name), key(name, target), once=True) for name in once]
+    return Incoming(event, (*shared, *single), tuple(starts))
+
+
+def dispatch(name: str, kind: DispatchKind = DispatchKind.MESSAGE) -> Dispatch:
+    return Dispatch(kind, b"body of " + name.encode())
+
+
+def outgoing(id: str, key: str = "orders", *, run_id: str | None = None) -> Outgoing:
+    body = b"body of " + id.encode()
+    return Outgoing(id, key, TYPE, SOURCE, body, 3_000, None if run_id is None else RunId(run_id))

@@ -299,12 +299,26 @@ async def test_more_runs_than_one_transaction_frees_are_found_as_orphans(
     assert await storage.owned(WorkerId("worker-0")) == {}
 
 
+def test_a_storage_can_be_opened_again_on_another_loop(url: str) -> None:
+    storage = MySQLStorage(url, pool_size=1)
+
+    async def live() -> None:
+        await storage.open()
+        await asyncio.gather(storage.news(0.1), storage.now(), storage.now())  # of one connection, so one waits
+        await storage.close()
+
+    for _ in range(2):
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            runner.run(live())
+
+
 # Migrations and addresses
 
 
-@pytest.mark.parametrize(
-    ("point", "pending"), [(12, ("0001_core", "0002_events", "0003_lineage")), (30, ("0002_events", "0003_lineage"))]
-)
+MIGRATIONS = ("0001_core", "0002_events", "0003_lineage", "0004_talk")
+
+
+@pytest.mark.parametrize(("point", "pending"), [(12, MIGRATIONS), (30, MIGRATIONS[1:]), (54, MIGRATIONS[3:])])
 async def test_a_migration_that_was_cut_off_is_finished_by_the_next(
     make_database: MakeDatabase, point: int, pending: tuple[str, ...]
 ) -> None:

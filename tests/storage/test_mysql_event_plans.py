@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 
 from edda.core.model import Absorb, Bundle, Event, EventKey, Incoming, RunId, Wait
-from edda.storage.mysql.acceptance import FIND_KNOWN, FIND_WAITS, VERSIONS, _survey
+from edda.storage.mysql.acceptance import FIND_KNOWN, FIND_WAITS, VERSIONS, survey
+from edda.storage.mysql.acceptance import Look as Looking
 from edda.storage.mysql.buckets import HOLD, SHARE
 from edda.storage.mysql.events import FIND_EVENT, LOG, NEWEST, NEWEST_BEFORE, SHAPES, SHARE_EVENTS
 from edda.storage.mysql.letters import Letter, deliver
@@ -146,7 +147,7 @@ async def test_a_post_is_compared_with_what_is_there_by_index(session: Session) 
         for i in range(10)
     ]
     seen = {}
-    for statement in _survey(post):
+    for statement in survey(Looking(post, 8), ()):
         if statement.label.startswith("SELECT"):
             (seen[statement.label.encode()],) = await look_at(session, statement)
     assert seen[FIND_KNOWN].rows == seen[FIND_WAITS].rows == 10

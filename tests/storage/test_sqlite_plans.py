@@ -12,12 +12,48 @@ from typing import Any
 
 import pytest
 
-from edda.core.model import Absorb, Event, EventKey, Fence, Incoming, RunFilter, RunId, Wait, Watcher, WorkerId
+from edda.core.model import (
+    Absorb,
+    End,
+    Event,
+    EventKey,
+    Fact,
+    Fence,
+    Incoming,
+    OutgoingState,
+    Postponed,
+    Receipt,
+    Refused,
+    RunFilter,
+    RunId,
+    Sent,
+    Wait,
+    Watcher,
+    WorkerId,
+)
+from edda.core.states import RunStatus
 from edda.storage.sqlite import SQLiteStorage
 
 from .probes import Listener
 from .processes import opened
-from .records import ASLEEP, HOUR, again, born, bundle, child, done, entry, key, letter, start, stop, wait
+from .records import (
+    ASLEEP,
+    HOUR,
+    LATER,
+    again,
+    born,
+    bundle,
+    child,
+    dispatch,
+    done,
+    entry,
+    key,
+    letter,
+    outgoing,
+    start,
+    stop,
+    wait,
+)
 from .worker import Worker
 
 SEED = """
@@ -51,6 +87,18 @@ INSERT INTO edda_result (run_id, gen, status, value, ended_at)
 SELECT printf('old-%06d', seq), 0, 'completed', x'', seq FROM edda_event"""
 SEED_SHAPES = """
 INSERT INTO edda_shape (type, shape, filled_from) SELECT 'u' || (seq % 1000), seq, 0 FROM edda_event"""
+SEED_DONE = """
+INSERT INTO edda_done (run_id, gen, step, attempt, value, at) SELECT run_id, gen, 'x', 1, x'', 1 FROM edda_sched"""
+SEED_FACTS = """
+INSERT INTO edda_fact (run_id, name, value, at) SELECT run_id, 'place', x'', 1 FROM edda_sched"""
+SEED_DISPATCHES = """
+INSERT INTO edda_dispatch (seq, kind, body, due) SELECT seq, 'message', x'', 0 FROM edda_event"""
+# A third of each state. Of those to be sent the first are not due, nor is any other of their keys.
+SEED_OUTBOX = f"""
+INSERT INTO edda_outbox (seq, id, order_key, type, source, body, created_at, due, attempts, state, ended_at)
+SELECT seq, seq, CASE WHEN seq < 90000 THEN 'busy' ELSE 'key' END || (seq % 1000), type, source, x'', seq,
+       CASE WHEN seq < 90000 THEN {LATER} ELSE seq END, 1,
+       CASE seq % 3 WHEN 0 THEN 'pending' WHEN 1 THEN 'sent' ELSE 'dead' END, seq FROM edda_event"""
 SEEDS = (
     SEED,
     SEED_RUNS,
@@ -62,6 +110,10 @@ SEEDS = (
     SEED_WAITS,
     SEED_RESULTS,
     SEED_SHAPES,
+    SEED_DONE,
+    SEED_FACTS,
+    SEED_DISPATCHES,
+    SEED_OUTBOX,
 )
 
 KEY = b"%016d" % 77
@@ -72,11 +124,19 @@ BATCH = [
     bundle("run-000003", entry(1), move=done(watchers=1), children=[child("run-child", "run-000003")]),
     bundle("run-000006", entry(1), move=again(1), letters=[letter("run-000008"), stop("run-000010")], undoing=True),
     born("run-new", move=ASLEEP, waits=[wait("run-new", "w", "order")]),
+    born("run-taker", move=ASLEEP, waits=[Wait("w", KEY, key("own"), "t1", b"", once=True)]),
+    bundle("run-000012", move=End(RunStatus.COMPLETED, b"", 1, watchers=1, settled=1)),
+    bundle(
+        "run-000014", dispatches=[dispatch("a")], outgoing=[outgoing("o")], facts=[Fact("place", b"")], recorded=["x"]
+    ),
 ]
 POST = [
     Incoming(Event("/shop", "new", "t1", None, b""), (EventKey(KEY, KEY),), (start("run-started"),)),
     Incoming(Event("/shop", "newer", "t1", RunId("run-000078"), b""), (EventKey(b"%016d" % 78, KEY),)),
+    Incoming(Event("/shop", "single", "t1", None, b""), (EventKey(b"%016d" % 79, KEY, once=True),)),
+    Incoming(Event("/shop", "sole", "t1", RunId("run-000080"), b""), (EventKey(b"%016d" % 80, KEY, once=True),)),
 ]
+RECEIPTS: list[Receipt] = [Sent(90_000), Refused(90_003, 1, "no"), Postponed(90_006, 1, LATER, "later")]
 
 CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], set[str]]] = {
     "claim": (lambda s: s.claim(WorkerId("here"), ["wf2", "wf4"], 10), {"edda_sched_ready"}),
@@ -91,7 +151,23 @@ CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], s
     "watch": (lambda s: s.watch(R1, Watcher(RunId("run-000002"), "w")), set()),
     "watchers": (lambda s: s.watchers(R1), set()),
     "write": (lambda s: s.write(Fence(WorkerId("here"), 0, 0), BATCH), {"edda_delivery_once"}),
-    "accept": (lambda s: s.accept(POST, {}), {"edda_wait_key"}),
+    "accept": (lambda s: s.accept(POST, {}, [1, 50_000]), {"edda_wait_key"}),
+    "dispatches": (lambda s: s.dispatches(10), {"edda_dispatch_due"}),
+    "take": (lambda s: s.take(KEY, HOUR), set()),
+    "done": (lambda s: s.done(R1, 0, "x"), set()),
+    "facts": (lambda s: s.facts(R1), set()),
+    "facts by name": (lambda s: s.facts(R1, "place"), set()),
+    "enqueue": (lambda s: s.enqueue([outgoing("o")]), set()),
+    "claim_outgoing": (
+        lambda s: s.claim_outgoing(10, HOUR),
+        {"edda_outbox_pending", "edda_outbox_due", "edda_outbox_key"},
+    ),
+    "settle_outgoing": (lambda s: s.settle_outgoing(RECEIPTS), {"edda_outbox_key"}),
+    "next_outgoing": (lambda s: s.next_outgoing(), {"edda_outbox_due"}),
+    "find_outgoing": (lambda s: s.find_outgoing(after=50_000, limit=10), set()),
+    "find_outgoing of a state": (lambda s: s.find_outgoing(OutgoingState.DEAD, 50_000, 10), {"edda_outbox_dead"}),
+    "retry_outgoing": (lambda s: s.retry_outgoing(["2", "5"]), {"edda_outbox_dead"}),
+    "prune_outgoing": (lambda s: s.prune_outgoing(50_000, 10), {"edda_outbox_sent"}),
     "shapes": (lambda s: s.shapes(["u1", "u2"]), set()),
     "learn": (lambda s: s.learn("t1", "order"), set()),
     "fill": (lambda s: s.fill("u1", "1001", [(KEY, 1), (KEY, 2)], 5), set()),

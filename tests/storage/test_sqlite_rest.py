@@ -12,18 +12,20 @@ from pathlib import Path
 import pytest
 
 from edda import EddaApp, WorkflowContext, wait_event, workflow
-from edda.core.model import MICROSECONDS, RunId, WorkerId
+from edda.core.model import MICROSECONDS, Postponed, RunId, Sent, WorkerId
 from edda.engine.settings import Settings
 from edda.errors import StorageUnavailableError
+from edda.storage import joint as joints
 from edda.storage.sqlite import SQLiteStorage
 from edda.storage.sqlite.lock import leave_turn, share_turn
 from edda.testing import VirtualClock
 from edda.workflow.workflow import registry
 from tests.engine.facts import until, until_out_of_memory
 
+from .joints import transaction
 from .probes import Listener, Trap
 from .processes import PATIENCE, exists, opened
-from .records import HOUR, WORKFLOW, again, born, done, incoming, start
+from .records import HOUR, LAPSED, WORKFLOW, again, born, dispatch, done, entry, incoming, key, outgoing, start
 from .worker import Worker
 
 RESTLESS = Settings(
@@ -178,6 +180,107 @@ async def test_a_generation_too_young_to_be_pruned_is_looked_for_once(
     probe.heard.clear()
     assert await storage.prune_runs(HOUR, 10) == 0
     assert probe.heard == []
+
+
+# What runs say
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+async def on_time(path: str, probe: Trap, clock: VirtualClock) -> AsyncIterator[SQLiteStorage]:
+    storage = SQLiteStorage(path, now=clock.now, probe=probe)
+    await storage.open()
+    await storage.migrate()
+    yield storage
+    await storage.close()
+
+
+async def test_nothing_to_forward_to_send_or_to_take_is_looked_for_once(storage: SQLiteStorage, probe: Trap) -> None:
+    for _ in range(2):
+        probe.heard.clear()
+        assert await storage.dispatches(10) == ()
+        assert await storage.next_outgoing() is None
+        assert await storage.claim_outgoing(10, HOUR) == ()
+        assert await storage.take(key("jobs"), HOUR) is None
+        assert await storage.prune_outgoing(LAPSED, 10) == 0
+    assert probe.heard == []
+
+
+async def test_an_event_that_is_not_due_to_be_sent_is_waited_for_without_asking(
+    on_time: SQLiteStorage, probe: Trap, clock: VirtualClock
+) -> None:
+    await on_time.enqueue([outgoing("o1"), outgoing("o2")])
+    first, second = await on_time.claim_outgoing(10, HOUR)
+    due = clock.now() + 10
+    await on_time.settle_outgoing([Sent(second.seq), Postponed(first.seq, first.attempts, due, "busy")])
+    assert await on_time.next_outgoing() == 10
+    probe.heard.clear()
+    clock.advance_to(clock.now() + 9)
+    assert await on_time.next_outgoing() == 1
+    assert await on_time.claim_outgoing(10, HOUR) == ()
+    assert probe.heard == []
+    clock.advance_to(due)
+    assert [record.event.id for record in await on_time.claim_outgoing(10, HOUR)] == ["o1"]
+
+
+async def test_an_event_behind_one_that_is_being_sent_keeps_nobody_from_writing(
+    storage: SQLiteStorage, probe: Trap, path: str
+) -> None:
+    await storage.enqueue([outgoing("o1"), outgoing("o2")])
+    assert len(await storage.claim_outgoing(1, HOUR)) == 1
+    turn = share_turn(f"{path}.lock")
+    with turn:
+        assert await asyncio.wait_for(storage.claim_outgoing(1, HOUR), PATIENCE) == ()
+    leave_turn(turn)
+
+
+async def test_an_offer_that_is_not_due_is_waited_for_without_asking(
+    on_time: SQLiteStorage, probe: Trap, clock: VirtualClock
+) -> None:
+    await on_time.accept([incoming("e1", once=["jobs"])], {})
+    taken = await on_time.take(key("jobs"), 10)
+    assert taken is not None
+    assert await on_time.dispatches(10) == ()
+    probe.heard.clear()
+    clock.advance_to(clock.now() + 9)
+    assert await on_time.dispatches(10) == ()
+    assert probe.heard == []
+    clock.advance_to(clock.now() + 1)
+    assert await on_time.dispatches(10) == (taken,)
+
+
+async def test_what_a_users_transaction_says_is_heard_at_once(storage: SQLiteStorage) -> None:
+    assert await storage.dispatches(10) == ()
+    assert await storage.next_outgoing() is None
+    async with transaction(storage) as joint:
+        await joints.dispatch(joint, [dispatch("a")])
+        await joints.send(joint, [outgoing("o1")])
+    assert len(await storage.dispatches(10)) == 1
+    assert await storage.next_outgoing() == 0
+
+
+async def test_a_batch_in_which_nobody_says_anything_sends_no_statement_for_it(worker: Worker, probe: Trap) -> None:
+    await worker.write(born("run-1", entry(1)))
+    probe.heard.clear()
+    await worker.write(born("run-2", entry(1), move=done()))
+    tables = ("edda_done", "edda_dispatch", "edda_outbox", "edda_fact", "edda_event_key", "edda_delivery")
+    assert not [sql for _, sql in probe.heard if any(table in sql for table in tables)]
+
+
+async def test_a_storage_that_was_closed_hears_news_on_another_loop(path: str) -> None:
+    storage = SQLiteStorage(path)
+
+    async def live() -> None:
+        await storage.open()
+        await storage.news(0.01)
+        await storage.close()
+
+    for _ in range(2):
+        await asyncio.to_thread(asyncio.run, live())
 
 
 # The lease

@@ -35,8 +35,10 @@ class EntryKind(StrEnum):
     """The outcome of an activity that nobody waited for any more; moves no code."""
     EVENT = "event"
     """An event that was waited for, or, if not ok, the end of waiting for it."""
+    MESSAGE = "message"
+    """A message of a channel that was waited for, or, if not ok, the end of waiting for it."""
     STRAY = "stray"
-    """An event whose wait was over when it came; moves no code, and the event is free for the next wait."""
+    """An event or a message whose wait was over when it came; moves no code, and it is free for the next wait."""
     START = "start"
     """Another run was started, or is watched now: its end will be told to this step."""
     CHILD = "child"
@@ -122,6 +124,8 @@ class End(Struct, frozen=True):
     watchers: int = 0
     absorbed: int | None = None
     """How far the inbox is read by the entries of its bundle, if they read any: that holds even if this does not."""
+    settled: int | None = None
+    """Happens only if nothing was put into the inbox after this number: an unread message would be lost with it."""
 
 
 class Recur(Struct, frozen=True):
@@ -169,6 +173,102 @@ class Wait(Struct, frozen=True):
     """For people: when it stops waiting. The run itself keeps the time."""
     floor: int | None = None
     """Only events with a higher number; None: those since the run was started."""
+    once: bool = False
+    """What it asks for is given to one run only: it takes the lowest number under the key away, whatever its floor."""
+
+
+class DispatchKind(StrEnum):
+    EVENT = "event"
+    MESSAGE = "message"
+    OFFER = "offer"
+    """A message that somebody had taken from the others, and did not use."""
+
+
+class Dispatch(Struct, frozen=True):
+    """Decided in one commit, and on its way into the log of events: who takes it there needs locks of its own."""
+
+    kind: DispatchKind
+    body: bytes
+
+
+class StoredDispatch(Struct, frozen=True):
+    seq: int
+    kind: DispatchKind
+    body: bytes
+
+
+class Outgoing(Struct, frozen=True):
+    """An event for others, on its way out through the outbox."""
+
+    id: str
+    key: str
+    """Those of one key go out in the order in which they were stored."""
+    type: str
+    source: str
+    """Type and source are for people."""
+    body: bytes
+    """The whole event: every try sends the same."""
+    created_at: int
+    run_id: RunId | None = None
+
+
+class OutgoingState(StrEnum):
+    PENDING = "pending"
+    SENT = "sent"
+    DEAD = "dead"
+    """The receiver will never take it; people can have it tried again."""
+
+
+class OutgoingRecord(Struct, frozen=True):
+    seq: int
+    event: Outgoing
+    state: OutgoingState
+    attempts: int
+    due: int
+    """When it is tried next; a claim moves it to the end of its lease."""
+    reason: str | None
+    """Why it could not be sent the last time."""
+    ended_at: int | None
+
+
+class Sent(Struct, frozen=True):
+    seq: int
+
+
+class Refused(Struct, frozen=True):
+    """Will never be taken. Counts only for who still holds the claim: `attempts` is what the claim said."""
+
+    seq: int
+    attempts: int
+    reason: str
+
+
+class Postponed(Struct, frozen=True):
+    """To be tried again at `due`, and nothing of its key before that. Counts only for who still holds the claim."""
+
+    seq: int
+    attempts: int
+    due: int
+    reason: str
+
+
+Receipt = Sent | Refused | Postponed
+
+
+class Done(Struct, frozen=True):
+    """A step whose effect was committed together with this row, and whose entry is not in the history yet."""
+
+    step: str
+    attempt: int
+    value: bytes
+    at: int
+
+
+class Fact(Struct, frozen=True):
+    """What a run says of itself to whoever asks; the newest of a name counts."""
+
+    name: str
+    value: bytes
 
 
 class Bundle(Struct, frozen=True):
@@ -199,6 +299,13 @@ class Bundle(Struct, frozen=True):
     letters: tuple[Letter, ...] = ()
     undoing: bool = False
     """From now on it undoes what it did. A bundle with letters or this has a start or a move."""
+    dispatches: tuple[Dispatch, ...] = ()
+    outgoing: tuple[Outgoing, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    """At most one of each name."""
+    recorded: tuple[str, ...] = ()
+    """Steps whose `Done` rows go, because their entries are here. These four belong to the entries: they are written
+    with them even if the move does not happen, and need neither a start nor a move."""
 
     @property
     def size(self) -> int:
@@ -209,6 +316,12 @@ class Bundle(Struct, frozen=True):
             size += len(child.input)
         for letter in self.letters:
             size += len(letter.value)
+        for dispatch in self.dispatches:
+            size += len(dispatch.body)
+        for outgoing in self.outgoing:
+            size += len(outgoing.body)
+        for fact in self.facts:
+            size += len(fact.value)
         return size
 
 
@@ -259,6 +372,8 @@ class ClaimedRun(Struct, frozen=True):
     depth: int = 0
     watchers: tuple[Watcher, ...] = ()
     """Who else is told its end."""
+    done: tuple[Done, ...] = ()
+    """Steps of this generation that are done and not in the history."""
 
 
 class Claim(Struct, frozen=True):
@@ -341,6 +456,8 @@ class EventKey(Struct, frozen=True):
 
     plain: bytes
     kept: bytes
+    once: bool = False
+    """Only one wait gets it, and it is kept only if there is none: whoever takes it later takes the row of the key."""
 
 
 class Incoming(Struct, frozen=True):

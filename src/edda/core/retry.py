@@ -5,9 +5,9 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from edda.errors import EventDeliveryError, EventError, NotInWorkflowError, TerminalError
+from edda.errors import AppError, EventDeliveryError, EventError, NotInWorkflowError, TerminalError
 
-_HOPELESS = (TerminalError, EventError, NotInWorkflowError)
+_HOPELESS = (TerminalError, EventError, NotInWorkflowError, AppError)
 """Another try would meet the same."""
 
 

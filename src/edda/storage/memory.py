@@ -16,15 +16,22 @@ from edda.core.model import (
     CancelOutcome,
     Claim,
     Delivery,
+    Done,
     Entry,
+    Fact,
     Fence,
     Incoming,
+    Outgoing,
+    OutgoingRecord,
+    OutgoingState,
+    Receipt,
     Registered,
     RunFilter,
     RunId,
     RunRecord,
     Shapes,
     Start,
+    StoredDispatch,
     StoredEvent,
     Takeover,
     Wait,
@@ -33,11 +40,11 @@ from edda.core.model import (
     WorkerInfo,
     Written,
 )
-from edda.errors import StorageUnavailableError
+from edda.errors import AppError, StorageUnavailableError
 
 from .memory_database import MemoryDatabase
 from .memory_tables import wall_clock
-from .ports import Probe
+from .ports import Joint, Probe
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -157,8 +164,13 @@ class MemoryStorage:
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:
         return await self._commit(self.database.find, filter)
 
-    async def accept(self, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
-        return await self._commit(self.database.accept, post, versions)
+    async def accept(
+        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> Accepted | None:
+        return await self._commit(self.database.accept, post, versions, forwarded)
+
+    async def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+        return await self._commit(self.database.dispatches, limit)
 
     async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
         return await self._commit(self.database.shapes, types)
@@ -181,6 +193,42 @@ class MemoryStorage:
     async def waits(self, run_id: RunId) -> tuple[Wait, ...]:
         return await self._commit(self.database.waits, run_id)
 
+    async def enqueue(self, events: Sequence[Outgoing]) -> None:
+        await self._commit(self.database.enqueue, events)
+
+    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
+        return await self._commit(self.database.claim_outgoing, limit, lease)
+
+    async def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
+        await self._commit(self.database.settle_outgoing, receipts)
+
+    async def next_outgoing(self) -> int | None:
+        return await self._commit(self.database.next_outgoing)
+
+    async def find_outgoing(
+        self, state: OutgoingState | None = None, after: int = 0, limit: int = 50
+    ) -> tuple[OutgoingRecord, ...]:
+        return await self._commit(self.database.find_outgoing, state, after, limit)
+
+    async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
+        return await self._commit(self.database.retry_outgoing, ids)
+
+    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
+        return await self._commit(self.database.facts, run_id, name)
+
+    async def begin(self) -> Joint:
+        raise AppError("ctx.transaction() needs a database: memory:// has none; use sqlite:///file.db")
+
+    async def take_turn(self) -> MemoryTurn:
+        return MemoryTurn()
+
+    async def done(self, run_id: RunId, gen: int, step: str) -> Done | None:
+        """Always None: such a row comes only with a transaction of the user's own."""
+        return None
+
+    async def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+        return await self._commit(self.database.take, key, lease)
+
     async def prune_events(self, before: int, limit: int) -> int:
         return await self._commit(self.database.prune_events, before, limit)
 
@@ -189,6 +237,9 @@ class MemoryStorage:
 
     async def prune_runs(self, before: int, limit: int) -> int:
         return await self._commit(self.database.prune_runs, before, limit)
+
+    async def prune_outgoing(self, before: int, limit: int) -> int:
+        return await self._commit(self.database.prune_outgoing, before, limit)
 
     async def announce(self) -> None:
         await self._commit(self.database.announce)
@@ -208,4 +259,11 @@ class MemoryPulse:
         return await self._storage.beat(worker, lease)
 
     async def close(self) -> None:
+        pass
+
+
+class MemoryTurn:
+    """Whoever writes elsewhere is in nobody's way."""
+
+    async def end(self) -> None:
         pass

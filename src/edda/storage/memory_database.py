@@ -37,13 +37,14 @@ from edda.errors import StorageRejectedError
 
 from .memory_events import MemoryEvents
 from .memory_lineage import MemoryLineage
+from .memory_outbox import MemoryOutbox
 from .memory_pruning import MemoryPruning
 from .memory_tables import Result, Sched, check_values, wall_clock
 
 TAKEOVER_LIMIT = 5_000
 
 
-class MemoryDatabase(MemoryEvents, MemoryLineage, MemoryPruning):
+class MemoryDatabase(MemoryEvents, MemoryLineage, MemoryOutbox, MemoryPruning):
     def __init__(self, now: Callable[[], int] = wall_clock) -> None:
         super().__init__(now)
         self.listeners: set[asyncio.Event] = set()
@@ -97,6 +98,7 @@ class MemoryDatabase(MemoryEvents, MemoryLineage, MemoryPruning):
             )
         history = self.histories.setdefault((bundle.run_id, bundle.gen), {})
         history.update((entry.seq, entry) for entry in bundle.entries)
+        self.say(bundle)
         if bundle.undoing and (sched := self.scheds.get(bundle.run_id)):
             sched.undoing = True
 
@@ -330,6 +332,7 @@ def _parts(bundle: Bundle) -> Iterator[Struct]:
     if isinstance(bundle.move, Recur):
         yield bundle.move.entry
     yield from (*bundle.entries, *bundle.waits, *bundle.children, *bundle.letters)
+    yield from (*bundle.dispatches, *bundle.outgoing, *bundle.facts)
 
 
 def _fits(record: RunRecord, filter: RunFilter) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -10,6 +10,7 @@ from edda.core.model import (
     Accepted,
     Bundle,
     EntryKind,
+    EventKey,
     Incoming,
     RunId,
     Shapes,
@@ -17,19 +18,23 @@ from edda.core.model import (
     Wait,
 )
 
-from .memory_tables import Sched, Tables, check_text, check_values
+from .memory_tables import Sched, check_text, check_values
+from .memory_talk import MemoryTalk
 
 
-class MemoryEvents(Tables):
+class MemoryEvents(MemoryTalk):
     # Accepting
 
-    def accept(self, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
+    def accept(
+        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> Accepted | None:
         for incoming in post:
             for record in (incoming.event, *incoming.starts):
                 check_values(record)
         types = {incoming.event.type for incoming in post}
         if any(self.types.get(type, Shapes()).version != versions.get(type, 0) for type in types):
             return None
+        self.forward(forwarded)
         fresh, woke = set[int](), False
         for position, incoming in enumerate(post):
             if (incoming.event.source, incoming.event.id) not in self.numbers:
@@ -42,46 +47,85 @@ class MemoryEvents(Tables):
         event, seq = incoming.event, self.newest + 1
         self.events[seq] = StoredEvent(seq, self.now(), event)
         self.numbers[event.source, event.id] = seq
+        had = set(self._tell_all(incoming, seq))
         for key in incoming.keys:
-            self.keys.setdefault(key.kept, set()).add(seq)
-        takers = list(self._takers(incoming))
-        for sched, step in takers:
-            del self.waiting[sched.run_id][step]
-            self.deliver(sched, EntryKind.EVENT, step=step, event=seq)
-            sched.wake()
+            if key.once and (taker := self._tell_one(key, event.target, seq, had)):
+                had.add(taker)
+            else:
+                self.keys.setdefault(key.kept, set()).add(seq)
         started = [start for start in incoming.starts if start.run_id not in self.runs]
         for start in started:
             self.insert(start, ready_at=self.now() if start.ready_at is None else start.ready_at, start_seq=seq)
-        return bool(takers or started)
+        return bool(had or started)
 
-    def _takers(self, incoming: Incoming) -> Iterator[tuple[Sched, str]]:
+    def _tell_all(self, incoming: Incoming, seq: int) -> list[RunId]:
+        plain = {key.plain for key in incoming.keys if not key.once}
+        takers = list(self._first_steps(plain, incoming.event.target))
+        for run_id, step in takers:
+            self._tell(run_id, EntryKind.EVENT, step, seq)
+        return [run_id for run_id, _ in takers]
+
+    def _tell_one(self, key: EventKey, target: RunId | None, seq: int, had: set[RunId]) -> RunId | None:
+        """One of those who wait under the key; nobody who has the event by another key gets it twice."""
+        for run_id, step in self._first_steps({key.plain}, target):
+            if run_id not in had:
+                self._tell(run_id, EntryKind.MESSAGE, step, seq)
+                return run_id
+        return None
+
+    def _tell(self, run_id: RunId, kind: EntryKind, step: str, seq: int) -> None:
+        del self.waiting[run_id][step]
+        self.deliver(self.scheds[run_id], kind, step=step, event=seq)
+        self.scheds[run_id].wake()
+
+    def _first_steps(self, plain: set[bytes], target: RunId | None) -> Iterator[tuple[RunId, str]]:
         """At most one wait of each run: that of the first step."""
-        plain, target = {key.plain for key in incoming.keys}, incoming.event.target
         for run_id, waits in self.waiting.items():
             steps = [step for step, wait in waits.items() if wait.key in plain]
             if steps and target in (None, run_id):
-                yield self.scheds[run_id], min(steps)
+                yield run_id, min(steps)
 
     # Waiting: what the journal asks for, inside its own transaction
 
     def register_waits(self, sched: Sched, waits: Sequence[Wait]) -> frozenset[str]:
         """Returns the steps that are not registered: each found its event, or one that another step found too."""
-        found = {wait.step: seq for wait in waits if (seq := self._find(sched, wait)) is not None}
+        found = self._look(sched, waits)
         rows = self.waiting.setdefault(sched.run_id, {})
         for wait in waits:
             if wait.step not in found:
                 rows.setdefault(wait.step, replace(wait, floor=None))
+        kinds = {wait.step: EntryKind.MESSAGE if wait.once else EntryKind.EVENT for wait in waits}
         first = {seq: step for step, seq in sorted(found.items(), reverse=True)}
         for seq, step in sorted(first.items()):
             rows.pop(step, None)
-            self.deliver(sched, EntryKind.EVENT, step=step, event=seq)
+            self.deliver(sched, kinds[step], step=step, event=seq)
         return frozenset(found)
+
+    def _look(self, sched: Sched, waits: Sequence[Wait]) -> dict[str, int]:
+        shared = ((wait.step, self._find(sched, wait)) for wait in waits if not wait.once)
+        found = {step: seq for step, seq in shared if seq is not None}
+        for wait in waits:
+            if wait.once and (seq := self._take(sched, wait, found.values())) is not None:
+                found[wait.step] = seq
+        return found
 
     def _find(self, sched: Sched, wait: Wait) -> int | None:
         floor = sched.start_seq if wait.floor is None else wait.floor
+        return min((seq for seq in self._unseen(sched, wait) if seq > floor), default=None)
+
+    def _take(self, sched: Sched, wait: Wait, found: Collection[int]) -> int | None:
+        """Away from all others, and not what another step of the run has just found."""
+        unseen = self._unseen(sched, wait).difference(found)
+        if not unseen:
+            return None
+        seq = min(unseen)
+        for key in (wait.key, wait.own_key):
+            self.keys.get(key, set()).discard(seq)
+        return seq
+
+    def _unseen(self, sched: Sched, wait: Wait) -> set[int]:
         had = {letter.event for letter in self.inboxes.get(sched.run_id, {}).values()}
-        kept = self.keys.get(wait.key, set()) | self.keys.get(wait.own_key, set())
-        return min((seq for seq in kept - had if seq > floor), default=None)
+        return (self.keys.get(wait.key, set()) | self.keys.get(wait.own_key, set())) - had
 
     def drop(self, bundle: Bundle) -> None:
         for step in bundle.drops:

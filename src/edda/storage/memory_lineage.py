@@ -26,13 +26,13 @@ class MemoryLineage(Tables):
     # What the journal asks for, inside its own transaction
 
     def is_refused(self, bundle: Bundle) -> bool:
-        """An end that does not know all who watch, a next generation that would leave mail unread."""
+        """An end that does not know all who watch, an end or a next generation that would leave mail unread."""
         sched = self.scheds.get(bundle.run_id)
         if sched is None or bundle.start:
             return False
         match bundle.move:
-            case End(watchers=known):
-                return known != sched.watchers
+            case End(watchers=known, settled=settled):
+                return known != sched.watchers or settled not in (None, sched.delivered)
             case Recur(absorbed):
                 return absorbed != sched.delivered
         return False

@@ -66,6 +66,7 @@ class MemoryPruning(Tables):
             self.histories.pop((run_id, gen), None)
         self.inboxes.pop(run_id, None)
         self.watching.pop(run_id, None)
+        self.said.pop(run_id, None)
         del self.results[run_id]
 
     def _prune_generations(self, before: int, limit: int) -> int:

@@ -13,11 +13,16 @@ from edda.core.model import (
     End,
     Entry,
     EntryKind,
+    Fact,
     Fence,
+    Outgoing,
+    OutgoingRecord,
+    OutgoingState,
     Release,
     RunId,
     Shapes,
     Start,
+    StoredDispatch,
     StoredEvent,
     Wait,
     Watcher,
@@ -109,6 +114,14 @@ class Tables:
         self.types: dict[str, Shapes] = {}
         self.filled: dict[tuple[str, str], int] = {}
         """(type, shape) -> events after this number have their keys."""
+        self.dispatched = 0
+        """The number of the last dispatch; none is given out twice."""
+        self.waiting_dispatches: dict[int, tuple[int, StoredDispatch]] = {}
+        """Its number -> when it is due, and what it is."""
+        self.queued = 0
+        """The number of the last event for others."""
+        self.outbox: dict[int, OutgoingRecord] = {}
+        self.said: dict[RunId, dict[str, Fact]] = {}
 
     @property
     def newest(self) -> int:
@@ -144,6 +157,12 @@ class Tables:
         sched.delivered += 1
         letter = Delivery(sched.run_id, sched.delivered, kind, self.now(), step, value, event)
         self.inboxes.setdefault(sched.run_id, {})[letter.n] = letter
+
+    def post_out(self, events: Iterable[Outgoing]) -> None:
+        for event in events:
+            self.queued += 1
+            record = OutgoingRecord(self.queued, event, OutgoingState.PENDING, 0, 0, reason=None, ended_at=None)
+            self.outbox[record.seq] = record
 
 
 def check_values(record: Struct) -> None:

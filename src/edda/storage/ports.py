@@ -8,7 +8,7 @@ back; send it again) and `StorageRejectedError` (the data itself is refused).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from edda.core.model import (
     Accepted,
@@ -16,15 +16,22 @@ from edda.core.model import (
     CancelOutcome,
     Claim,
     Delivery,
+    Done,
     Entry,
+    Fact,
     Fence,
     Incoming,
+    Outgoing,
+    OutgoingRecord,
+    OutgoingState,
+    Receipt,
     Registered,
     RunFilter,
     RunId,
     RunRecord,
     Shapes,
     Start,
+    StoredDispatch,
     StoredEvent,
     Takeover,
     Wait,
@@ -142,12 +149,20 @@ class Events(Protocol):
     one key appear in the order of their numbers.
     """
 
-    async def accept(self, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
+    async def accept(
+        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> Accepted | None:
         """Store the events that are new by (source, id), give each to the waits under its keys (at most one of a
-        run), and start their runs, in one commit; numbered in the order of the post.
+        run, and of a key that is `once` one of all), and start their runs, in one commit; numbered in the order of
+        the post. The dispatches it was made of go in the same commit.
 
         None, and nothing stored, if the shapes of a type no longer have this version (0 if the type is unknown).
+        `StorageConflictError`, and nothing stored, if a dispatch is gone: somebody else has forwarded it.
         """
+        ...
+
+    async def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+        """What is due to be forwarded, the lowest numbers first."""
         ...
 
     async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
@@ -177,6 +192,95 @@ class Events(Protocol):
         ...
 
 
+class Outbox(Protocol):
+    """Events for others. Whoever sends them claims them for a while; who dies lets go of them by that."""
+
+    async def enqueue(self, events: Sequence[Outgoing]) -> None:
+        """Store events that no run's commit brings; due at once."""
+        ...
+
+    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
+        """Those that are due, lowest numbers first, and none whose key has an earlier one that is not due yet.
+
+        Each is then due again after the lease (microseconds), with one attempt more. Claimers go one after another, so
+        that nobody gets an event while somebody else is getting one before it.
+        """
+        ...
+
+    async def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
+        """What became of claimed events, in one commit; one that is no longer pending is left alone."""
+        ...
+
+    async def next_outgoing(self) -> int | None:
+        """Microseconds until the first pending one is due; None if there is none."""
+        ...
+
+    async def find_outgoing(
+        self, state: OutgoingState | None = None, after: int = 0, limit: int = 50
+    ) -> tuple[OutgoingRecord, ...]:
+        """By number, those above `after`."""
+        ...
+
+    async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
+        """Make dead ones pending and due, those with these ids or all; how many there were."""
+        ...
+
+
+class Facts(Protocol):
+    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
+        """What a run has said of itself, all of it or under one name; by name."""
+        ...
+
+
+Dialect = Literal["sqlite", "postgresql", "mysql"]
+
+
+class Joint(Protocol):
+    """An open transaction that the user's code and Edda share. Parameters are written `:name` for every database.
+
+    Errors of the driver are passed on as they are, for the user's statements go the same way; only `commit` raises
+    `StorageUnavailableError` if nobody can say what became of it.
+    """
+
+    dialect: Dialect
+    connection: Any
+    """What the user's code works with."""
+
+    async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
+        """How many rows it touched."""
+        ...
+
+    async def fetch(self, sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]: ...
+
+    async def commit(self) -> None: ...
+
+    async def rollback(self) -> None: ...
+
+
+class Joints(Protocol):
+    async def begin(self) -> Joint:
+        """A transaction on a connection of its own; on SQLite it holds the file's turn until it ends."""
+        ...
+
+    async def take_turn(self) -> Turn:
+        """The right to write on SQLite, for somebody else's connection; elsewhere nothing."""
+        ...
+
+    async def done(self, run_id: RunId, gen: int, step: str) -> Done | None: ...
+
+    async def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+        """Take the first message under a `once` key away from the others; None if there is none.
+
+        In the same commit it becomes a dispatch that is due after the lease (microseconds): unless somebody deletes it
+        until then, the message is offered again.
+        """
+        ...
+
+
+class Turn(Protocol):
+    async def end(self) -> None: ...
+
+
 class Pruning(Protocol):
     """Removing what is old, a little at a time; each returns how many it removed, 0 when there is no more."""
 
@@ -194,6 +298,10 @@ class Pruning(Protocol):
         one followed before it."""
         ...
 
+    async def prune_outgoing(self, before: int, limit: int) -> int:
+        """Events that were sent before the moment."""
+        ...
+
 
 class News(Protocol):
     async def announce(self) -> None:
@@ -206,7 +314,7 @@ class News(Protocol):
 
 
 @runtime_checkable
-class Storage(Journal, Workers, Queue, Runs, Events, Pruning, News, Protocol):
+class Storage(Journal, Workers, Queue, Runs, Events, Outbox, Facts, Joints, Pruning, News, Protocol):
     """All of it, plus a life of its own."""
 
     async def open(self) -> None: ...

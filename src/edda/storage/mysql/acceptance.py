@@ -5,81 +5,127 @@ Two messages if nobody waits for any of it, three if somebody does.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from edda.core.model import Accepted, Incoming, RunId, Start
+from edda.errors import StorageConflictError
 
 from .births import FIND_EXISTING, insert_ready
 from .buckets import hold, of_ids, of_keys, of_types, share
 from .clock import READ_CLOCK
+from .dispatches import forward
 from .letters import Letter, deliver
+from .matching import Match, Waiting, match, shared_keys, single_keys
 from .moves import LOCK_SCHED
 from .rows import run_id
-from .session import BEGIN, COMMIT, Row, Session
+from .session import BEGIN, COMMIT, ROLLBACK, Answers, ExpectationMissedError, Session
 from .statement import Statement, binary, bind, groups, inserts, joins, number, optional, text
 
 VERSIONS = b"SELECT type, version FROM edda_event_type WHERE type IN (%b)"
 FIND_KNOWN = b"""SELECT v.i FROM (%b) v
     STRAIGHT_JOIN edda_event e FORCE INDEX (edda_event_once) ON e.source = v.source AND e.id = v.id"""
-FIND_WAITS = b"SELECT run_id, step, `key` FROM edda_wait FORCE INDEX (edda_wait_key) WHERE `key` IN (%b)"
+_WAITS = b"SELECT run_id, step, `key` FROM edda_wait FORCE INDEX (edda_wait_key) WHERE `key` "
+FIND_WAITS = _WAITS + b"IN (%b)"
+# Of those who compete for a message a few are enough, however many there are.
+FIND_SOME = b"(" + _WAITS + b"= %b ORDER BY run_id, step LIMIT %b)"
+FIND_OF_RUN = b"(" + _WAITS + b"= %b AND run_id = %b ORDER BY step LIMIT %b)"
 INSERT_EVENT = b"INSERT INTO edda_event (source, id, type, target, received_at, body) VALUES "
 INSERT_KEY = b"INSERT INTO edda_event_key (`key`, seq) VALUES "
 # The rows of one INSERT get numbers in a row; a cluster may give out every third only.
 NUMBERS = b"SELECT LAST_INSERT_ID(), @@auto_increment_increment, %b"
 NUMBER = b"LAST_INSERT_ID() + %d * @@auto_increment_increment"
 
-
-class Waiting(NamedTuple):
-    run_id: RunId
-    step: str
-    key: bytes
+_SPARE = 8
+"""So many more than messages are looked at of those who wait for one: some may get it by another key."""
 
 
-async def accept(session: Session, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
-    """Misses its expectation if somebody else starts one of its runs meanwhile."""
-    survey = await session.ask(*_survey(post))
+async def accept(
+    session: Session, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int], attempt: int
+) -> Accepted | None:
+    """Misses its expectation if somebody else starts one of its runs meanwhile, or if those it looked at no longer wait
+    for a message that others may wait for; with each attempt it looks at more of them."""
+    look = Look(post, _SPARE << 6 * attempt)
+    survey = await _survey(session, look, forwarded)
     current = {type.decode(): version for type, version in survey.to(VERSIONS)}
     if any(current.get(type, 0) != versions.get(type, 0) for type in _types(post)):
-        await session.run(COMMIT)  # of the locks; nothing is written yet
+        await session.run(ROLLBACK)
         return None
     known = {i for (i,) in survey.to(FIND_KNOWN)}
     fresh = [i for i in _first_of_each(post) if i not in known]
     events = [post[i] for i in fresh]
     births = _births(events, {run_id(row[0]) for row in survey.to(FIND_EXISTING)})
-    storing = _store(events, births, survey.to(READ_CLOCK)[0][0], session.limit)
-    candidates = {wait.run_id for _, wait in _match(events, _waiting(survey.to(FIND_WAITS)))}
-    if not candidates:
+    waiting = look.found(survey)
+    matches = match(events, waiting)
+    # Whether a message is kept is known when the runs are locked, or at once if nobody waits for anything.
+    kept = shared_keys(events) if matches else [*shared_keys(events), *look.unclaimed(events, matches, waiting)]
+    storing = _store(events, kept, births, survey.to(READ_CLOCK)[0][0], session.limit)
+    if not matches:
         await session.send(*storing, bind(COMMIT))
         return Accepted(frozenset(fresh), bool(births))
-    letters = await _address(session, storing, events, candidates)
-    await session.send(*deliver(letters), bind(COMMIT))
-    return Accepted(frozenset(fresh), bool(births or letters))
+    letters = await _deliver(session, storing, events, look, {each.wait.run_id for each in matches})
+    return Accepted(frozenset(fresh), bool(births) or letters > 0)
 
 
-def _survey(post: Sequence[Incoming]) -> Iterator[Statement]:
+class Look:
+    """What is looked at of those who wait for the events of a post."""
+
+    def __init__(self, post: Sequence[Incoming], spare: int) -> None:
+        self.post = post
+        keys = [(key, incoming.event.target) for incoming in post for key in incoming.keys]
+        self._shared = sorted({key.plain for key, _ in keys if not key.once})
+        number = Counter(key.plain for key, _ in keys if key.once)
+        self._limits = {key.plain: number[key.plain] + spare for key, run in keys if key.once and run is None}
+        self._targets = {(key.plain, run, number[key.plain]) for key, run in keys if key.once and run is not None}
+
+    def statements(self) -> Iterator[Statement]:
+        yield bind(FIND_WAITS, self._shared)
+        for key, limit in sorted(self._limits.items()):
+            yield bind(FIND_SOME, key, limit)
+        for key, run, limit in sorted(self._targets):
+            yield bind(FIND_OF_RUN, key, run, limit)
+
+    def found(self, answers: Answers) -> set[Waiting]:
+        rows = (row for template in (FIND_WAITS, FIND_SOME, FIND_OF_RUN) for row in answers.to(template))
+        return {Waiting(run_id(run), step.decode(), key) for run, step, key in rows}
+
+    def unclaimed(
+        self, events: Sequence[Incoming], matches: Iterable[Match], waiting: Iterable[Waiting]
+    ) -> list[tuple[bytes, int]]:
+        """The messages that nobody waits for, as far as that can be said."""
+        keys = single_keys(events, matches)
+        number = Counter(wait.key for wait in waiting)
+        if any(kept in self._limits and number[kept] >= self._limits[kept] for kept, _ in keys):
+            raise ExpectationMissedError("more may wait for a message than were looked at")
+        return keys
+
+
+async def _survey(session: Session, look: Look, forwarded: Sequence[int]) -> Answers:
+    try:
+        return await session.ask(*survey(look, forwarded))
+    except ExpectationMissedError as error:
+        raise StorageConflictError("somebody else has forwarded one of the dispatches") from error
+
+
+def survey(look: Look, forwarded: Sequence[int]) -> Iterator[Statement]:
     """The locks, and what is there under them."""
+    post = look.post
     events = [incoming.event for incoming in post]
-    plain = _plain_keys(post)
-    kept = {key.kept for incoming in post for key in incoming.keys}
+    keys = {key for incoming in post for each in incoming.keys for key in (each.plain, each.kept)}
     ids = [b"SELECT %d AS i, %b AS source, %b AS id" % (i, text(e.source), text(e.id)) for i, e in enumerate(events)]
     yield bind(BEGIN)
     yield share(of_types(_types(post)))
-    yield hold(of_keys(kept.union(plain)) | of_ids((e.source, e.id) for e in events))
+    yield hold(of_keys(keys) | of_ids((e.source, e.id) for e in events))
+    yield from forward(forwarded)
     yield bind(READ_CLOCK)
     yield bind(VERSIONS, sorted(_types(post)))
     yield from joins(FIND_KNOWN, ids)
-    yield bind(FIND_WAITS, plain)
+    yield from look.statements()
     yield bind(FIND_EXISTING, sorted({start.run_id for incoming in post for start in incoming.starts}))
 
 
 def _types(post: Iterable[Incoming]) -> set[str]:
     return {incoming.event.type for incoming in post}
-
-
-def _plain_keys(post: Iterable[Incoming]) -> list[bytes]:
-    return sorted({key.plain for incoming in post for key in incoming.keys})
 
 
 def _first_of_each(post: Sequence[Incoming]) -> list[int]:
@@ -100,7 +146,11 @@ def _births(events: Sequence[Incoming], existing: set[RunId]) -> dict[RunId, tup
 
 
 def _store(
-    events: Sequence[Incoming], births: Mapping[RunId, tuple[Start, int]], now: int, limit: int
+    events: Sequence[Incoming],
+    kept: Sequence[tuple[bytes, int]],
+    births: Mapping[RunId, tuple[Start, int]],
+    now: int,
+    limit: int,
 ) -> Iterator[Statement]:
     """What depends on an event's number stands right behind the INSERT that gave it out."""
     first = 0
@@ -109,8 +159,8 @@ def _store(
         first += len(rows)
         yield Statement(INSERT_EVENT.decode(), INSERT_EVENT + b",".join(rows))
         yield bind(NUMBERS, len(rows))
-        keys = sorted({(key.kept, i - positions[0]) for i in positions for key in events[i].keys})
-        yield from inserts(INSERT_KEY, [b"(%b,%b)" % (binary(key), NUMBER % i) for key, i in keys], limit)
+        keys = [(key, NUMBER % (i - positions[0])) for key, i in kept if i in positions]
+        yield from inserts(INSERT_KEY, [b"(%b,%b)" % (binary(key), seq) for key, seq in keys], limit)
         started = [(start, NUMBER % (i - positions[0])) for start, i in births.values() if i in positions]
         yield from insert_ready(started, number(now), limit)
 
@@ -121,34 +171,23 @@ def _event_row(incoming: Incoming, now: int) -> bytes:
     return b"(%b,%b,%b,%b,%d,%b)" % row
 
 
-async def _address(
-    session: Session, storing: Iterable[Statement], events: Sequence[Incoming], candidates: Iterable[RunId]
-) -> list[Letter]:
-    """Store the events, lock the runs, and number their letters; a wait may have ended before its run was locked."""
-    look = (bind(LOCK_SCHED, sorted(candidates)), bind(FIND_WAITS, _plain_keys(events)))
-    answers = await session.ask(*storing, *look)
-    delivered = {run_id(run): n for run, n in answers.to(LOCK_SCHED)}
+async def _deliver(
+    session: Session, storing: Iterable[Statement], events: Sequence[Incoming], look: Look, candidates: Iterable[RunId]
+) -> int:
+    """Store the events, lock the runs, and send what still fits; a wait may have ended before its run was locked."""
+    answers = await session.ask(*storing, bind(LOCK_SCHED, sorted(candidates)), *look.statements())
     numbers = [first + i * step for first, step, size in answers.to(NUMBERS) for i in range(size)]
-    letters = []
-    for i, wait in _match(events, _waiting(answers.to(FIND_WAITS))):
+    waiting = look.found(answers)
+    matches = match(events, waiting)
+    letters = list(_letters(matches, {run_id(run): n for run, n in answers.to(LOCK_SCHED)}, numbers))
+    kept = [b"(%b,%d)" % (binary(key), numbers[i]) for key, i in look.unclaimed(events, matches, waiting)]
+    await session.send(*deliver(letters), *inserts(INSERT_KEY, kept, session.limit), bind(COMMIT))
+    return len(letters)
+
+
+def _letters(matches: Iterable[Match], delivered: dict[RunId, int], numbers: Sequence[int]) -> Iterator[Letter]:
+    for event, wait, kind in matches:
+        if wait.run_id not in delivered:
+            raise ExpectationMissedError("a message goes to a run that is not locked")
         delivered[wait.run_id] += 1
-        letters.append(Letter(wait.run_id, delivered[wait.run_id], wait.step, numbers[i]))
-    return letters
-
-
-def _waiting(rows: Iterable[Row]) -> Iterator[Waiting]:
-    return (Waiting(run_id(run), step.decode(), key) for run, step, key in rows)
-
-
-def _match(events: Sequence[Incoming], waiting: Iterable[Waiting]) -> Iterator[tuple[int, Waiting]]:
-    """Each event, in turn, for the lowest step of every run that waits for it; a wait gets one event."""
-    by_key: dict[bytes, set[Waiting]] = defaultdict(set)
-    for wait in waiting:
-        by_key[wait.key].add(wait)
-    for i, incoming in enumerate(events):
-        served: set[RunId] = set()
-        for wait in sorted({wait for key in incoming.keys for wait in by_key[key.plain]}):
-            if wait.run_id not in served and incoming.event.target in (None, wait.run_id):
-                served.add(wait.run_id)
-                by_key[wait.key].remove(wait)
-                yield i, wait
+        yield Letter(wait.run_id, delivered[wait.run_id], wait.step, numbers[event], kind)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 
+from msgspec.structs import replace
+
 from edda.core.model import Bundle, End, Fence, Recur, RunId, Start, WorkerId
 
 from .births import (
@@ -18,7 +20,7 @@ from .births import (
     run_row,
     sched_row,
 )
-from .buckets import of_keys, share
+from .buckets import lock, of_keys
 from .clock import NOW
 from .generations import INSERT_PAST, first_line, next_row, past_row
 from .history import INSERT_HIST, INSERT_RESULT, hist_rows, result_row
@@ -26,6 +28,7 @@ from .judgement import awaits_judgement, depends
 from .moves import DROP_WAIT, LOCK_AND_LOOK, LOCK_SCHED, UNDO, Moves
 from .session import BEGIN, COMMIT, EXPECT
 from .statement import Statement, bind, inserts, joins, text
+from .talk import say
 from .waits import INSERT_WAIT, OR_KEEP, asks, find_events, wait_key, wait_row
 
 BUMP_FENCE = b"UPDATE edda_fence SET batch_no = batch_no + 1 WHERE worker = %b AND batch_no = %b AND moves = %b"
@@ -51,8 +54,10 @@ def compose(fence: Fence, batch: Sequence[Bundle], limit: int) -> Iterator[State
 
 def begin(fence: Fence, batch: Sequence[Bundle]) -> Iterator[Statement]:
     yield bind(BEGIN)
-    if keys := [key for bundle in batch for wait in bundle.waits for key in (wait.key, wait.own_key)]:
-        yield share(of_keys(keys))
+    if waits := [wait for bundle in batch for wait in bundle.waits]:
+        # Who takes a message away must be alone with its key.
+        single = of_keys(key for wait in waits if wait.once for key in (wait.key, wait.own_key))
+        yield from lock(of_keys(key for wait in waits for key in (wait.key, wait.own_key)), single)
     yield bind(BUMP_FENCE, fence.worker, fence.batch_no, fence.moves)
     yield bind(EXPECT, 1)
 
@@ -78,6 +83,7 @@ class _Rows:
     def __init__(
         self, worker: WorkerId, batch: Sequence[Bundle], children: Sequence[Start], *, is_judged: bool = False
     ) -> None:
+        self._batch = batch
         self._worker = text(worker)
         self._children = [(child, NEWEST) for child in children]
         self._is_judged = is_judged
@@ -117,6 +123,10 @@ class _Rows:
                 self._hist += first_line(run_id, bundle, recur)
             case _:
                 self._mark(bundle, run_id)
+        if asks(bundle):  # what it finds decides whether it is released
+            self._born.append(sched_row(replace(bundle, move=None), start, self._worker))
+            self._touched.append(run_id)
+            return
         self._born.append(sched_row(bundle, start, self._worker))
         self._waits += [wait_row(run_id, wait) for wait in bundle.waits]
 
@@ -152,3 +162,4 @@ class _Rows:
         yield from inserts(INSERT_PAST, self._past, limit)
         yield from inserts(INSERT_HIST, self._hist, limit)
         yield from inserts(INSERT_RESULT, self._results, limit)
+        yield from say(self._batch, limit)

@@ -5,7 +5,8 @@ InnoDB queues for a row's lock, so neither side starves the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Set
+from itertools import groupby
 from zlib import crc32
 
 from .statement import Statement, bind, text
@@ -17,6 +18,8 @@ HOLD = b"SELECT b FROM edda_bucket FORCE INDEX (PRIMARY) WHERE b IN (%b) ORDER B
 _SIZE = 256
 _KEYS, _IDS = _SIZE, 2 * _SIZE
 """Where the buckets of keys and of events' ids begin; those of types come first."""
+OUTBOX = 3 * _SIZE
+"""One for all that is on its way out."""
 
 
 def of_types(types: Iterable[str]) -> set[int]:
@@ -37,3 +40,10 @@ def share(buckets: Iterable[int]) -> Statement:
 
 def hold(buckets: Iterable[int]) -> Statement:
     return bind(HOLD, sorted(buckets))
+
+
+def lock(shared: Set[int], held: Set[int]) -> Iterator[Statement]:
+    """Both kinds in one order: two statements, one for each, could wait for each other's second."""
+    for is_held, buckets in groupby(sorted(shared | held), held.__contains__):
+        take = hold if is_held else share
+        yield take(buckets)

@@ -11,6 +11,7 @@ from edda.errors import StorageConflictError
 
 from .acceptance import INSERT_KEY, accept
 from .buckets import hold, of_types
+from .dispatches import forward
 from .pool import Pool
 from .rows import stored_event, wait
 from .session import BEGIN, COMMIT, ExpectationMissedError
@@ -34,20 +35,31 @@ LOWER_FILLED = b"UPDATE edda_shape SET filled_from = LEAST(filled_from, %b) WHER
 _EVENTS = b"SELECT seq, received_at, source, id, type, target, body FROM edda_event "
 LOG = _EVENTS + b"FORCE INDEX (edda_event_type) WHERE type = %b AND seq > %b AND seq <= %b ORDER BY seq LIMIT %b"
 FIND_EVENT = _EVENTS + b"WHERE source = %b AND id = %b"
-WAITS = b"SELECT step, `key`, own_key, type, `match`, due FROM edda_wait WHERE run_id = %b ORDER BY step"
+WAITS = b"SELECT step, `key`, own_key, type, `match`, due, once FROM edda_wait WHERE run_id = %b ORDER BY step"
 
 
 class MySQLEvents:
     _pool: Pool
 
-    async def accept(self, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
+    async def accept(
+        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> Accepted | None:
         if not post:
+            await self._forward(forwarded)
             return Accepted(frozenset(), woke=False)
-        for _ in range(_ACCEPT_ATTEMPTS):
+        for attempt in range(_ACCEPT_ATTEMPTS):
             with suppress(ExpectationMissedError):
                 async with self._pool.session() as session:
-                    return await accept(session, post, versions)
-        raise StorageConflictError("others keep starting runs with the same ids")
+                    return await accept(session, post, versions, forwarded, attempt)
+        raise StorageConflictError("others keep starting the same runs, or stop waiting for the same messages")
+
+    async def _forward(self, numbers: Sequence[int]) -> None:
+        """Only that: they led to nothing."""
+        if numbers:
+            try:
+                await self._pool.send(bind(BEGIN), *forward(numbers), bind(COMMIT))
+            except ExpectationMissedError as error:
+                raise StorageConflictError("somebody else has forwarded one of the dispatches") from error
 
     async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
         versions: dict[str, int] = {}

@@ -20,6 +20,7 @@ from .pool import Pool
 from .rows import run_id
 from .session import Answers, ExpectationMissedError, Session
 from .statement import Statement, bind
+from .stock import FIND_MESSAGE
 from .waits import FIND_EVENT
 
 READ_FENCE = b"SELECT batch_no, moves FROM edda_fence WHERE worker = %b"
@@ -67,7 +68,7 @@ async def _write_with_care(session: Session, fence: Fence, batch: Sequence[Bundl
 
 async def _judge(session: Session, batch: Sequence[Bundle], answers: Answers) -> Written:
     rows = locked(answers.to(LOCK_AND_LOOK))
-    judgement = Judgement(batch, rows, answers.to(FIND_EVENT))
+    judgement = Judgement(batch, rows, answers.to(FIND_EVENT), answers.to(FIND_MESSAGE))
     statements = list(judgement.statements(session.limit))
     await _settle(session, statements, "an event that was found has been pruned meanwhile")
     delivered = {run: row.delivered for run, row in rows.items()}

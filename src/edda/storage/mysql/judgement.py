@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from edda.core.model import Absorb, Bundle, End, Move, Recur, RunId
 
@@ -10,31 +10,37 @@ from .generations import Generations
 from .history import INSERT_RESULT, result_row
 from .mail import Mail
 from .moves import Locked, Moves
-from .session import COMMIT
+from .session import COMMIT, Row
 from .statement import Statement, bind, inserts, text
+from .stock import Stock
 from .waits import Registration, asks
 
 
 def depends(bundle: Bundle) -> bool:
     """Whether what it writes cannot be known before the rows are locked."""
-    if bundle.letters:
+    if bundle.letters or asks(bundle):
         return True
     if bundle.start:
         return False
-    return asks(bundle) or isinstance(bundle.move, Recur) or (isinstance(bundle.move, End) and bundle.move.watchers > 0)
+    return isinstance(bundle.move, Recur) or (isinstance(bundle.move, End) and bundle.move.watchers > 0)
 
 
 def awaits_judgement(bundle: Bundle) -> bool:
     """Whether a batch that is judged leaves its move to that; a run that begins with it has nobody to wait for."""
-    return bundle.start is None and (asks(bundle) or isinstance(bundle.move, End | Recur))
+    return asks(bundle) or (bundle.start is None and isinstance(bundle.move, End | Recur))
 
 
 class Judgement:
     def __init__(
-        self, batch: Sequence[Bundle], locked: Mapping[RunId, Locked], found: Sequence[tuple[int, int]]
+        self,
+        batch: Sequence[Bundle],
+        locked: Mapping[RunId, Locked],
+        found: Sequence[tuple[int, int]],
+        messages: Iterable[Row] = (),
     ) -> None:
         asking = [bundle for bundle in batch if asks(bundle)]
-        self._registration = Registration(asking, {run: row.delivered for run, row in locked.items()}, found)
+        delivered = {run: row.delivered for run, row in locked.items()}
+        self._registration = Registration(asking, delivered, found, Stock(messages))
         self._moves = Moves()
         self._generations = Generations()
         self._mail = Mail(locked)
@@ -77,8 +83,8 @@ class Judgement:
 
 def _is_refused(move: Move | None, row: Locked) -> bool:
     match move:
-        case End(watchers=known):
-            return known != row.watchers
+        case End(watchers=known, settled=settled):
+            return known != row.watchers or settled not in (None, row.delivered)
         case Recur(absorbed):
             return absorbed != row.delivered
     return False

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from edda.core.model import RunId
+from edda.core.model import EntryKind, RunId
 
 from .clock import NOW
+from .history import KINDS
 from .moves import DROP_WAIT
-from .session import EXPECT
-from .statement import DERIVED_ROWS, Statement, bind, joins, text
+from .session import exact_joins
+from .statement import Statement, joins, text
 
 # Only of events that are still there: one that was found a moment ago may be pruned by now.
 INSERT_LETTER = (
     b"INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)"
-    b" SELECT v.run_id, v.n, 'event', v.step, " + NOW + b", '', e.seq"
+    b" SELECT v.run_id, v.n, v.kind, v.step, " + NOW + b", '', e.seq"
     b" FROM (%b) v STRAIGHT_JOIN edda_event e ON e.seq = v.event LOCK IN SHARE MODE"
 )
 # A run without an owner is ready now.
@@ -31,15 +32,14 @@ class Letter(NamedTuple):
     n: int
     step: str
     event: int
+    kind: EntryKind = EntryKind.EVENT
+    """A message was taken from the others."""
 
 
 def deliver(letters: Sequence[Letter]) -> Iterator[Statement]:
     """Deliver them, and end the waits they are for; misses its expectation if an event is gone."""
     rows = [_row(letter) for letter in letters]
-    for i in range(0, len(rows), DERIVED_ROWS):
-        some = rows[i : i + DERIVED_ROWS]
-        yield from joins(INSERT_LETTER, some)
-        yield bind(EXPECT, len(some))
+    yield from exact_joins(INSERT_LETTER, rows)
     yield from joins(DROP_WAIT, rows)
     yield from note({letter.run_id: letter.n for letter in letters})
 
@@ -50,5 +50,5 @@ def note(last: Mapping[RunId, int]) -> Iterator[Statement]:
 
 
 def _row(letter: Letter) -> bytes:
-    row = (text(letter.run_id), letter.n, text(letter.step), letter.event)
-    return b"SELECT %b AS run_id, %d AS n, %b AS step, %d AS event" % row
+    row = (text(letter.run_id), letter.n, KINDS[letter.kind], text(letter.step), letter.event)
+    return b"SELECT %b AS run_id, %d AS n, %b AS kind, %b AS step, %d AS event" % row

@@ -9,8 +9,8 @@ from edda.core.model import Absorb, End, Move, Recur, Release, RunId
 
 from .births import STATUSES
 from .rows import run_id as id_of
-from .session import EXPECT, Row
-from .statement import DERIVED_ROWS, Statement, bind, joins, number, optional
+from .session import Row, exact_joins
+from .statement import Statement, joins, number, optional
 
 _IN_ORDER = b" FROM edda_sched FORCE INDEX (PRIMARY) WHERE run_id IN (%b) ORDER BY run_id FOR UPDATE"
 LOCK_SCHED = b"SELECT run_id, delivered" + _IN_ORDER
@@ -30,6 +30,7 @@ RECUR = b"""UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET
 UNDO = b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET s.undoing = TRUE"
 # A join as well: with an IN list MariaDB scans a small table from end to end here, and ignores a FORCE INDEX.
 END = b"DELETE s FROM (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id AND s.watchers = v.watchers"
+END_IF_SETTLED = END + b" AND s.delivered = v.settled"
 DROP_WAIT = b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_wait w ON w.run_id = v.run_id AND w.step = v.step"
 END_WAITS = b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_wait w ON w.run_id = v.run_id"
 END_WATCHING = b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_watcher w ON w.run_id = v.run_id"
@@ -51,6 +52,7 @@ class Moves:
         self._released: list[bytes] = []
         self._recurred: list[bytes] = []
         self._ended: list[bytes] = []
+        self._settled: list[bytes] = []
         self._stopped: list[bytes] = []
         self._watched: list[bytes] = []
 
@@ -66,20 +68,22 @@ class Moves:
             case Recur(absorbed):
                 self._recurred.append(b"SELECT %b AS run_id, %d AS absorbed" % (run_id, absorbed))
                 self._stopped.append(b"SELECT %b AS run_id" % run_id)
-            case End(watchers=watchers):
-                self._ended.append(b"SELECT %b AS run_id, %d AS watchers" % (run_id, watchers))
+            case End(watchers=watchers, settled=settled):
+                if settled is None:
+                    self._ended.append(b"SELECT %b AS run_id, %d AS watchers" % (run_id, watchers))
+                else:
+                    row = (run_id, watchers, settled)
+                    self._settled.append(b"SELECT %b AS run_id, %d AS watchers, %d AS settled" % row)
                 self._stopped.append(b"SELECT %b AS run_id" % run_id)
                 if watchers:
                     self._watched.append(b"SELECT %b AS run_id" % run_id)
 
     def statements(self) -> Iterator[Statement]:
-        """Misses its expectation if others watch a run that ends than it knows of."""
+        """Misses its expectation if others watch a run that ends than it knows of, or if it has got mail since."""
         yield from joins(ABSORB, self._absorbed)
         yield from joins(RELEASE, self._released)
         yield from joins(RECUR, self._recurred)
-        for i in range(0, len(self._ended), DERIVED_ROWS):
-            ended = self._ended[i : i + DERIVED_ROWS]
-            yield from joins(END, ended)
-            yield bind(EXPECT, len(ended))
+        yield from exact_joins(END, self._ended)
+        yield from exact_joins(END_IF_SETTLED, self._settled)
         yield from joins(END_WAITS, self._stopped)
         yield from joins(END_WATCHING, self._watched)

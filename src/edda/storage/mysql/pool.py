@@ -14,7 +14,7 @@ import asyncmy
 from edda.errors import StorageError, StorageUnavailableError
 from edda.storage.ports import Probe
 
-from .session import Reply, Session
+from .session import SETUP, Reply, Session
 from .statement import Statement, Value
 
 CONNECT_PATIENCE = 5.0
@@ -26,7 +26,7 @@ class Address:
     """Makes sessions, and knows them all so that they can be dropped at once."""
 
     def __init__(self, url: str, probe: Probe | None) -> None:
-        self._arguments = _arguments(url)
+        self._arguments = arguments(url)
         self._probe = probe
         self._sessions: set[Session] = set()
         self._open = False
@@ -40,13 +40,13 @@ class Address:
             session.abort_from_anywhere()
         self._sessions.clear()
 
-    async def connect(self, patience: float | None = PATIENCE) -> Session:
+    async def connect(self, patience: float | None = PATIENCE, setup: bytes = SETUP) -> Session:
         self._refuse_if_closed()
         session = Session(await self._dial(), self._probe, patience)
         # Known before its first statement: a kill meanwhile must find it.
         self._sessions = {s for s in self._sessions if s.alive} | {session}
         self._refuse_if_closed(session)
-        await session.set_up()
+        await session.set_up(setup)
         return session
 
     async def _dial(self) -> Any:
@@ -68,33 +68,45 @@ class Address:
 class Pool:
     """At most `size` sessions; whoever borrows one has it alone until the block ends."""
 
-    def __init__(self, address: Address, size: int) -> None:
+    def __init__(self, address: Address, size: int, setup: bytes = SETUP) -> None:
         self._address = address
+        self._setup = setup
         self._free = asyncio.Semaphore(size)
         self._idle: list[Session] = []
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        async with self._free:
-            session = await self._take()
-            try:
-                yield session
-            except StorageError:
-                await session.rollback()
-                raise
-            except BaseException:
-                session.abort()
-                raise
-            finally:
-                if session.alive:
-                    self._idle.append(session)
+        session = await self.borrow()
+        try:
+            yield session
+        except StorageError:
+            await session.rollback()
+            raise
+        except BaseException:
+            session.abort()
+            raise
+        finally:
+            self.give_back(session)
+
+    async def borrow(self) -> Session:
+        await self._free.acquire()
+        try:
+            return await self._take()
+        except BaseException:
+            self._free.release()
+            raise
+
+    def give_back(self, session: Session) -> None:
+        if session.alive:
+            self._idle.append(session)
+        self._free.release()
 
     async def _take(self) -> Session:
         while self._idle:
             session = self._idle.pop()
             if session.alive:
                 return session
-        return await self._address.connect()
+        return await self._address.connect(setup=self._setup)
 
     async def run(self, template: bytes, *values: Value) -> Reply:
         async with self.session() as session:
@@ -109,7 +121,7 @@ class Pool:
             await self._idle.pop().close()
 
 
-def _arguments(url: str) -> dict[str, Any]:
+def arguments(url: str) -> dict[str, Any]:
     """What the driver wants to know; never printed, because the password is in it."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))

@@ -53,6 +53,8 @@ DELETE_OF_RUNS = (
     b"DELETE h FROM (%b) v STRAIGHT_JOIN edda_hist h ON h.run_id = v.run_id",
     b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_delivery d ON d.run_id = v.run_id",
     b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_watcher w ON w.run_id = v.run_id",
+    b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_done d ON d.run_id = v.run_id",
+    b"DELETE f FROM (%b) v STRAIGHT_JOIN edda_fact f ON f.run_id = v.run_id",
     b"DELETE r FROM (%b) v STRAIGHT_JOIN edda_run r ON r.id = v.run_id",
     b"DELETE r FROM (%b) v STRAIGHT_JOIN edda_result r ON r.run_id = v.run_id",
 )
@@ -64,8 +66,13 @@ FIND_PAST = b"""SELECT p.run_id, p.gen FROM edda_past p FORCE INDEX (edda_past_e
 DELETE_GENERATIONS = (
     b"DELETE p FROM (%b) v STRAIGHT_JOIN edda_past p ON p.run_id = v.run_id AND p.gen = v.gen",
     b"DELETE h FROM (%b) v STRAIGHT_JOIN edda_hist h ON h.run_id = v.run_id AND h.gen = v.gen",
+    b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_done d ON d.run_id = v.run_id AND d.gen = v.gen",
     b"DELETE r FROM (%b) v STRAIGHT_JOIN edda_run r ON r.id = v.run_id AND r.gen = v.gen",
 )
+
+FIND_SENT = b"""SELECT seq FROM edda_outbox FORCE INDEX (edda_outbox_ended)
+    WHERE state = 'sent' AND ended_at < %b ORDER BY ended_at, seq LIMIT %b FOR UPDATE SKIP LOCKED"""
+DELETE_SENT = b"DELETE o FROM (%b) v STRAIGHT_JOIN edda_outbox o ON o.seq = v.seq"
 
 
 class MySQLPruning:
@@ -88,6 +95,12 @@ class MySQLPruning:
             deletions = (statement for template in DELETE_OF_RUNS for statement in joins(template, rows))
             await session.send(*deletions, bind(COMMIT))
             return len(rows) + await _prune_generations(session, before, limit - len(rows))
+
+    async def prune_outgoing(self, before: int, limit: int) -> int:
+        async with self._pool.session() as session:
+            _, sent = await session.send(bind(BEGIN), bind(FIND_SENT, before, limit))
+            await session.send(*joins(DELETE_SENT, _numbers(row[0] for row in sent.rows)), bind(COMMIT))
+            return len(sent.rows)
 
 
 async def _prune_keys(session: Session, before: int, limit: int) -> int:

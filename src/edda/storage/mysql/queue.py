@@ -33,6 +33,8 @@ READ_HISTORY = b"""SELECT h.run_id, h.epoch,
         h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n, h.event
     FROM edda_sched s FORCE INDEX (PRIMARY)
     STRAIGHT_JOIN edda_hist h ON h.run_id = s.run_id AND h.gen = s.gen WHERE s.run_id IN (%b)"""
+READ_DONE = b"""SELECT d.run_id, d.step, d.attempt, d.value, d.at FROM edda_sched s FORCE INDEX (PRIMARY)
+    STRAIGHT_JOIN edda_done d ON d.run_id = s.run_id AND d.gen = s.gen WHERE s.run_id IN (%b) ORDER BY d.step"""
 # The first entry of the ready index with a time in it, name by name; a run with an owner has none. One statement: this
 # is what an idle worker asks again and again.
 NEXT_DUE = b"SELECT " + NOW + b", MIN(f.first) FROM (%b) f"
@@ -68,11 +70,11 @@ class MySQLQueue:
             self._news.expect_more()
             # Statements of their own, after the claim: in the claim's they could be older than its rows. The waits
             # first: one that is met between two of these is then seen in the inbox as well, instead of nowhere.
-            read = [bind(template, ids) for template in (READ_WAITS, READ_RUNS, READ_HISTORY)]
+            read = [bind(template, ids) for template in (READ_WAITS, READ_RUNS, READ_HISTORY, READ_DONE)]
             if watched := [run_id(row[1]) for row in due if row[-1]]:
                 read.append(bind(READ_WATCHERS, watched))
             found = await session.ask(*read, *read_mail((row[1], row[5]) for row in due))
-            about = (READ_WAITS, READ_RUNS, READ_HISTORY, READ_MAIL, READ_WATCHERS)
+            about = (READ_WAITS, READ_RUNS, READ_HISTORY, READ_MAIL, READ_WATCHERS, READ_DONE)
             return Claim(_time(clock), claimed_runs(due, *map(found.to, about)))
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:

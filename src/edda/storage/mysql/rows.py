@@ -8,11 +8,18 @@ from collections.abc import Iterable
 from edda.core.model import (
     ClaimedRun,
     Delivery,
+    DispatchKind,
+    Done,
     Entry,
     EntryKind,
     Event,
+    Fact,
+    Outgoing,
+    OutgoingRecord,
+    OutgoingState,
     RunId,
     RunRecord,
+    StoredDispatch,
     StoredEvent,
     Wait,
     Watcher,
@@ -54,13 +61,35 @@ def stored_event(row: Row) -> StoredEvent:
 
 
 def wait(row: Row) -> Wait:
-    step, key, own_key, type, match, due = row
-    return Wait(step.decode(), key, own_key, type.decode(), match, due)
+    step, key, own_key, type, match, due, once = row
+    return Wait(step.decode(), key, own_key, type.decode(), match, due, once=bool(once))
 
 
 def watcher(row: Row) -> Watcher:
     run, step = row
     return Watcher(run_id(run), step.decode())
+
+
+def stored_dispatch(row: Row) -> StoredDispatch:
+    seq, kind, body = row
+    return StoredDispatch(seq, DispatchKind(kind), body)
+
+
+def outgoing_record(row: Row) -> OutgoingRecord:
+    seq, id, key, type, source, body, created_at, run, state, attempts, due, reason, ended_at = row
+    names = (id.decode(), key.decode(), type.decode(), source.decode())
+    event = Outgoing(*names, body, created_at, maybe_run_id(run))
+    return OutgoingRecord(seq, event, OutgoingState(state), attempts, due, reason, ended_at)
+
+
+def done(row: Row) -> Done:
+    step, attempt, value, at = row
+    return Done(step.decode(), attempt, value, at)
+
+
+def fact(row: Row) -> Fact:
+    name, value = row
+    return Fact(name.decode(), value)
 
 
 def run_record(row: Row) -> RunRecord:
@@ -89,6 +118,7 @@ def claimed_runs(
     hist: Iterable[Row],
     mail: Iterable[Row],
     watching: Iterable[Row],
+    recorded: Iterable[Row],
 ) -> tuple[ClaimedRun, ...]:
     """Put together what was read after the claim; runs that were lost again meanwhile are left out."""
     started = {row[0]: row for row in runs}
@@ -104,6 +134,9 @@ def claimed_runs(
     watchers: dict[bytes, list[Watcher]] = defaultdict(list)
     for row in watching:
         watchers[row[0]].append(watcher(row[1:]))
+    steps_done: dict[bytes, list[Done]] = defaultdict(list)
+    for row in recorded:
+        steps_done[row[0]].append(done(row[1:]))
     claimed = []
     for _, run, workflow, gen, epoch, absorbed, attempts, start_seq, _ in due:
         if run not in started or _is_void(lines[run], epoch + 1, absorbed):
@@ -129,6 +162,7 @@ def claimed_runs(
                 parent_step=parent_step,
                 depth=depth,
                 watchers=tuple(watchers[run]),
+                done=tuple(steps_done[run]),
             )
         )
     return tuple(claimed)

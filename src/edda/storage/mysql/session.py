@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from asyncmy.errors import MySQLError
 from edda.errors import StorageConflictError, StorageError, StorageRejectedError, StorageUnavailableError
 from edda.storage.ports import Probe
 
-from .statement import Statement, Value, bind, messages
+from .statement import DERIVED_ROWS, Statement, Value, bind, joins, messages
 
 SQL_MODE = b"STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 
@@ -30,6 +30,7 @@ SETUP = (
 
 BEGIN = b"START TRANSACTION"
 COMMIT = b"COMMIT"
+ROLLBACK = b"ROLLBACK"
 
 
 def expectation(condition: bytes) -> bytes:
@@ -39,6 +40,15 @@ def expectation(condition: bytes) -> bytes:
 
 
 EXPECT = expectation(b"ROW_COUNT() = %b")
+
+
+def exact_joins(template: bytes, selects: Sequence[bytes]) -> Iterator[Statement]:
+    """Each row must hit one."""
+    for i in range(0, len(selects), DERIVED_ROWS):
+        some = selects[i : i + DERIVED_ROWS]
+        yield from joins(template, some)
+        yield bind(EXPECT, len(some))
+
 
 PACKET_SLACK = 4_096
 """Bytes of a packet left to the protocol and to the short statements around a long one."""
@@ -90,6 +100,12 @@ def _translate(error: MySQLError) -> StorageError:
     return StorageUnavailableError(str(error))
 
 
+def _is_answer(error: MySQLError) -> bool:
+    """Numbers from 2000 to 2999 are the client's own: it has lost its connection, or its thread."""
+    number = error.args[0] if error.args else 0
+    return isinstance(number, int) and number > 0 and not 2000 <= number < 3000
+
+
 class Session:
     """After anything but a clear answer from the server it is dead, and so is its transaction."""
 
@@ -98,20 +114,25 @@ class Session:
     """Bytes that fit into one message."""
 
     def __init__(self, connection: Any, probe: Probe | None, patience: float | None) -> None:
-        self._connection = connection
+        self.connection = connection
         self._probe = probe
         self._patience = patience
         self._loop = asyncio.get_running_loop()
 
-    async def set_up(self) -> None:
-        *_, about = await self._send(bind(SETUP))
+    async def set_up(self, setup: bytes) -> None:
+        *_, about = await self._send(bind(setup))
         self.version, packet = about.rows[0]
         self.limit = packet - PACKET_SLACK
 
     @property
     def alive(self) -> bool:
-        transport = getattr(self._connection, "_transport", None)
+        transport = getattr(self.connection, "_transport", None)
         return transport is not None and not transport.is_closing()
+
+    @property
+    def rests(self) -> bool:
+        """Alive, and outside of any transaction."""
+        return self.alive and self.connection.get_autocommit() and not self.connection.get_transaction_status()
 
     async def run(self, template: bytes, *values: Value) -> Reply:
         return (await self._send(bind(template, *values)))[-1]
@@ -128,7 +149,8 @@ class Session:
 
     async def _send(self, message: Statement) -> list[Reply]:
         try:
-            return await self._exchange(message)
+            async with asyncio.timeout(self._patience):
+                return await self._exchange(message.label, message.body)
         except MySQLError as error:
             failure = _translate(error)
             if isinstance(failure, StorageUnavailableError):
@@ -145,30 +167,42 @@ class Session:
             self.abort()
             raise
 
-    async def _exchange(self, message: Statement) -> list[Reply]:
+    async def execute(self, label: str, sql: str, values: Mapping[str, Any]) -> Reply:
+        """A statement of the user's, for as long as it takes, with the driver's own errors; after all but an answer
+        of the server the session is dead."""
+        try:
+            return (await self._exchange(label, sql, dict(values)))[-1]
+        except MySQLError as error:
+            if not _is_answer(error):
+                self.abort()
+            raise
+        except BaseException:
+            self.abort()
+            raise
+
+    async def _exchange(self, label: str, body: str | bytes, values: dict[str, Any] | None = None) -> list[Reply]:
         if self._probe:
-            self._probe.before(message.label)
-        async with asyncio.timeout(self._patience):
-            cursor = self._connection.cursor(_Cursor)
-            await cursor.execute(message.body)
-            replies = [Reply(cursor.rowcount, await cursor.fetchall())]
-            while await cursor.nextset():
-                replies.append(Reply(cursor.rowcount, await cursor.fetchall()))
+            self._probe.before(label)
+        cursor = self.connection.cursor(_Cursor)
+        await cursor.execute(body, values)
+        replies = [Reply(cursor.rowcount, await cursor.fetchall())]
+        while await cursor.nextset():
+            replies.append(Reply(cursor.rowcount, await cursor.fetchall()))
         if self._probe:
-            self._probe.after(message.label)
+            self._probe.after(label)
         return replies
 
     async def rollback(self) -> None:
         """After an error; a session that cannot even do this is dead, which rolls back as well."""
         if self.alive:
             with suppress(StorageError):
-                await self.run(b"ROLLBACK")
+                await self.run(ROLLBACK)
 
     def abort(self) -> None:
         """Drop the connection without a goodbye, and without what is still in its buffers."""
-        if transport := getattr(self._connection, "_transport", None):
+        if transport := getattr(self.connection, "_transport", None):
             transport.abort()
-        self._connection.close()
+        self.connection.close()
 
     def abort_from_anywhere(self) -> None:
         """Transports belong to their loop, and a heartbeat's loop runs in a thread of its own."""
@@ -182,7 +216,7 @@ class Session:
         # Best effort: a server that is gone needs no goodbye, and the driver has many ways to say so.
         with suppress(Exception):
             async with asyncio.timeout(1):
-                await self._connection.ensure_closed()
+                await self.connection.ensure_closed()
         self.abort()
 
 

@@ -16,6 +16,8 @@ Value = str | bytes | int | None | Sequence[str] | Sequence[bytes] | Sequence[in
 
 DERIVED_ROWS = 200
 """Rows of one derived table; its parse tree is one SELECT per row."""
+LISTED_NUMBERS = 1_000
+"""Numbers in one list; a much longer one is no range for every server."""
 
 
 class Statement(NamedTuple):
@@ -73,6 +75,13 @@ def joins(template: bytes, selects: Sequence[bytes]) -> Iterator[Statement]:
     for i in range(0, len(selects), DERIVED_ROWS):
         derived = b" UNION ALL ".join(selects[i : i + DERIVED_ROWS])
         yield Statement(template.decode(), template % derived)
+
+
+def in_lists(template: bytes, numbers: Iterable[int], *values: Value) -> Iterator[Statement]:
+    """Statements that end with a list of numbers, in order."""
+    ordered = sorted(numbers)
+    for i in range(0, len(ordered), LISTED_NUMBERS):
+        yield bind(template, *values, ordered[i : i + LISTED_NUMBERS])
 
 
 def messages(statements: Iterable[Statement], limit: int) -> Iterator[Statement]:

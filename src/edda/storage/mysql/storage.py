@@ -7,11 +7,15 @@ import re
 from edda.errors import StorageError
 from edda.storage.ports import Probe
 
-from . import schema
+from . import joints, schema
 from .clock import READ_CLOCK
+from .dispatches import MySQLDispatches
 from .events import MySQLEvents
+from .facts import MySQLFacts
+from .joints import MySQLJoints
 from .journal import MySQLJournal
 from .news import MySQLNews
+from .outbox import MySQLOutbox
 from .pool import Address, Pool
 from .pruning import MySQLPruning
 from .queue import MySQLQueue
@@ -22,16 +26,33 @@ OLDEST_MARIADB = (10, 6)
 OLDEST_MYSQL = (8, 0)
 
 
-class MySQLStorage(MySQLJournal, MySQLWorkers, MySQLQueue, MySQLRuns, MySQLEvents, MySQLPruning):
+class MySQLStorage(
+    MySQLJournal,
+    MySQLWorkers,
+    MySQLQueue,
+    MySQLRuns,
+    MySQLEvents,
+    MySQLDispatches,
+    MySQLOutbox,
+    MySQLFacts,
+    MySQLJoints,
+    MySQLPruning,
+):
     """`url` is mysql://user:password@host/database, with ?ssl=true, ?ssl_ca=file or ?unix_socket=file if need be."""
 
     def __init__(self, url: str, *, pool_size: int = 5, probe: Probe | None = None) -> None:
         self._address = Address(url, probe)
+        self._pool_size = pool_size
+        self._gather()
+
+    def _gather(self) -> None:
         self._journal = Pool(self._address, 1)
-        self._pool = Pool(self._address, pool_size)
+        self._pool = Pool(self._address, self._pool_size)
+        self._joints = Pool(self._address, self._pool_size, joints.SETUP)
         self._news = MySQLNews()
 
     async def open(self) -> None:
+        self._gather()  # of this loop: the storage may have been open on another before
         self._address.open()
         try:
             async with self._journal.session() as session:
@@ -43,6 +64,7 @@ class MySQLStorage(MySQLJournal, MySQLWorkers, MySQLQueue, MySQLRuns, MySQLEvent
     async def close(self) -> None:
         await self._journal.close()
         await self._pool.close()
+        await self._joints.close()
         self.kill()
 
     def kill(self) -> None:

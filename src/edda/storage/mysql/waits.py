@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from edda.core.model import Absorb, Bundle, End, Release, RunId, Wait
+from edda.core.model import Absorb, Bundle, End, EntryKind, Release, RunId, Wait
 
 from .letters import Letter, deliver
 from .moves import Moves
 from .statement import Statement, binary, inserts, number, text
+from .stock import Stock, find_messages
 
-INSERT_WAIT = b"INSERT INTO edda_wait (run_id, step, `key`, own_key, type, `match`, due) VALUES "
+INSERT_WAIT = b"INSERT INTO edda_wait (run_id, step, `key`, own_key, type, `match`, due, once) VALUES "
 # A batch whose answer was lost asks again for what is registered.
 OR_KEEP = b" ON DUPLICATE KEY UPDATE step = step"
 # Every bound is written out: from a column of another table the server would not make a range, and read all events of
@@ -26,13 +27,16 @@ _BRANCHES = 100
 
 
 def asks(bundle: Bundle) -> bool:
-    """What a run asks for when it is started cannot have come yet, and one that ends gets nothing."""
-    return bool(bundle.waits) and bundle.start is None and not isinstance(bundle.move, End)
+    """An event that a run asks for when it is started cannot have come yet, but a message may lie there for anybody.
+    A run that ends gets nothing."""
+    if not bundle.waits or isinstance(bundle.move, End):
+        return False
+    return bundle.start is None or any(wait.once for wait in bundle.waits)
 
 
 def wait_row(run_id: bytes, wait: Wait) -> bytes:
     key, own_key, match = binary(wait.key), binary(wait.own_key), binary(wait.match)
-    return b"(%b,%b,%b,%b,%b,%b,%b)" % (
+    return b"(%b,%b,%b,%b,%b,%b,%b,%d)" % (
         run_id,
         text(wait.step),
         key,
@@ -40,6 +44,7 @@ def wait_row(run_id: bytes, wait: Wait) -> bytes:
         text(wait.type),
         match,
         number(wait.due),
+        wait.once,
     )
 
 
@@ -49,17 +54,20 @@ def wait_key(run_id: bytes, step: str) -> bytes:
 
 def find_events(asking: Sequence[Bundle]) -> Iterator[Statement]:
     """The lowest number under each key of each wait, with the position of the wait in all that are asked for."""
-    branches = [branch for i, (run, wait) in enumerate(_asked(asking)) for branch in _branches(i, text(run), wait)]
+    asked = [(i, bundle, wait) for i, (bundle, wait) in enumerate(_asked(asking))]
+    branches = [branch for i, bundle, wait in asked if not wait.once for branch in _branches(i, bundle.run_id, wait)]
     for first in range(0, len(branches), _BRANCHES):
         union = b" UNION ALL ".join(branches[first : first + _BRANCHES])
         yield Statement(FIND_EVENT.decode(), union)
+    yield from find_messages((i, bundle.run_id, wait, len(bundle.waits) - 1) for i, bundle, wait in asked if wait.once)
 
 
-def _asked(asking: Sequence[Bundle]) -> Iterator[tuple[RunId, Wait]]:
-    return ((bundle.run_id, wait) for bundle in asking for wait in bundle.waits)
+def _asked(asking: Sequence[Bundle]) -> Iterator[tuple[Bundle, Wait]]:
+    return ((bundle, wait) for bundle in asking for wait in bundle.waits)
 
 
-def _branches(i: int, run_id: bytes, wait: Wait) -> Iterator[bytes]:
+def _branches(i: int, run: RunId, wait: Wait) -> Iterator[bytes]:
+    run_id = text(run)
     floor = START_SEQ % run_id if wait.floor is None else number(wait.floor)
     for key in (wait.key, wait.own_key):
         yield FIND_EVENT % (i, run_id, binary(key), floor)
@@ -69,15 +77,18 @@ class Registration:
     """Decides, run by run, what happens to those who asked; their sched rows are locked."""
 
     def __init__(
-        self, asking: Sequence[Bundle], delivered: Mapping[RunId, int], found: Sequence[tuple[int, int]]
+        self, asking: Sequence[Bundle], delivered: Mapping[RunId, int], found: Sequence[tuple[int, int]], stock: Stock
     ) -> None:
         self.unmet: dict[RunId, frozenset[str]] = {}
+        self._stock = stock
         self._moves = Moves()
         self._waits: list[bytes] = []
         self._letters: list[Letter] = []
         hits = self._hits(asking, found)
+        first = 0
         for bundle in asking:
-            self._settle(bundle, delivered.get(bundle.run_id), hits[bundle.run_id])
+            self._settle(bundle, delivered.get(bundle.run_id), hits[bundle.run_id], first)
+            first += len(bundle.waits)
 
     @staticmethod
     def _hits(asking: Sequence[Bundle], found: Sequence[tuple[int, int]]) -> dict[RunId, dict[str, int]]:
@@ -85,31 +96,42 @@ class Registration:
         asked = list(_asked(asking))
         hits: dict[RunId, dict[str, int]] = defaultdict(dict)
         for i, seq in sorted(found, reverse=True):
-            run, wait = asked[i]
-            hits[run][wait.step] = seq
+            bundle, wait = asked[i]
+            hits[bundle.run_id][wait.step] = seq
         return hits
 
-    def _settle(self, bundle: Bundle, delivered: int | None, hits: Mapping[str, int]) -> None:
+    def _settle(self, bundle: Bundle, delivered: int | None, hits: dict[str, int], first: int) -> None:
         run_id, move = bundle.run_id, bundle.move
-        assert isinstance(move, Absorb | Release)  # who asks without a start has one of these
-        if delivered != move.absorbed:
-            hits = {}
+        assert isinstance(move, Absorb | Release | None)  # who asks has one of these, or a start
+        absorbed = move.absorbed if move else 0
+        if delivered != absorbed:
             self.unmet[run_id] = frozenset(wait.step for wait in bundle.waits)
         else:
-            self._letters += _letters(run_id, delivered, hits)
+            self._take(bundle, hits, first)
+            self._letters += _letters(bundle, absorbed, hits)
             self._waits += [wait_row(text(run_id), wait) for wait in bundle.waits if wait.step not in hits]
             if hits:
                 self.unmet[run_id] = frozenset(hits)
-        self._moves.add(text(run_id), Absorb(move.absorbed) if run_id in self.unmet else move)
+        if move:
+            self._moves.add(text(run_id), Absorb(absorbed) if run_id in self.unmet else move)
+
+    def _take(self, bundle: Bundle, hits: dict[str, int], first: int) -> None:
+        for i, wait in enumerate(bundle.waits, first):
+            if wait.once and (seq := self._stock.take(i, hits.values())) is not None:
+                hits[wait.step] = seq
 
     def statements(self, limit: int) -> Iterator[Statement]:
+        """Letters before rows of keys: who prunes has locked the events when it comes to their keys."""
         yield from deliver(self._letters)
+        yield from self._stock.statements()
         yield from inserts(INSERT_WAIT, self._waits, limit, OR_KEEP)
         yield from self._moves.statements()
 
 
-def _letters(run_id: RunId, delivered: int, hits: Mapping[str, int]) -> Iterator[Letter]:
+def _letters(bundle: Bundle, delivered: int, hits: Mapping[str, int]) -> Iterator[Letter]:
     """Numbered in the order of the events; of two steps that found the same one the lower gets it."""
+    single = {wait.step for wait in bundle.waits if wait.once}
     steps = {seq: step for step, seq in sorted(hits.items(), reverse=True)}
     for n, seq in enumerate(sorted(steps), delivered + 1):
-        yield Letter(run_id, n, steps[seq], seq)
+        kind = EntryKind.MESSAGE if steps[seq] in single else EntryKind.EVENT
+        yield Letter(bundle.run_id, n, steps[seq], seq, kind)

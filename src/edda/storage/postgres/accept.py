@@ -5,12 +5,14 @@ The locks of all its types and keys are held when it is sent, so it sees every w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 
 from msgspec import Struct
 
-from edda.core.model import Incoming
+from edda.core.model import EventKey, Incoming
 
+from . import consumers
 from .births import Row, births, start_row
 from .clock import timed
 from .inbox import WAKE
@@ -36,7 +38,7 @@ WITH current AS MATERIALIZED (
 
 # Of two with one id the first counts.
 _WANTED = """
-    SELECT DISTINCT ON (u.id COLLATE "C") u.*, f.seq FROM unnest($5::edda_start_row[]) u JOIN fresh f USING (place)
+    SELECT DISTINCT ON (u.id COLLATE "C") u.*, f.seq FROM unnest({rows}::edda_start_row[]) u JOIN fresh f USING (place)
      ORDER BY u.id COLLATE "C", place"""
 _START = f", {births(_WANTED, start_seq='seq')}"
 
@@ -44,9 +46,9 @@ _START = f", {births(_WANTED, start_seq='seq')}"
 # Everybody locks runs sorted by id, and chosen ids before: all that were started are counted ahead of the locks.
 _GIVE = """,
      found AS MATERIALIZED (
-         SELECT w.run_id, w.step, k.seq FROM keys k JOIN edda_wait w ON w.key = k.plain
-          WHERE (k.target IS NULL OR k.target = w.run_id){undelivered}),
-     picked AS MATERIALIZED (SELECT DISTINCT ON (run_id) * FROM found ORDER BY run_id, seq, step),
+         SELECT w.run_id, w.step, k.seq{no_number} FROM keys k JOIN edda_wait w ON w.key = k.plain
+          WHERE (k.target IS NULL OR k.target = w.run_id){undelivered}{messages}),
+     picked AS MATERIALIZED (SELECT DISTINCT ON (run_id) * FROM found ORDER BY run_id, seq, {number}step),
      locked AS MATERIALIZED (
          SELECT p.* FROM (SELECT {started} AS runs) s CROSS JOIN picked p JOIN edda_sched USING (run_id)
           WHERE s.runs >= 0 ORDER BY run_id FOR UPDATE OF edda_sched),
@@ -55,12 +57,13 @@ _GIVE = """,
      woken AS (
          UPDATE edda_sched s
             SET delivered = s.delivered + 1, {wake}
-           FROM taken t WHERE s.run_id = t.run_id RETURNING s.run_id, s.delivered, t.step, t.seq),
+           FROM taken t WHERE s.run_id = t.run_id RETURNING s.run_id, s.delivered, t.step, t.seq{t.number}),
      letters AS (
          INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
-         SELECT run_id, delivered, 'event', step, {now}, '', seq FROM woken)
+         SELECT run_id, delivered, {kind}, step, {now}, '', seq FROM woken){unwanted}
 SELECT (SELECT count(*) FROM woken) + {started} > 0 AS woke,
-       EXISTS (SELECT FROM locked) AND (SELECT count(*) FROM found) > (SELECT count(*) FROM picked) AS more"""
+       EXISTS (SELECT FROM locked)
+       AND (SELECT count(*) FROM found{broadcast}) > (SELECT count(*) FROM picked{broadcast}) AS more{left_over}"""
 
 _STORED = """,
        EXISTS (SELECT FROM current) AS current,
@@ -74,13 +77,28 @@ _UNDELIVERED = """
                 SELECT FROM edda_delivery d WHERE d.event = k.seq AND d.run_id = w.run_id OFFSET 0)"""
 
 
-def _give(started: str, undelivered: str) -> str:
-    return _GIVE.replace("{started}", started).replace("{undelivered}", undelivered).replace("{wake}", WAKE)
+def _give(started: str, undelivered: str, has_messages: bool) -> str:
+    text = _GIVE
+    for place, words in (consumers.WITH if has_messages else consumers.WITHOUT).items():
+        text = text.replace(place, words)
+    return text.replace("{started}", started).replace("{undelivered}", undelivered).replace("{wake}", WAKE)
 
 
-ACCEPT = timed(_STORE + _give("0", "") + _STORED)
-ACCEPT_AND_START = timed(_STORE + _START + _give("(SELECT count(*) FROM started)", "") + _STORED)
-GIVE_MORE = timed(_KEYS + _give("0", _UNDELIVERED))
+@cache
+def accept_text(starts: bool, has_messages: bool) -> str:
+    text, started = _STORE, "0"
+    if has_messages:
+        text += consumers.NEW.replace("{rows}", "$5")
+    if starts:
+        text += _START.replace("{rows}", "$6" if has_messages else "$5")
+        started = "(SELECT count(*) FROM started)"
+    return timed(text + _give(started, "", has_messages) + _STORED)
+
+
+ACCEPT = accept_text(starts=False, has_messages=False)
+ACCEPT_AND_START = accept_text(starts=True, has_messages=False)
+GIVE_MORE = timed(_KEYS + _give("0", _UNDELIVERED, has_messages=False))
+GIVE_MORE_MESSAGES = timed(_KEYS + consumers.LEFT + _give("0", _UNDELIVERED, has_messages=True))
 
 
 class Post(Struct, frozen=True):
@@ -102,27 +120,43 @@ class Post(Struct, frozen=True):
         return {key for incoming in self.events.values() for pair in incoming.keys for key in (pair.plain, pair.kept)}
 
     def compose(self, versions: Mapping[str, int]) -> tuple[str, list[object]]:
-        types, starts = self.types, self._start_rows()
+        types, messages, starts = self.types, self._key_rows(once=True), self._start_rows()
         expected = [versions.get(type, 0) for type in types]
-        values: list[object] = [types, expected, self._event_rows(), self._key_rows()]
-        return (ACCEPT_AND_START, [*values, starts]) if starts else (ACCEPT, values)
+        values: list[object] = [types, expected, self._event_rows(), self._key_rows(once=False)]
+        values += [rows for rows in (messages, starts) if rows]
+        return accept_text(bool(starts), bool(messages)), values
 
-    def compose_more(self, numbers: Mapping[int, int]) -> tuple[str, list[object]]:
-        """The next round, for the events that were new, now that they have numbers."""
-        rows = [
+    def compose_more(self, numbers: Mapping[int, int], left_over: Collection[int] = ()) -> tuple[str, list[object]]:
+        """The next round, for the events that were new, now that they have numbers, and the messages that are left."""
+        shared = [
             (key.plain, seq, self.events[place].event.target)
             for place, seq in numbers.items()
             for key in self.events[place].keys
+            if not key.once
         ]
-        return GIVE_MORE, [list(column) for column in zip(*rows, strict=True)]
+        if not left_over:
+            return GIVE_MORE, _columns(shared, 3)
+        messages = [
+            (number, key.plain, key.kept, numbers[place], self.events[place].event.target)
+            for number, (place, key) in enumerate(self._keys(once=True), 1)
+            if number in left_over
+        ]
+        return GIVE_MORE_MESSAGES, [*_columns(shared, 3), *_columns(messages, 5)]
 
     def _event_rows(self) -> list[Row]:
         events = ((place, incoming.event) for place, incoming in self.events.items())
         return [(place, e.source, e.id, e.type, e.target, e.body) for place, e in events]
 
-    def _key_rows(self) -> list[Row]:
-        return [(place, key.plain, key.kept) for place, incoming in self.events.items() for key in incoming.keys]
+    def _key_rows(self, once: bool) -> list[Row]:
+        return [(place, key.plain, key.kept) for place, key in self._keys(once)]
+
+    def _keys(self, once: bool) -> Iterable[tuple[int, EventKey]]:
+        return ((place, key) for place, incoming in self.events.items() for key in incoming.keys if key.once is once)
 
     def _start_rows(self) -> list[Row]:
         starts = ((place, start) for place, incoming in self.events.items() for start in incoming.starts)
         return [start_row(start, place) for place, start in starts]
+
+
+def _columns(rows: Sequence[Row], width: int) -> list[object]:
+    return [[row[column] for row in rows] for column in range(width)]

@@ -15,9 +15,10 @@ from edda.core.states import RunStatus
 
 from .births import Row, start_row
 from .sections import SECTIONS, SINGLE, text
+from .talk import outgoing_row
 
-_NO_MOVE = (None,) * 6
-_NO_WAIT = (None,) * 7
+_NO_MOVE = (None,) * 7
+_NO_WAIT = (None,) * 8
 
 
 class _Rows(Struct):
@@ -37,6 +38,10 @@ class _Rows(Struct):
     next: list[Row] = field(default_factory=list)
     opening: list[Row] = field(default_factory=list)
     posted: list[Row] = field(default_factory=list)
+    recorded: list[Row] = field(default_factory=list)
+    dispatched: list[Row] = field(default_factory=list)
+    outgoing: list[Row] = field(default_factory=list)
+    stated: list[Row] = field(default_factory=list)
     follow: set[str] = field(default_factory=set)
     """The sections without rows of their own that follow from others."""
 
@@ -51,6 +56,17 @@ class _Rows(Struct):
             self._add_move(bundle, bundle.move)
         if bundle.letters:
             self._add_letters(bundle)
+        self._add_talk(bundle)
+
+    def _add_talk(self, bundle: Bundle) -> None:
+        if bundle.recorded:
+            self.recorded.extend((bundle.run_id, bundle.gen, step) for step in bundle.recorded)
+        if bundle.dispatches:
+            self.dispatched.extend((one.kind, one.body) for one in bundle.dispatches)
+        if bundle.outgoing:
+            self.outgoing.extend(map(outgoing_row, bundle.outgoing))
+        if bundle.facts:
+            self.stated.extend((bundle.run_id, fact.name, fact.value) for fact in bundle.facts)
 
     def _add_start(self, bundle: Bundle, start: Start, worker: WorkerId) -> None:
         gen, move = bundle.gen, bundle.move
@@ -78,8 +94,9 @@ class _Rows(Struct):
             case Release(absorbed, ready_at, status, reason):
                 self._lock(bundle, ("release", absorbed, ready_at, status, reason))
                 self.follow.add("released")
-            case End(watchers=watchers, absorbed=absorbed):
-                self.locked.append((bundle.run_id, "end", absorbed, None, None, None, bundle.undoing, watchers))
+            case End(watchers=watchers, absorbed=absorbed, settled=settled):
+                known = (bundle.undoing, watchers, settled)
+                self.locked.append((bundle.run_id, "end", absorbed, None, None, None, *known))
                 self.follow |= {"gone", "unheard"}
                 if watchers:
                     self.follow.add("unwatched")
@@ -92,12 +109,16 @@ class _Rows(Struct):
                 self.follow |= {"followed", "unheard", "absorbed"}
 
     def _lock(self, bundle: Bundle, move: Row) -> None:
-        row = (bundle.run_id, *move, bundle.undoing, None)
+        row = (bundle.run_id, *move, bundle.undoing, None, None)
         if not bundle.waits:
             self.locked.append(row)
             return
         self.asked.extend((*row, *_wanted(wait), wait.floor) for wait in bundle.waits)
-        self.follow |= {"found", "judged", "registered", "letters", "over", "absorbed"}
+        self.follow |= {"judged", "registered", "letters", "over", "absorbed"}
+        if any(wait.once for wait in bundle.waits):
+            self.follow |= {"sought", "taken"}
+        else:
+            self.follow.add("found")
 
     def _add_letters(self, bundle: Bundle) -> None:
         self.posted.extend(
@@ -111,6 +132,8 @@ class _Rows(Struct):
         if self.asked:  # one statement locks all
             self.asked.extend((*row, *_NO_WAIT) for row in self.locked)
             self.locked = []
+        if "sought" in self.follow:
+            self.follow.discard("found")
         if "gone" in self.follow:
             self.ended, self.result = self.result, []
         return {name: rows for name in SECTIONS if (rows := getattr(self, name, None))}
@@ -150,7 +173,7 @@ def _stand(bundle: Bundle, start: Start, worker: WorkerId) -> Row:
 
 
 def _wanted(wait: Wait) -> Row:
-    return (wait.step, wait.key, wait.own_key, wait.type, wait.match, wait.due)
+    return (wait.step, wait.key, wait.own_key, wait.type, wait.match, wait.due, wait.once)
 
 
 def _children(batch: Sequence[Bundle]) -> list[Row]:

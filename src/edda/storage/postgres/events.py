@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from edda.core.model import Accepted, Incoming, RunId, Shapes, StoredEvent, Wait
 
 from .accept import Post
+from .dispatches import forward
 from .locks import hold_keys, hold_type
 from .pool import Pool
 from .rows import event_of, wait_of
-from .session import Session
+from .session import BEGIN, Session
 
 SHAPES = """
 SELECT t.type, t.version, ARRAY(SELECT s.shape FROM edda_shape s WHERE s.type = t.type ORDER BY s.shape) AS known
@@ -43,18 +44,24 @@ FIND_EVENT = f"{_EVENT} WHERE source = $1 AND id = $2"
 LAST_EVENT = "SELECT seq FROM edda_event ORDER BY seq DESC LIMIT 1"
 LAST_EVENT_BEFORE = "SELECT seq FROM edda_event WHERE received_at < $1 ORDER BY received_at DESC, seq DESC LIMIT 1"
 
-WAITS = "SELECT step, key, own_key, type, match, due FROM edda_wait WHERE run_id = $1 ORDER BY step"
+WAITS = "SELECT step, key, own_key, type, match, due, once FROM edda_wait WHERE run_id = $1 ORDER BY step"
 
 
 class PostgresEvents:
     _pool: Pool
 
-    async def accept(self, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
-        if not post:
+    async def accept(
+        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> Accepted | None:
+        if not post and not forwarded:
             return Accepted(frozenset(), woke=False)
         events = Post.of(post)
-        async with self._pool.session() as session, session.transaction(hold_keys(events.types, events.keys)):
-            return await _accept(session, events, versions)
+        opening = hold_keys(events.types, events.keys) if post else BEGIN
+        async with self._pool.session() as session, session.transaction(opening):
+            accepted = await _accept(session, events, versions) if post else Accepted(frozenset(), woke=False)
+            if accepted is not None and forwarded:
+                await forward(session, forwarded)
+        return accepted
 
     async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
         async with self._pool.session() as session:
@@ -101,9 +108,9 @@ async def _accept(session: Session, post: Post, versions: Mapping[str, int]) -> 
     if not row["current"]:
         return None  # nothing was written
     numbers = dict(zip(row["places"], row["numbers"], strict=True))
-    woke, more = row["woke"], row["more"]
-    while more:
-        statement, values = post.compose_more(numbers)
-        again, more = (await session.fetch(statement, *values))[0]
-        woke = woke or again
+    woke = row["woke"]
+    while row["more"] or row.get("left_over"):
+        statement, values = post.compose_more(numbers, row.get("left_over") or ())
+        row = (await session.fetch(statement, *values))[0]
+        woke = woke or row["woke"]
     return Accepted(frozenset(numbers), woke)

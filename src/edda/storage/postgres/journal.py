@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 import asyncpg
+from msgspec.structs import replace
 
-from edda.core.model import Bundle, Fence, RunId, WorkerId, Written
+from edda.core.model import Absorb, Bundle, Fence, RunId, Wait, WorkerId, Written
 
 from .batch import compose
 from .locks import share_keys
 from .pool import Pool
+from .sections import FENCE, PASSED
 from .session import Session
 
 READ_FENCE = "SELECT batch_no, moves FROM edda_fence WHERE worker = $1"
@@ -23,10 +25,15 @@ class PostgresJournal:
     _journal: Pool
 
     async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
+        waits = [wait for bundle in batch for wait in bundle.waits]
+        later: list[Bundle] = []
+        if waits:
+            batch, later = _in_turn(batch)
         statement, values = compose(fence.worker, batch)
-        keys = {key for bundle in batch for wait in bundle.waits for key in (wait.key, wait.own_key)}
-        async with self._journal.session() as session, _sharing(session, keys):
+        async with self._journal.session() as session, _sharing(session, waits):
             rows = await session.fetch(statement, fence.worker, fence.batch_no, fence.moves, *values)
+            if rows and later:
+                rows += await _write_later(session, fence, later)
         return _written(rows) if rows else None
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
@@ -40,9 +47,28 @@ class PostgresJournal:
         return {row["run_id"]: row["epoch"] for row in rows}
 
 
-def _sharing(session: Session, keys: Collection[bytes]) -> AbstractAsyncContextManager[None]:
+def _sharing(session: Session, waits: Sequence[Wait]) -> AbstractAsyncContextManager[None]:
     """If the fence says no, nothing was written, and the commit at the end is as good as a rollback."""
-    return session.transaction(share_keys(keys)) if keys else nullcontext()
+    return session.transaction(share_keys(waits)) if waits else nullcontext()
+
+
+def _in_turn(batch: Sequence[Bundle]) -> tuple[list[Bundle], list[Bundle]]:
+    """A new run may find a message, which changes how it stands: it is born first, and looks in a second statement."""
+    first, later = [], []
+    for bundle in batch:
+        if bundle.start is not None and any(wait.once for wait in bundle.waits):
+            first.append(replace(bundle, move=None, waits=()))
+            move = bundle.move or Absorb(0)
+            later.append(Bundle(bundle.run_id, bundle.epoch, bundle.gen, move=move, waits=bundle.waits))
+        else:
+            first.append(bundle)
+    return first, later
+
+
+async def _write_later(session: Session, fence: Fence, batch: Sequence[Bundle]) -> list[asyncpg.Record]:
+    statement, values = compose(fence.worker, batch)
+    statement = statement.replace(FENCE, PASSED)
+    return await session.fetch(statement, fence.worker, fence.batch_no + 1, fence.moves, *values)
 
 
 def _written(rows: Iterable[asyncpg.Record]) -> Written:

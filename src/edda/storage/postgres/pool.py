@@ -12,7 +12,7 @@ from msgspec import Struct
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import Probe
 
-from .session import Session
+from .session import Session, SharedConnection
 
 CONNECT_TIMEOUT = 10.0
 
@@ -29,6 +29,8 @@ _SETTINGS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
 }
+# A user's statements are planned as everywhere, and may wait; only its locks must not outlive its mind.
+_SHARED_SETTINGS = {"application_name": "edda", "idle_in_transaction_session_timeout": "60s"}
 
 
 class Address(Struct, frozen=True):
@@ -37,6 +39,8 @@ class Address(Struct, frozen=True):
     url: str
     statement_cache_size: int
     probe: Probe | None
+    is_shared: bool = False
+    """Whether users' code works on its connections."""
 
     async def connect(self, answer_within: float | None) -> Session:
         try:
@@ -45,7 +49,8 @@ class Address(Struct, frozen=True):
                 timeout=CONNECT_TIMEOUT,
                 command_timeout=answer_within,
                 statement_cache_size=self.statement_cache_size,
-                server_settings=_SETTINGS,
+                server_settings=_SHARED_SETTINGS if self.is_shared else _SETTINGS,
+                connection_class=SharedConnection if self.is_shared else asyncpg.Connection,
             )
         except Exception as error:  # refused, unreachable, unknown host, wrong password, starting up: not there
             raise StorageUnavailableError(f"cannot connect to PostgreSQL: {error}") from error
@@ -58,22 +63,37 @@ class Pool:
     def __init__(self, address: Address, size: int, answer_within: float | None = 30.0) -> None:
         self._address = address
         self._answer_within = answer_within
+        self._size = size
         self._room = asyncio.Semaphore(size)
         self._idle: list[Session] = []
         self._busy: set[Session] = set()
         self._open = True
 
     def open(self) -> None:
+        if not self._open:  # the loop may be another than the one it was closed on
+            self._room = asyncio.Semaphore(self._size)
         self._open = True
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        async with self._room:
-            session = await self._take()
-            try:
-                yield session
-            finally:
-                self._put_back(session)
+        session = await self.take()
+        try:
+            yield session
+        finally:
+            self.give_back(session)
+
+    async def take(self) -> Session:
+        """For those who give it back by hand."""
+        await self._room.acquire()
+        try:
+            return await self._take()
+        except BaseException:  # even a cancel: the place is free again
+            self._room.release()
+            raise
+
+    def give_back(self, session: Session) -> None:
+        self._put_back(session)
+        self._room.release()
 
     async def _take(self) -> Session:
         self._check_open()

@@ -55,6 +55,8 @@ DELETE_RUNS = """
 WITH hist AS (DELETE FROM edda_hist h USING unnest($1::text[]) old WHERE h.run_id = old),
      letters AS (DELETE FROM edda_delivery d USING unnest($1::text[]) old WHERE d.run_id = old),
      watchers AS (DELETE FROM edda_watcher w USING unnest($1::text[]) old WHERE w.run_id = old),
+     facts AS (DELETE FROM edda_fact f USING unnest($1::text[]) old WHERE f.run_id = old),
+     done AS (DELETE FROM edda_done d USING unnest($1::text[]) old WHERE d.run_id = old),
      run AS (DELETE FROM edda_run r USING unnest($1::text[]) old WHERE r.id = old)
 DELETE FROM edda_result r USING unnest($1::text[]) old WHERE r.run_id = old"""
 
@@ -67,8 +69,16 @@ SELECT r.id, r.gen FROM edda_run next JOIN edda_run r ON r.id = next.id AND r.ge
 DELETE_GENERATIONS = """
 WITH hist AS (
     DELETE FROM edda_hist h USING unnest($1::text[], $2::int[]) old (id, gen)
-     WHERE h.run_id = old.id AND h.gen = old.gen)
+     WHERE h.run_id = old.id AND h.gen = old.gen),
+done AS (
+    DELETE FROM edda_done d USING unnest($1::text[], $2::int[]) old (id, gen)
+     WHERE d.run_id = old.id AND d.gen = old.gen)
 DELETE FROM edda_run r USING unnest($1::text[], $2::int[]) old (id, gen) WHERE r.id = old.id AND r.gen = old.gen"""
+
+OLD_OUTGOING = """
+SELECT seq FROM edda_outbox WHERE state = 'sent' AND ended_at < $1
+ ORDER BY ended_at LIMIT $2 FOR UPDATE SKIP LOCKED"""
+DELETE_OUTGOING = "DELETE FROM edda_outbox o USING unnest($1::bigint[]) old WHERE o.seq = old"
 
 
 class PostgresPruning:
@@ -86,6 +96,9 @@ class PostgresPruning:
         if ended == limit:
             return ended
         return ended + await self._prune(OLD_GENERATIONS, DELETE_GENERATIONS, before, limit - ended)
+
+    async def prune_outgoing(self, before: int, limit: int) -> int:
+        return await self._prune(OLD_OUTGOING, DELETE_OUTGOING, before, limit)
 
     async def _prune(self, find: str, delete: str, before: int, limit: int) -> int:
         async with self._pool.session() as session, session.transaction():

@@ -11,7 +11,7 @@ from edda.core.model import Claim, ClaimedRun, Delivery, RunId, Watcher, WorkerI
 
 from .clock import timed
 from .pool import Pool
-from .rows import delivery_of, entry_of, watcher_of
+from .rows import delivery_of, done_of, entry_of, watcher_of
 from .runs import WATCHERS
 from .session import Session
 
@@ -54,7 +54,9 @@ SELECT r.id, r.input, r.created_at, r.deadline, r.parent, r.parent_step, r.depth
                FROM edda_hist h WHERE h.run_id = r.id AND h.gen = r.gen ORDER BY h.seq) AS history,
        ARRAY(SELECT (d.run_id, d.n, d.kind, d.at, d.step, coalesce(e.body, d.value), d.event)::edda_letter_row
                FROM edda_delivery d LEFT JOIN edda_event e ON e.seq = d.event
-              WHERE d.run_id = r.id AND d.n > c.absorbed ORDER BY d.n) AS inbox
+              WHERE d.run_id = r.id AND d.n > c.absorbed ORDER BY d.n) AS inbox,
+       ARRAY(SELECT (d.step, d.attempt, d.value, d.at)::edda_done_row
+               FROM edda_done d WHERE d.run_id = r.id AND d.gen = r.gen ORDER BY d.step) AS done
   FROM unnest($1::text[], $2::int[], $3::int[]) c (id, gen, absorbed) JOIN edda_run r USING (id, gen)"""
 
 NEXT_DUE = timed("""
@@ -139,6 +141,7 @@ def _join(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequence[Watcher
         parent_step=birth["parent_step"],
         depth=birth["depth"],
         watchers=tuple(watchers),
+        done=tuple(map(done_of, birth["done"])),
     )
 
 

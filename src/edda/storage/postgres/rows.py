@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import asyncpg
 
-from edda.core.model import Delivery, Entry, EntryKind, Event, RunRecord, StoredEvent, Wait, Watcher
+from edda.core.model import (
+    Delivery,
+    DispatchKind,
+    Done,
+    Entry,
+    EntryKind,
+    Event,
+    Outgoing,
+    OutgoingRecord,
+    OutgoingState,
+    RunRecord,
+    StoredDispatch,
+    StoredEvent,
+    Wait,
+    Watcher,
+)
 from edda.core.states import RunStatus
 
 
@@ -42,11 +57,27 @@ def event_of(row: asyncpg.Record) -> StoredEvent:
 
 
 def wait_of(row: asyncpg.Record) -> Wait:
-    return Wait(row["step"], row["key"], row["own_key"], row["type"], row["match"], row["due"])
+    return Wait(row["step"], row["key"], row["own_key"], row["type"], row["match"], row["due"], once=row["once"])
 
 
 def watcher_of(row: asyncpg.Record) -> Watcher:
     return Watcher(row["watcher"], row["step"])
+
+
+def done_of(row: asyncpg.Record) -> Done:
+    return Done(row["step"], row["attempt"], row["value"], row["at"])
+
+
+def dispatch_of(row: asyncpg.Record) -> StoredDispatch:
+    return StoredDispatch(row["seq"], DispatchKind(row["kind"]), row["body"])
+
+
+def outgoing_of(row: asyncpg.Record) -> OutgoingRecord:
+    event = Outgoing(
+        row["id"], row["order_key"], row["type"], row["source"], row["body"], row["created_at"], row["run_id"]
+    )
+    state = OutgoingState(row["state"])
+    return OutgoingRecord(row["seq"], event, state, row["attempts"], row["due"], row["reason"], row["ended_at"])
 
 
 def record_of(row: asyncpg.Record) -> RunRecord:

@@ -13,6 +13,8 @@ from msgspec import Struct
 from .births import NEWEST, births
 from .clock import timed
 from .inbox import POSTED, SENT, TOLD
+from .once import SOUGHT, TAKEN, first
+from .talk import DISPATCHED, OUTGOING, RECORDED, STATED
 
 
 class Section(Struct, frozen=True):
@@ -25,6 +27,9 @@ class Section(Struct, frozen=True):
 FENCE = """WITH fence AS (
     UPDATE edda_fence SET batch_no = batch_no + 1
      WHERE worker = $1 AND batch_no = $2 AND moves = $3 RETURNING 1)"""
+# In a second statement of the same commit: the row is ours already.
+PASSED = """WITH fence AS (
+    SELECT FROM edda_fence WHERE worker = $1 AND batch_no = $2 AND moves = $3)"""
 
 # One row of history alone, the common case of a quiet system: no arrays.
 SINGLE = (
@@ -35,20 +40,10 @@ SELECT $4::text, $5::int, $6::int, $7::int, $8::text, $9::text, $10::text, $11::
        $14::int, $15::bigint, $16::bytea, $17::bytea
   FROM fence RETURNING NULL::text AS run_id, NULL::text AS step"""
 )
-# The first event under a key that the run has not had. OFFSET keeps the planner from reading all letters at once.
-_FIRST = """(
-           SELECT k.seq FROM edda_event_key k
-            WHERE k.key = a.{column} AND k.seq > a.since AND NOT EXISTS (
-                  SELECT FROM edda_delivery d WHERE d.event = k.seq AND d.run_id = a.run_id OFFSET 0)
-            ORDER BY k.seq LIMIT 1)"""
 
-
-def _first(column: str) -> str:
-    return _FIRST.replace("{column}", column)
-
-
-# An end that does not know all who watch, a next generation that would leave mail unread.
-_REFUSED = "(u.move = 'end' AND u.watchers <> s.watchers OR u.move = 'recur' AND u.absorbed <> s.delivered)"
+# An end that does not know all who watch or would lose a message, a next generation that would leave mail unread.
+_REFUSED = """(u.move = 'end' AND (u.watchers <> s.watchers OR coalesce(u.settled, s.delivered) <> s.delivered)
+                 OR u.move = 'recur' AND u.absorbed <> s.delivered)"""
 # Locked in the order everybody locks runs in, else we deadlock with those who deliver mail; new ids come before. What
 # must be fresh comes from the locked row, and a move that is refused becomes another one here, once for all parts.
 _LOCK = """
@@ -80,7 +75,7 @@ SECTIONS = {
     # Waits of new runs: nothing can have come for them yet.
     "expected": Section(
         """expected AS (
-    INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due) SELECT u.* FROM {rows} u, fence)""",
+    INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due, once) SELECT u.* FROM {rows} u, fence)""",
         "edda_wait_row",
     ),
     "hist": Section(
@@ -97,7 +92,8 @@ SECTIONS = {
         + _LOCK.replace(
             "{more}",
             """,
-           u.step, u.key, u.own_key, u.type, u.match, u.due, coalesce(u.floor, s.start_seq) AS since""",
+           u.step, u.key, u.own_key, u.type, u.match, u.due, u.once,
+           CASE WHEN u.once THEN 0 ELSE coalesce(u.floor, s.start_seq) END AS since""",
         )
         + ")",
         "edda_ask_row",
@@ -107,8 +103,11 @@ SECTIONS = {
     SELECT l.*, step IS NOT NULL AND (delivered <> absorbed OR event IS NOT NULL) AS unmet
       FROM (SELECT a.*, CASE WHEN a.step IS NOT NULL AND a.delivered = a.absorbed THEN least(
            {key}, {own_key}) END AS event
-              FROM asked a) l)""".replace("{key}", _first("key")).replace("{own_key}", _first("own_key"))
+              FROM asked a) l)""".replace("{key}", first("key")).replace("{own_key}", first("own_key"))
     ),
+    # Stands for the one above if somebody asks for what is given to one run only.
+    "sought": Section(SOUGHT),
+    "taken": Section(TAKEN),
     # A run with unread mail stays. Grouped, not joined: two parts that are joined may be compared row by row.
     "judged": Section(
         """locked AS MATERIALIZED (
@@ -120,8 +119,8 @@ SECTIONS = {
     ),
     "registered": Section(
         """registered AS (
-    INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due)
-    SELECT run_id, step, key, own_key, type, match, due FROM found WHERE step IS NOT NULL AND NOT unmet
+    INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due, once)
+    SELECT run_id, step, key, own_key, type, match, due, once FROM found WHERE step IS NOT NULL AND NOT unmet
     ON CONFLICT DO NOTHING)"""
     ),
     # Of two waits that found the same event the first step gets it; the other asks again.
@@ -129,7 +128,8 @@ SECTIONS = {
         timed("""letters AS (
     INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
     SELECT DISTINCT ON (run_id, event) run_id,
-           delivered + dense_rank() OVER (PARTITION BY run_id ORDER BY event), 'event', step, {now}, '', event
+           delivered + dense_rank() OVER (PARTITION BY run_id ORDER BY event),
+           CASE WHEN once THEN 'message' ELSE 'event' END, step, {now}, '', event
       FROM found WHERE event IS NOT NULL ORDER BY run_id, event, step COLLATE "C"
     RETURNING run_id, step)""")
     ),
@@ -217,12 +217,16 @@ SECTIONS = {
     "posted": Section(POSTED, "edda_post_row"),
     "sent": Section(SENT),
     "told": Section(TOLD),
+    "recorded": Section(RECORDED, "edda_recorded_row"),
+    "dispatched": Section(DISPATCHED, "edda_dispatch_row"),
+    "outgoing": Section(OUTGOING, "edda_outgoing_row"),
+    "stated": Section(STATED, "edda_fact_row"),
 }
 
 _ANSWER = "\nSELECT NULL::text AS run_id, NULL::text AS step FROM fence"
 _ANSWERS = {
     "released": " UNION ALL SELECT run_id, NULL FROM released WHERE has_mail",
-    "found": " UNION ALL SELECT run_id, step FROM found WHERE unmet",
+    "registered": " UNION ALL SELECT run_id, step FROM found WHERE unmet",
     "unheard": " UNION ALL SELECT run_id, '' FROM locked WHERE refused",
 }
 

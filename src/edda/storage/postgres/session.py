@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
+from asyncpg.transaction import Transaction
 
 from edda.errors import (
     EddaError,
@@ -25,6 +26,7 @@ Listener = Callable[[], object]
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 COMMIT = "COMMIT"
 ROLLBACK = "ROLLBACK"
+RESET = "RESET ALL"
 
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 """Serialization failure, deadlock, lock time-out."""
@@ -33,14 +35,33 @@ _REFUSALS = frozenset({"22", "23", "54"})
 _SCHEMA = frozenset({"42P01", "42703"})
 """Undefined table or column."""
 
+if TYPE_CHECKING:
+    _Connection = asyncpg.Connection[asyncpg.Record]
+else:
+    _Connection = asyncpg.Connection
+
+
+class SharedConnection(_Connection):
+    """Keeps what the server said last: after a failed statement COMMIT is answered with ROLLBACK, and is no error."""
+
+    last_status = ""
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+        self.last_status = await super().execute(query, *args, timeout=timeout)
+        return self.last_status
+
 
 class Session:
     """Sends statements over one connection object. In doubt it drops the connection and never goes on with it."""
 
-    def __init__(self, connection: asyncpg.Connection[asyncpg.Record], probe: Probe | None) -> None:
+    def __init__(self, connection: _Connection, probe: Probe | None) -> None:
         self._connection = connection
         self._probe = probe
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def connection(self) -> Any:
+        return self._connection
 
     @property
     def usable(self) -> bool:
@@ -56,9 +77,7 @@ class Session:
 
     async def execute(self, statement: str, *values: object) -> int:
         """How many rows it touched."""
-        status = await self._send(statement, self._connection.execute, statement, *values)
-        count = status.rpartition(" ")[2]
-        return int(count) if count.isdecimal() else 0
+        return touched(await self._send(statement, self._connection.execute, statement, *values))
 
     async def listen(self, channel: str, listener: Listener) -> None:
         """Call `listener` for what others send to the channel, not for what this connection sends, and at its end."""
@@ -88,6 +107,29 @@ class Session:
             self.drop()
             raise
         await self.execute(COMMIT)
+
+    async def begin(self) -> Transaction:
+        """A transaction for somebody else's code, who finds the connection as if it were new."""
+        await self._send(RESET, self._connection.reset)
+        transaction = self._connection.transaction(isolation="read_committed")
+        await self._send(BEGIN, transaction.start)
+        return transaction
+
+    async def pass_on(self, statement: str, call: Callable[..., Awaitable[T]], *values: object) -> T:
+        """As `_send`, for somebody else's code: errors stay what the driver made them.
+
+        One that is cancelled the driver cancels on the server too, before anything else goes over the connection.
+        """
+        if self._probe is None:
+            return await call(*values)
+        try:
+            self._probe.before(statement)
+            answer = await call(*values)
+            self._probe.after(statement)
+            return answer
+        except StorageUnavailableError:  # a probe cut the connection
+            self.drop()
+            raise
 
     async def _send(self, statement: str, call: Callable[..., Awaitable[T]], *values: object) -> T:
         """The one place where anything goes to the database."""
@@ -139,6 +181,12 @@ class Session:
             self._loop.call_soon_threadsafe(self.drop)
         else:
             self.drop()
+
+
+def touched(status: str) -> int:
+    """How many rows, by the server's answer to a command."""
+    count = status.rpartition(" ")[2]
+    return int(count) if count.isdecimal() else 0
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from edda.errors import StorageError
 from edda.storage.ports import Probe
 
 from . import schema
 from .clock import timed
+from .dispatches import PostgresDispatches
 from .events import PostgresEvents
+from .facts import PostgresFacts
+from .joints import PostgresJoints
 from .journal import PostgresJournal
 from .news import PostgresNews
+from .outbox import PostgresOutbox
 from .pool import Address, Pool
 from .pruning import PostgresPruning
 from .queue import PostgresQueue
@@ -20,7 +26,18 @@ OLDEST = 12
 NOW = timed("SELECT {now}")
 
 
-class PostgresStorage(PostgresJournal, PostgresWorkers, PostgresQueue, PostgresRuns, PostgresEvents, PostgresPruning):
+class PostgresStorage(
+    PostgresJournal,
+    PostgresWorkers,
+    PostgresQueue,
+    PostgresRuns,
+    PostgresEvents,
+    PostgresDispatches,
+    PostgresOutbox,
+    PostgresFacts,
+    PostgresJoints,
+    PostgresPruning,
+):
     """`url` is postgresql://user:password@host/database.
 
     Behind a PgBouncer that pools by transaction, set `statement_cache_size=0`, and let PgBouncer ignore the start-up
@@ -33,6 +50,8 @@ class PostgresStorage(PostgresJournal, PostgresWorkers, PostgresQueue, PostgresR
         self._address = Address(url, statement_cache_size, probe)
         self._journal = Pool(self._address, size=1)
         self._pool = Pool(self._address, size=pool_size)
+        # Theirs may take as long as they like.
+        self._shared = Pool(replace(self._address, is_shared=True), size=pool_size, answer_within=None)
         self._news_line = Pool(self._address, size=1)
         # No limit to how long a migration, or the one ahead of it, may take.
         self._schema_line = Pool(self._address, size=1, answer_within=None)
@@ -41,11 +60,12 @@ class PostgresStorage(PostgresJournal, PostgresWorkers, PostgresQueue, PostgresR
 
     @property
     def _lines(self) -> tuple[Pool, ...]:
-        return (self._journal, self._pool, self._news_line, self._schema_line)
+        return (self._journal, self._pool, self._shared, self._news_line, self._schema_line)
 
     async def open(self) -> None:
         for line in self._lines:
             line.open()
+        self._news = PostgresNews(self._news_line)  # of this loop: the storage may have been open on another before
         async with self._journal.session() as session:
             if session.version[0] < OLDEST:
                 raise StorageError(f"Edda needs PostgreSQL {OLDEST} or newer; this server is {session.version[0]}")

@@ -51,12 +51,15 @@ _log = logging.getLogger(__name__)
 class Connection:
     """Opens itself when first used, and again after it was lost. Used by one thread only, save for `kill`."""
 
-    def __init__(self, path: str, synchronous: str, probe: Probe | None = None) -> None:
+    def __init__(self, path: str, synchronous: str, probe: Probe | None = None, *, lent: bool = False) -> None:
+        """`lent`: for the user's own code too, whose threads are its own."""
         self._path = path
+        self._lent = lent
         self._synchronous = SYNCHRONOUS[synchronous]
         self._probe = probe
         self._raw: sqlite3.Connection | None = None
         self._openings = 0
+        self._touched = False
         self._killed = threading.Event()
         # Nobody else can see a database in memory, so there is nobody to take turns with.
         self._turn: AbstractContextManager[None] = nullcontext() if path == MEMORY else share_turn(f"{path}.lock")
@@ -76,6 +79,21 @@ class Connection:
 
     def row(self, sql: str, values: _Values = ()) -> Any | None:
         return next(iter(self.rows(sql, values)), None)
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._raw is not None and self._raw.in_transaction
+
+    def lend(self) -> sqlite3.Connection:
+        """To code that may leave anything behind; it is dropped at the end of the turn."""
+        self._touched = True
+        return self._usable()
+
+    def forget(self) -> None:
+        """Whatever it was in the middle of; the next job opens another."""
+        self._rollback()
+        if self._path != MEMORY:
+            self._drop()
 
     def version(self) -> Version:
         """The same for as long as the database is the same, whoever writes to it.
@@ -97,6 +115,18 @@ class Connection:
             answer = job(self)
             self.run("COMMIT")
             self._checkpoint()
+            return answer
+
+    def hold(self, job: Callable[[Connection], T]) -> T:
+        """One job, one turn; it begins and ends its transactions itself, but none outlives it."""
+        with self._turn, self._safely():
+            self._open()
+            answer = job(self)
+            if self.in_transaction:
+                self.forget()
+            self._checkpoint()
+            if self._touched:
+                self.forget()
             return answer
 
     def read(self, job: Callable[[Connection], T]) -> T:
@@ -143,8 +173,11 @@ class Connection:
         if self._raw is not None or self._killed.is_set():
             return
         self._openings += 1
+        self._touched = False
         # Autocommit: transactions begin where we say so.
-        self._raw = raw = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT / 1000, isolation_level=None)
+        self._raw = raw = sqlite3.connect(
+            self._path, timeout=BUSY_TIMEOUT / 1000, isolation_level=None, check_same_thread=not self._lent
+        )
         if self._path != MEMORY:
             (mode,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode != "wal":
@@ -155,7 +188,7 @@ class Connection:
     def _checkpoint(self) -> None:
         """After the commit: what is written is safe already, so trouble here is for the next one to meet."""
         size = self._wal_size()
-        if size <= CHECKPOINT_AT:
+        if size <= CHECKPOINT_AT or self._raw is None:
             return
         try:
             if size <= TRUNCATE_AT:
@@ -186,9 +219,10 @@ class Connection:
             yield
         except BaseException as error:  # whatever it was: a dead client's transaction would be gone as well
             meaning = _meaning(error)
-            self._rollback()
-            if not isinstance(meaning, StorageConflictError | StorageRejectedError) and self._path != MEMORY:
-                self._drop()
+            if isinstance(meaning, StorageConflictError | StorageRejectedError):
+                self._rollback()
+            else:
+                self.forget()
             if meaning is error:
                 raise
             raise meaning from error

@@ -20,6 +20,9 @@ class Desk:
     def transact(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
         return self._lane.submit(lambda: self._connection.transact(job))
 
+    def hold(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
+        return self._lane.submit(lambda: self._connection.hold(job))
+
     def read(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
         return self._lane.submit(lambda: self._connection.read(job))
 

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edda.core.model import Accepted, Event, Incoming, RunId, Shapes, StoredEvent
+from edda.core.model import Accepted, EntryKind, Event, EventKey, Incoming, RunId, Shapes, StoredEvent
 
-from . import runs, waits
+from . import dispatches, runs, waits
 from .connection import Connection
 
 _VERSION = "SELECT version FROM edda_event_type WHERE type = ?"
@@ -24,6 +24,7 @@ _TAKERS = """
 SELECT run_id, min(step) FROM edda_wait INDEXED BY edda_wait_key WHERE key = ? GROUP BY run_id"""
 _TARGET = """
 SELECT run_id, step FROM edda_wait WHERE run_id = ?2 AND key = ?1 ORDER BY step LIMIT 1"""
+_RIVALS = f"{_TAKERS} ORDER BY run_id LIMIT ?"
 
 _SHAPES = """
 SELECT t.type, t.version, s.shape
@@ -45,9 +46,12 @@ _NEWEST = "SELECT max(seq) FROM edda_event"
 _NEWEST_BEFORE = "SELECT seq FROM edda_event WHERE received_at < ? ORDER BY received_at DESC, seq DESC LIMIT 1"
 
 
-def accept(db: Connection, post: Sequence[Incoming], versions: Mapping[str, int], now: int) -> Accepted | None:
+def accept(
+    db: Connection, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int], now: int
+) -> Accepted | None:
     if not _is_current(db, post, versions):
         return None
+    dispatches.remove(db, forwarded)
     fresh: set[int] = set()
     woke = False
     for position, incoming in enumerate(post):
@@ -73,13 +77,15 @@ def _insert(db: Connection, event: Event, now: int) -> int | None:
 
 def _hand_out(db: Connection, incoming: Incoming, seq: int, now: int) -> bool:
     """Whether there is something to do for somebody."""
-    if incoming.keys:
-        db.many(_KEY, [(key.kept, seq) for key in incoming.keys])
     takers = _takers(db, incoming)
     if takers:
-        waits.deliver(db, seq, sorted(takers.items()), now)
+        waits.deliver(db, EntryKind.EVENT, seq, sorted(takers.items()), now)
+    had = set(takers)
+    kept = [key.kept for key in incoming.keys if not (key.once and _give(db, key, incoming.event, seq, had, now))]
+    if kept:
+        db.many(_KEY, [(key, seq) for key in kept])
     started = runs.start(db, incoming.starts, now)  # they see what comes after the newest event, which is this one
-    return bool(takers or started)
+    return bool(had or started)
 
 
 def _takers(db: Connection, incoming: Incoming) -> dict[RunId, str]:
@@ -87,10 +93,26 @@ def _takers(db: Connection, incoming: Incoming) -> dict[RunId, str]:
     takers: dict[RunId, str] = {}
     target = incoming.event.target
     for key in incoming.keys:
+        if key.once:
+            continue
         found = db.rows(_TAKERS, (key.plain,)) if target is None else db.rows(_TARGET, (key.plain, target))
         for run_id, step in found:
             takers[run_id] = min(step, takers.get(run_id, step))
     return takers
+
+
+def _give(db: Connection, key: EventKey, event: Event, seq: int, had: set[RunId], now: int) -> bool:
+    """To one of those who wait under the key, but not to one who has the event by another."""
+    if event.target is None:
+        found = db.rows(_RIVALS, (key.plain, len(had) + 1))
+    else:
+        found = db.rows(_TARGET, (key.plain, event.target))
+    for run_id, step in found:
+        if run_id not in had:
+            waits.deliver(db, EntryKind.MESSAGE, seq, [(run_id, step)], now)
+            had.add(run_id)
+            return True
+    return False
 
 
 def shapes(db: Connection, types: Sequence[str]) -> dict[str, Shapes]:

@@ -9,7 +9,7 @@ from typing import Any
 from edda.core.model import Absorb, Bundle, End, Entry, Fence, Recur, Release, RunId, Start, WorkerId, Written
 from edda.core.states import RunStatus
 
-from . import lineage, waits
+from . import dispatches, done, facts, lineage, outbox, waits
 from .connection import Connection
 from .runs import INSERT, as_row
 
@@ -55,11 +55,13 @@ def write(db: Connection, fence: Fence, batch: Sequence[Bundle], now: int) -> Wr
     if db.run(_BUMP, (fence.worker, fence.batch_no, fence.moves)) != 1:
         return None
     refused = lineage.refused(db, batch)
-    unmet = waits.settle(db, batch, now) | dict.fromkeys(refused, frozenset())
-    rows = _Rows(fence.worker)
+    unmet, finds = waits.settle(db, batch)
+    unmet |= dict.fromkeys(refused, frozenset())
+    rows = _Rows(fence.worker, now)
     for bundle in batch:
         rows.add(bundle, stays=bundle.run_id in unmet)
     rows.send(db)
+    waits.bring(db, finds, now)
     lineage.spread(db, batch, refused, now)
     return Written(rows.mailed(db), unmet)
 
@@ -76,8 +78,9 @@ def owned(db: Connection, worker: WorkerId) -> dict[RunId, int]:
 class _Rows:
     """The batch by table, so that each table is written by one statement."""
 
-    def __init__(self, worker: WorkerId) -> None:
+    def __init__(self, worker: WorkerId, now: int) -> None:
         self.worker = worker
+        self.now = now
         self.runs: list[_Row] = []
         self.scheds: list[_Row] = []
         self.hists: list[_Row] = []
@@ -90,15 +93,21 @@ class _Rows:
         self.followers: list[_Row] = []
         self.recurred: list[_Row] = []
         self.unwaiting: list[_Row] = []
+        self.dispatches: list[_Row] = []
+        self.outgoing: list[_Row] = []
+        self.facts: list[_Row] = []
+        self.recorded: list[_Row] = []
 
     def add(self, bundle: Bundle, stays: bool) -> None:
         """A run that stays is not released and does not end: it has mail to read, or more to tell its end."""
         if bundle.entries:
             self._add_entries(bundle, bundle.gen, bundle.entries)
         if bundle.start is not None:
-            self._add_start(bundle, bundle.start)
+            self._add_start(bundle, bundle.start, stays)
         if bundle.undoing:
             self.undoing.append((bundle.run_id,))
+        if bundle.dispatches or bundle.outgoing or bundle.facts or bundle.recorded:
+            self._add_talk(bundle)
         run_id = bundle.run_id
         match bundle.move:
             case End() as move if not stays:
@@ -119,17 +128,25 @@ class _Rows:
                 (run, gen, epoch, e.seq, kind, e.step, e.name, ok, e.at, e.attempt, e.n, e.event, e.input, e.value)
             )
 
-    def _add_start(self, bundle: Bundle, start: Start) -> None:
+    def _add_talk(self, bundle: Bundle) -> None:
+        run_id = bundle.run_id
+        self.dispatches += [(dispatch.kind.value, dispatch.body) for dispatch in bundle.dispatches]
+        self.outgoing += map(outbox.as_row, bundle.outgoing)
+        self.facts += [(run_id, fact.name, fact.value, self.now) for fact in bundle.facts]
+        self.recorded += [(run_id, bundle.gen, step) for step in bundle.recorded]
+
+    def _add_start(self, bundle: Bundle, start: Start, stays: bool) -> None:
         self.runs.append(as_row(start, bundle.gen))
         if not isinstance(bundle.move, End):
-            self.scheds.append((start.run_id, bundle.gen, bundle.epoch, start.workflow, *self._place(bundle, start)))
+            place = self._place(bundle, start, stays)
+            self.scheds.append((start.run_id, bundle.gen, bundle.epoch, start.workflow, *place))
 
-    def _place(self, bundle: Bundle, start: Start) -> _Row:
+    def _place(self, bundle: Bundle, start: Start, stays: bool) -> _Row:
         """Owner, due time, status, reason, absorbed, attempts of a run that is new in this batch."""
         match bundle.move:
-            case Release(absorbed=absorbed, ready_at=ready_at, status=status, reason=reason):
+            case Release(absorbed=absorbed, ready_at=ready_at, status=status, reason=reason) if not stays:
                 return (None, ready_at, status.value, reason, absorbed, int(status is RunStatus.PARKED))
-            case Absorb(absorbed=absorbed):
+            case Absorb(absorbed=absorbed) | Release(absorbed=absorbed):
                 pass
             case _:
                 absorbed = 0
@@ -163,6 +180,10 @@ class _Rows:
             (_END, self.ended),
             (_DROP_WAITS, self.unwaiting),
             (_DROP_WATCHERS, self.unwatched),
+            (dispatches.INSERT, self.dispatches),
+            (outbox.INSERT, self.outgoing),
+            (facts.SAY, self.facts),
+            (done.FORGET, self.recorded),
         ):
             if rows:
                 db.many(sql, rows)

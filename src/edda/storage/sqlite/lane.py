@@ -17,15 +17,16 @@ T = TypeVar("T")
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
-class Lane:
-    def __init__(self, name: str, finish: Callable[[], None]) -> None:
-        self._finish = finish
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+class Jobs:
+    """What a thread is to do, one after the other."""
+
+    def __init__(self, over: str) -> None:
+        """`over`: what is said to who comes too late."""
+        self._over = over
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._guard = threading.Lock()
         self._stopped = False
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
 
     def submit(self, act: Callable[[], T]) -> asyncio.Future[T]:
         """A cancelled caller does not stop its job: like any sent statement, it may be done all the same."""
@@ -34,16 +35,41 @@ class Lane:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._guard:
             if self._stopped:
-                raise StorageUnavailableError("the storage is closed")
-            self._jobs.put((act, future))
+                raise StorageUnavailableError(self._over)
+            self._queue.put((act, future))
         return future
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
+
     def stop(self) -> None:
-        """No more jobs; those in the queue are done, then the thread finishes and ends."""
+        """No more jobs; those in the queue are done, then the work is."""
         with self._guard:
             if not self._stopped:
                 self._stopped = True
-                self._jobs.put(None)
+                self._queue.put(None)
+
+    def work(self) -> None:
+        """In the thread that does them."""
+        while (job := self._queue.get()) is not None:
+            _perform(*job)
+            del job  # results may be large, and the next job may be long in coming
+
+
+class Lane:
+    def __init__(self, name: str, finish: Callable[[], None]) -> None:
+        self._finish = finish
+        self._jobs = Jobs("the storage is closed")
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, act: Callable[[], T]) -> asyncio.Future[T]:
+        return self._jobs.submit(act)
+
+    def stop(self) -> None:
+        """No more jobs; those in the queue are done, then the thread finishes and ends."""
+        self._jobs.stop()
 
     async def close(self) -> None:
         """Returns when the thread has ended: it may have to wait for its turn to close the connection."""
@@ -55,9 +81,7 @@ class Lane:
             self._thread.join(timeout)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            _perform(*job)
-            del job  # results may be large, and the next job may be long in coming
+        self._jobs.work()
         self._finish()
 
 

@@ -17,16 +17,18 @@ SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.key 
 
 
 def refused(db: Connection, batch: Sequence[Bundle]) -> frozenset[RunId]:
-    """Ends that do not know all who watch, next generations that would leave mail unread."""
-    ends: dict[RunId, int] = {}
-    recurs: dict[RunId, int] = {}
+    """Ends that do not know all who watch, and what would leave mail unread."""
+    watched: dict[RunId, int] = {}
+    mailed: dict[RunId, int] = {}
     for bundle in batch:
         match bundle.move:
-            case End(watchers=watchers) if bundle.start is None:
-                ends[bundle.run_id] = watchers
+            case End(watchers=watchers, settled=settled) if bundle.start is None:
+                watched[bundle.run_id] = watchers
+                if settled is not None:
+                    mailed[bundle.run_id] = settled
             case Recur(absorbed=absorbed) if bundle.start is None:
-                recurs[bundle.run_id] = absorbed
-    return frozenset(_differing(db, _WATCHED, ends) + _differing(db, _MAILED, recurs))
+                mailed[bundle.run_id] = absorbed
+    return frozenset(_differing(db, _WATCHED, watched) + _differing(db, _MAILED, mailed))
 
 
 def _differing(db: Connection, sql: str, believed: dict[RunId, int]) -> list[RunId]:

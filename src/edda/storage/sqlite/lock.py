@@ -14,6 +14,7 @@ import fcntl
 import os
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from types import TracebackType
 
@@ -26,17 +27,44 @@ _alive: dict[str, int] = {}
 """The locked files of this process's own workers, with their descriptors."""
 
 
+class Queue:
+    """A lock that goes to whoever has waited longest. Who gives a `threading.Lock` back and wants it again has it
+    before the one who waits is awake: a stream of short transactions would keep the journal out."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def acquire(self) -> None:
+        with self._guard:
+            if not self._taken:
+                self._taken = True
+                return
+            call = threading.Lock()
+            call.acquire()
+            self._waiting.append(call)
+        call.acquire()
+
+    def release(self) -> None:
+        with self._guard:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._taken = False
+
+
 class Turn:
     """Held by the one thread of the one process that may write just now.
 
     SQLite's own waiting sleeps and polls: of four busy processes one gets nearly all the turns. The kernel's
-    queue is fair.
+    queue is fair, and so is that of the threads.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.users = 0
-        self._threads = threading.Lock()
+        self._threads = Queue()
         self._descriptor = _open(path, os.O_RDWR | os.O_CREAT)
 
     def __enter__(self) -> None:

@@ -43,12 +43,15 @@ SELECT n.id, n.gen - 1, n.created_at FROM edda_run n INDEXED BY edda_run_followe
  WHERE n.gen > 0 AND n.created_at < ? ORDER BY n.created_at, n.id, n.gen LIMIT ?"""
 _GENERATION = (
     "DELETE FROM edda_hist WHERE run_id = ? AND gen = ?",
+    "DELETE FROM edda_done WHERE run_id = ? AND gen = ?",
     "DELETE FROM edda_run WHERE id = ? AND gen = ?",
 )
 _RUN = (
     "DELETE FROM edda_hist WHERE run_id = ?",
     "DELETE FROM edda_delivery WHERE run_id = ?",
     "DELETE FROM edda_watcher WHERE run_id = ?",
+    "DELETE FROM edda_done WHERE run_id = ?",
+    "DELETE FROM edda_fact WHERE run_id = ?",
     "DELETE FROM edda_run WHERE id = ?",
     "DELETE FROM edda_result WHERE run_id = ?",
 )

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import Claim, ClaimedRun, Delivery, Entry, EntryKind, RunId, WorkerId
+from edda.core.model import Claim, ClaimedRun, Delivery, Done, Entry, EntryKind, RunId, WorkerId
 
 from . import watchers
 from .connection import Connection
@@ -32,6 +32,12 @@ SELECT h.run_id, h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.
  CROSS JOIN edda_sched s ON s.run_id = i.value
  CROSS JOIN edda_hist h ON h.run_id = s.run_id AND h.gen = s.gen
  ORDER BY i.key, h.seq"""
+_DONE = """
+SELECT d.run_id, d.step, d.attempt, d.value, d.at
+  FROM json_each(?) i
+ CROSS JOIN edda_sched s ON s.run_id = i.value
+ CROSS JOIN edda_done d ON d.run_id = s.run_id AND d.gen = s.gen
+ ORDER BY i.key, d.step"""
 _WAITS = """
 SELECT w.run_id, w.step FROM json_each(?) i CROSS JOIN edda_wait w ON w.run_id = i.value ORDER BY w.run_id, w.step"""
 # The letter of an event has only its number.
@@ -83,6 +89,9 @@ def _load(db: Connection, run_ids: list[RunId]) -> tuple[ClaimedRun, ...]:
     entries: defaultdict[RunId, list[Entry]] = defaultdict(list)
     for run_id, *row in db.rows(_HISTORY, ids):
         entries[run_id].append(as_entry(row))
+    done: defaultdict[RunId, list[Done]] = defaultdict(list)
+    for run_id, *row in db.rows(_DONE, ids):
+        done[run_id].append(Done(*row))
     mail: defaultdict[RunId, list[Delivery]] = defaultdict(list)
     for delivery in _deliveries(db.rows(_UNREAD, ids)):
         mail[delivery.run_id].append(delivery)
@@ -91,7 +100,7 @@ def _load(db: Connection, run_ids: list[RunId]) -> tuple[ClaimedRun, ...]:
         run_id = row[0]
         inputs = (tuple(entries[run_id]), tuple(mail[run_id]), tuple(waits[run_id]))
         told = watchers.of_run(db, run_id) if watched else ()
-        values = (*row, *inputs, start_seq, parent, parent_step, depth, told)
+        values = (*row, *inputs, start_seq, parent, parent_step, depth, told, tuple(done[run_id]))
         runs.append(ClaimedRun(*values))
     return tuple(runs)
 

@@ -1,6 +1,7 @@
 """The storage on one SQLite file, shared by as many processes of one host as like, or on a database in memory.
 
-A thread writes, one reads, one watches for news. Whole transactions travel to the threads, never single statements.
+A thread writes, one reads, one watches for news, and one is for the transactions of users. All but theirs travel to
+the threads whole, never as single statements.
 """
 
 from __future__ import annotations
@@ -18,15 +19,22 @@ from edda.core.model import (
     CancelOutcome,
     Claim,
     Delivery,
+    Done,
     Entry,
+    Fact,
     Fence,
     Incoming,
+    Outgoing,
+    OutgoingRecord,
+    OutgoingState,
+    Receipt,
     Registered,
     RunFilter,
     RunId,
     RunRecord,
     Shapes,
     Start,
+    StoredDispatch,
     StoredEvent,
     Takeover,
     Wait,
@@ -36,14 +44,30 @@ from edda.core.model import (
     Written,
 )
 from edda.errors import StorageUnavailableError
-from edda.storage.ports import Probe
+from edda.storage.ports import Probe, Turn
 
-from . import events, journal, pruning, queue, runs, schema, waits, watchers, workers
+from . import (
+    dispatches,
+    done,
+    events,
+    facts,
+    joint,
+    journal,
+    outbox,
+    pruning,
+    queue,
+    runs,
+    schema,
+    waits,
+    watchers,
+    workers,
+)
 from .connection import MEMORY, OLDEST, SYNCHRONOUS, Connection
 from .desk import Desk
 from .lock import Presence
 from .memo import Memo
 from .pulse import SQLitePulse
+from .tenure import NO_TURN, Tenures
 from .watch import Watch
 
 T = TypeVar("T")
@@ -82,6 +106,7 @@ class SQLiteStorage:
         self._memo = Memo()
         self._watch: Watch | None = None
         self._pulses: set[Desk] = set()
+        self._tenures: Tenures | None = None
         self._news = asyncio.Event()
 
     # Its life
@@ -97,12 +122,14 @@ class SQLiteStorage:
             raise
 
     async def _open(self) -> None:
-        self._writer = self._desk("writer")
+        self._news = asyncio.Event()  # of this loop: the app may have run on another before
+        self._writer = self._desk("writer", lent=self._in_memory)
         await self._writer.transact(lambda db: None)
         if self._in_memory:
             self._reader = self._writer
         else:
             self._reader = self._desk("reader")
+            await self._reader.read(lambda db: None)  # it opens now, not while somebody has the turn for long
             self._watch = Watch(Connection(self._path, self._synchronous), self._news.set)
             await self._watch.open()
 
@@ -237,8 +264,17 @@ class SQLiteStorage:
 
     # Events
 
-    async def accept(self, post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
-        return await self._transact(lambda db: events.accept(db, post, versions, self._now()))
+    async def accept(
+        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> Accepted | None:
+        return await self._transact(lambda db: events.accept(db, post, versions, forwarded, self._now()))
+
+    async def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+        return await self._read(lambda db: self._dispatches(db, limit))
+
+    def _dispatches(self, db: Connection, limit: int) -> tuple[StoredDispatch, ...]:
+        due, now = self._memo.recall(db, dispatches.first_due), self._now()
+        return () if due is None or due > now else dispatches.lowest(db, limit, now)
 
     async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
         return await self._read(lambda db: events.shapes(db, types))
@@ -261,6 +297,55 @@ class SQLiteStorage:
     async def waits(self, run_id: RunId) -> tuple[Wait, ...]:
         return await self._read(lambda db: waits.of_run(db, run_id))
 
+    # Outbox
+
+    async def enqueue(self, events: Sequence[Outgoing]) -> None:
+        await self._transact(lambda db: outbox.enqueue(db, events))
+
+    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
+        """Nobody is kept from writing by one who finds nothing."""
+        if await self.next_outgoing() != 0 or not await self._read(lambda db: outbox.claimable(db, limit, self._now())):
+            return ()
+        return await self._transact(lambda db: outbox.claim(db, limit, lease, self._now()))
+
+    async def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
+        if receipts:
+            await self._transact(lambda db: outbox.settle(db, receipts, self._now()))
+
+    async def next_outgoing(self) -> int | None:
+        due = await self._recall(outbox.first_due)
+        return None if due is None else max(0, due - self._now())
+
+    async def find_outgoing(
+        self, state: OutgoingState | None = None, after: int = 0, limit: int = 50
+    ) -> tuple[OutgoingRecord, ...]:
+        return await self._read(lambda db: outbox.find(db, state, after, limit))
+
+    async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
+        return await self._transact(lambda db: outbox.retry(db, ids))
+
+    # Facts
+
+    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
+        return await self._read(lambda db: facts.of_run(db, run_id, name))
+
+    # Joints
+
+    async def begin(self) -> joint.SQLiteJoint:
+        return await joint.begin(self._lent())
+
+    async def take_turn(self) -> Turn:
+        """Of a database in memory nobody else has a connection."""
+        return NO_TURN if self._in_memory else await self._lent().begin()
+
+    async def done(self, run_id: RunId, gen: int, step: str) -> Done | None:
+        return await self._read(lambda db: done.find(db, run_id, gen, step))
+
+    async def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+        if not await self._recall(dispatches.is_kept, key):
+            return None
+        return await self._transact(lambda db: dispatches.take(db, key, self._now() + lease))
+
     # Pruning
 
     async def prune_events(self, before: int, limit: int) -> int:
@@ -279,6 +364,11 @@ class SQLiteStorage:
             if await self._is_any_before(before, oldest):
                 return await self._transact(lambda db: pruning.prune_runs(db, before, limit))
         return 0
+
+    async def prune_outgoing(self, before: int, limit: int) -> int:
+        if not await self._is_any_before(before, outbox.first_sent):
+            return 0
+        return await self._transact(lambda db: outbox.prune(db, before, limit))
 
     async def _is_any_before(self, before: int, oldest: Callable[[Connection], int | None]) -> bool:
         moment = await self._recall(oldest)
@@ -310,8 +400,15 @@ class SQLiteStorage:
     def _in_memory(self) -> bool:
         return self._path == MEMORY
 
-    def _desk(self, name: str) -> Desk:
-        return Desk(name, Connection(self._path, self._synchronous, self._probe))
+    def _desk(self, name: str, *, lent: bool = False) -> Desk:
+        return Desk(name, Connection(self._path, self._synchronous, self._probe, lent=lent))
+
+    def _lent(self) -> Tenures:
+        """A database in memory has one connection only."""
+        writer = _open_only(self._writer)
+        if self._tenures is None:
+            self._tenures = Tenures(writer if self._in_memory else self._desk("joint", lent=True))
+        return self._tenures
 
     async def _transact(self, job: Callable[[Connection], T]) -> T:
         return await _open_only(self._writer).transact(job)
@@ -327,8 +424,11 @@ class SQLiteStorage:
         self._pulses.discard(desk)
         await desk.close()
 
-    def _leave(self) -> Iterator[Desk | Watch]:
-        """Every part, each forgotten as it is given away."""
+    def _leave(self) -> Iterator[Desk | Tenures | Watch]:
+        """Every part, each forgotten as it is given away; first who may hold the turn that the others need to close."""
+        tenures, self._tenures = self._tenures, None
+        if tenures:
+            yield tenures
         while self._pulses:
             yield self._pulses.pop()
         watch, self._watch = self._watch, None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
-from edda.core.model import Absorb, Bundle, Release, RunId, Wait
+from msgspec import Struct
+
+from edda.core.model import Absorb, Bundle, EntryKind, Release, RunId, Wait
 
 from .connection import Connection
 from .inbox import WAKE
@@ -18,47 +21,70 @@ SELECT k.seq FROM edda_event_key k
  WHERE k.key = ?1 AND k.seq > ?2
    AND NOT EXISTS (SELECT 1 FROM edda_delivery d WHERE d.event = k.seq AND d.run_id = ?3)
  ORDER BY k.seq LIMIT 1"""
+# The same, whatever its floor.
+_KEPT = """
+SELECT k.seq, k.key FROM edda_event_key k
+ WHERE k.key = ?1 AND NOT EXISTS (SELECT 1 FROM edda_delivery d WHERE d.event = k.seq AND d.run_id = ?2)
+ ORDER BY k.seq LIMIT ?3"""
+_TAKE = "DELETE FROM edda_event_key WHERE seq = ? AND key = ?"
 # A batch whose answer was lost asks again.
 _REGISTER = """
-INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due, once) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (run_id, step) DO NOTHING"""
-_WAITS = "SELECT step, key, own_key, type, match, due FROM edda_wait WHERE run_id = ? ORDER BY step"
+_WAITS = "SELECT step, key, own_key, type, match, due, once FROM edda_wait WHERE run_id = ? ORDER BY step"
 
 _LETTER = """
 INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
-SELECT run_id, delivered, 'event', ?2, ?3, x'', ?4 FROM edda_sched WHERE run_id = ?1"""
+SELECT run_id, delivered, ?2, ?3, ?4, x'', ?5 FROM edda_sched WHERE run_id = ?1"""
 
 
-def settle(db: Connection, batch: Sequence[Bundle], now: int) -> dict[RunId, frozenset[str]]:
-    """What a batch drops, gives back and asks for; returns the steps that have mail instead of a wait."""
+class Find(Struct, frozen=True):
+    """An event that was there before the wait for it."""
+
+    run_id: RunId
+    seq: int
+    step: str
+    kind: EntryKind
+
+
+def settle(db: Connection, batch: Sequence[Bundle]) -> tuple[dict[RunId, frozenset[str]], list[Find]]:
+    """What a batch drops, gives back and asks for; returns the steps that have mail instead of a wait, and what to
+    bring when the rest is written: a run that is new has no inbox before."""
     unmet: dict[RunId, frozenset[str]] = {}
+    finds: list[Find] = []
     for bundle in batch:
         if bundle.drops:
             db.many(_DROP, [(bundle.run_id, step) for step in bundle.drops])
         if bundle.frees:
             db.many(_FREE, [(bundle.run_id, n) for n in bundle.frees])
-        if bundle.waits and (steps := _ask(db, bundle, now)):
+        if bundle.waits and (steps := _ask(db, bundle, finds)):
             unmet[bundle.run_id] = steps
-    return unmet
+    return unmet, finds
 
 
-def _ask(db: Connection, bundle: Bundle, now: int) -> frozenset[str]:
-    if bundle.start:  # nothing can have come since
-        _register(db, bundle.run_id, bundle.waits)
-        return frozenset()
-    inbox = db.row(_INBOX, (bundle.run_id,))
-    if inbox is None:
-        return frozenset()
-    delivered, start_seq = inbox
-    if isinstance(bundle.move, Absorb | Release) and bundle.move.absorbed != delivered:
-        return frozenset(wait.step for wait in bundle.waits)
-    found = {wait.step: seq for wait in bundle.waits if (seq := _find(db, bundle.run_id, wait, start_seq))}
-    _register(db, bundle.run_id, [wait for wait in bundle.waits if wait.step not in found])
+def bring(db: Connection, finds: Iterable[Find], now: int) -> None:
+    for find in finds:
+        deliver(db, find.kind, find.seq, [(find.run_id, find.step)], now)
+
+
+def _ask(db: Connection, bundle: Bundle, finds: list[Find]) -> frozenset[str]:
+    found: dict[str, int] = {}
+    if bundle.start is None:  # else no event can have come since
+        inbox = db.row(_INBOX, (bundle.run_id,))
+        if inbox is None:
+            return frozenset()
+        delivered, start_seq = inbox
+        if isinstance(bundle.move, Absorb | Release) and bundle.move.absorbed != delivered:
+            return frozenset(wait.step for wait in bundle.waits)
+        found = {w.step: seq for w in bundle.waits if not w.once and (seq := _find(db, bundle.run_id, w, start_seq))}
     # Of steps that found the same event the first gets it; the others ask again.
     takers = {seq: step for step, seq in sorted(found.items(), reverse=True)}
-    for seq, step in sorted(takers.items()):
-        deliver(db, seq, [(bundle.run_id, step)], now)
-    return frozenset(found)
+    brought = [Find(bundle.run_id, seq, step, EntryKind.EVENT) for seq, step in takers.items()]
+    brought += _take_all(db, bundle, set(takers))
+    finds += sorted(brought, key=lambda find: find.seq)
+    unmet = frozenset(found).union(find.step for find in brought)
+    _register(db, bundle.run_id, [wait for wait in bundle.waits if wait.step not in unmet])
+    return unmet
 
 
 def _find(db: Connection, run_id: RunId, wait: Wait, start_seq: int) -> int | None:
@@ -67,16 +93,41 @@ def _find(db: Connection, run_id: RunId, wait: Wait, start_seq: int) -> int | No
     return min((row[0] for row in rows if row), default=None)
 
 
+def _take_all(db: Connection, bundle: Bundle, had: set[int]) -> list[Find]:
+    """What nobody else will get; not one of those that the run has by another step."""
+    taken: list[Find] = []
+    for wait in bundle.waits:
+        if wait.once and (seq := _take(db, bundle.run_id, wait, had)):
+            taken.append(Find(bundle.run_id, seq, wait.step, EntryKind.MESSAGE))
+            had.add(seq)
+    return taken
+
+
+def _take(db: Connection, run_id: RunId, wait: Wait, had: Collection[int]) -> int | None:
+    rows = [row for key in (wait.key, wait.own_key) for row in db.rows(_KEPT, (key, run_id, len(had) + 1))]
+    lowest: tuple[int, bytes] | None = min((row for row in rows if row[0] not in had), default=None)
+    if lowest is None:
+        return None
+    db.run(_TAKE, lowest)
+    return lowest[0]
+
+
 def _register(db: Connection, run_id: RunId, waits: Sequence[Wait]) -> None:
-    db.many(_REGISTER, [(run_id, w.step, w.key, w.own_key, w.type, w.match, w.due) for w in waits])
+    rows = [(run_id, w.step, w.key, w.own_key, w.type, w.match, w.due, int(w.once)) for w in waits]
+    db.many(_REGISTER, rows)
 
 
-def deliver(db: Connection, seq: int, takers: Sequence[tuple[RunId, str]], now: int) -> None:
+def deliver(db: Connection, kind: EntryKind, seq: int, takers: Sequence[tuple[RunId, str]], now: int) -> None:
     """Give one event to a step of each of these runs, which waits no longer."""
     db.many(_DROP, takers)
     db.many(WAKE, [(run_id,) for run_id, _ in takers])
-    db.many(_LETTER, [(run_id, step, now, seq) for run_id, step in takers])
+    db.many(_LETTER, [(run_id, kind.value, step, now, seq) for run_id, step in takers])
 
 
 def of_run(db: Connection, run_id: RunId) -> tuple[Wait, ...]:
-    return tuple(Wait(*row) for row in db.rows(_WAITS, (run_id,)))
+    return tuple(map(_as_wait, db.rows(_WAITS, (run_id,))))
+
+
+def _as_wait(row: Sequence[Any]) -> Wait:
+    step, key, own_key, type, match, due, once = row
+    return Wait(step, key, own_key, type, match, due, once=bool(once))

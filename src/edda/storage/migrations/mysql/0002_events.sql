@@ -55,6 +55,7 @@ CREATE TABLE IF NOT EXISTS edda_wait (
     type        VARBINARY(1020) NOT NULL,
     `match`     LONGBLOB NOT NULL,
     due         BIGINT,
+    once        BOOLEAN NOT NULL DEFAULT FALSE,
     PRIMARY KEY (run_id, step),
     KEY edda_wait_key (`key`)
 ) ENGINE = InnoDB;

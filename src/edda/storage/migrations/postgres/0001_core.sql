@@ -111,6 +111,6 @@ CREATE TYPE edda_hist_row AS (
     attempt integer, n integer, event bigint, input bytea, value bytea);
 CREATE TYPE edda_move_row AS (
     run_id text, move text, absorbed integer, ready_at bigint, status text, reason text, undoing boolean,
-    watchers integer);
+    watchers integer, settled integer);
 CREATE TYPE edda_result_row AS (
     run_id text, gen integer, status text, value bytea, ended_at bigint);

@@ -48,17 +48,19 @@ CREATE TABLE edda_wait (
     type        text COLLATE "C" NOT NULL,
     match       bytea  NOT NULL,
     due         bigint,
+    once        boolean NOT NULL DEFAULT false,
     PRIMARY KEY (run_id, step)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX edda_wait_key ON edda_wait (key);
 
 -- The rows of a batch and of a post. As those of 0001: never changed.
 CREATE TYPE edda_wait_row AS (
-    run_id text, step text, key bytea, own_key bytea, type text, match bytea, due bigint);
+    run_id text, step text, key bytea, own_key bytea, type text, match bytea, due bigint, once boolean);
 -- A move, once for each of its waits, or once without.
 CREATE TYPE edda_ask_row AS (
     run_id text, move text, absorbed integer, ready_at bigint, status text, reason text, undoing boolean,
-    watchers integer, step text, key bytea, own_key bytea, type text, match bytea, due bigint, floor bigint);
+    watchers integer, settled integer, step text, key bytea, own_key bytea, type text, match bytea, due bigint,
+    once boolean, floor bigint);
 CREATE TYPE edda_drop_row AS (run_id text, step text);
 CREATE TYPE edda_free_row AS (run_id text, n integer);
 -- `place` says which event of the post it is, and to which one a key or a start belongs.

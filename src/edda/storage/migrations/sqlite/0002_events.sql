@@ -44,6 +44,7 @@ CREATE TABLE edda_wait (
     type        TEXT    NOT NULL CHECK (instr(type, char(0)) = 0),
     match       BLOB    NOT NULL,
     due         INTEGER,
+    once        INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, step)
 ) WITHOUT ROWID;
 CREATE INDEX edda_wait_key ON edda_wait (key);

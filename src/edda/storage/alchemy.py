@@ -1,0 +1,291 @@
+"""SQLAlchemy's sessions on Edda's database. Imported only when somebody uses one.
+
+A session takes its connection at the first statement, so an activity that looks at `ctx.session` and writes nothing
+costs nothing. On SQLite its transaction begins with the file's turn and BEGIN IMMEDIATE: the journal waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, cast
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, CursorResult, Engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction, create_async_engine
+from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.util import await_only
+
+from edda.errors import AppError, NotInWorkflowError, StorageUnavailableError
+
+from .ports import Dialect, Joints, Probe, Turn
+
+_WAITING = "edda_waiting"
+
+# As the connections of `ctx.transaction()`: no locks for ever, and never data that was cut to fit.
+_MYSQL_SETUP = """SET SESSION sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')
+    /*M! , idle_transaction_timeout = 60 */ /*!80000 , wait_timeout = 60 */"""
+_POSTGRES_SETTINGS = {"application_name": "edda", "idle_in_transaction_session_timeout": "60s"}
+_BUSY_TIMEOUT = 30
+"""Seconds that SQLite waits for a foreign writer."""
+
+
+def dialect_of(name: str) -> Dialect:
+    return cast(Dialect, {"mariadb": "mysql", "postgres": "postgresql"}.get(name, name))
+
+
+class Ledger(Protocol):
+    """What a step has sent: of what it sent in a savepoint that is rolled back nothing counts."""
+
+    def mark(self) -> Any: ...
+
+    def cut(self, mark: Any) -> None: ...
+
+
+# Inside
+
+
+class _StepSession(Session):
+    """What `ctx.session` stands on, and code in `run_sync` is given."""
+
+    def __init__(self, bind: Engine, joints: Joints, ledger: Ledger, **options: Any) -> None:
+        self.joints = joints
+        self.ledger = ledger
+        self.marks: WeakKeyDictionary[SessionTransaction, Any] = WeakKeyDictionary()
+        self.turn: Turn | None = None
+        self.may_commit = False
+        super().__init__(bind, **options)
+
+
+@event.listens_for(_StepSession, "after_transaction_create")
+def _mark(session: _StepSession, transaction: SessionTransaction) -> None:
+    session.marks[transaction] = session.ledger.mark()
+
+
+@event.listens_for(_StepSession, "after_soft_rollback")
+def _cut(session: _StepSession, transaction: SessionTransaction) -> None:
+    session.ledger.cut(session.marks[transaction])
+
+
+@event.listens_for(_StepSession, "after_begin")
+def _take_turn(session: _StepSession, transaction: SessionTransaction, connection: Connection) -> None:
+    """Runs between the session and its driver, where something can be awaited though this is no coroutine."""
+    if transaction.nested or connection.dialect.name != "sqlite":
+        return
+    if session.turn is not None:  # of a transaction whose end was cancelled
+        await_only(session.turn.end())
+    session.turn = await_only(session.joints.take_turn())
+    driver: Any = connection.connection.driver_connection
+    if not driver.in_transaction:  # the user's engine may have its own way to begin
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+@event.listens_for(_StepSession, "after_transaction_end")
+def _give_turn_back(session: _StepSession, transaction: SessionTransaction) -> None:
+    """However it ended: by commit, rollback, `reset()` or a lost connection."""
+    if transaction.parent is None and session.turn is not None:
+        turn, session.turn = session.turn, None
+        await_only(turn.end())
+
+
+@event.listens_for(_StepSession, "before_commit")
+def _refuse_commit(session: _StepSession) -> None:
+    if not session.may_commit and not session.in_nested_transaction():
+        raise NotInWorkflowError(
+            "ctx.session.commit(): Edda commits the session together with the step's record when the activity returns; "
+            "use flush() to send what is pending, or begin_nested() for a savepoint"
+        )
+
+
+class StepSession(AsyncSession):
+    """A session that Edda ends, together with the step's record."""
+
+    sync_session_class = _StepSession
+    sync_session: _StepSession
+
+    def begin(self) -> AsyncSessionTransaction:
+        """As people write it: `async with session.begin():`. Here it is a savepoint."""
+        return self.begin_nested()
+
+    async def close(self) -> None:
+        """Nothing: `async with ctx.session as session:` must not lose what was written."""
+
+    async def end(self) -> None:
+        """For good: whoever still has it meets an error, and opens no transaction that nobody ends."""
+        try:
+            await super().close()
+        finally:
+            if self.sync_session.turn is not None:
+                await self.sync_session.turn.end()
+
+
+class GuestJoint:
+    """Somebody's session, in which Edda writes too. Who opened it ends it."""
+
+    def __init__(self, session: AsyncSession, dialect: Dialect, probe: Probe | None = None) -> None:
+        self.dialect = dialect
+        self.connection = session
+        self._probe = probe
+
+    async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
+        self._tell_before(sql)
+        result = cast("CursorResult[Any]", await self.connection.execute(text(sql), dict(values)))
+        self._tell_after(sql)
+        return result.rowcount
+
+    async def fetch(self, sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        self._tell_before(sql)
+        rows = (await self.connection.execute(text(sql), dict(values))).all()
+        self._tell_after(sql)
+        return rows
+
+    async def commit(self) -> None:
+        raise NotImplementedError("the session belongs to who opened it")
+
+    async def rollback(self) -> None:
+        raise NotImplementedError("the session belongs to who opened it")
+
+    def _tell_before(self, statement: str) -> None:
+        if self._probe is not None:
+            self._probe.before(statement)
+
+    def _tell_after(self, statement: str) -> None:
+        if self._probe is not None:
+            self._probe.after(statement)
+
+
+class SessionJoint(GuestJoint):
+    """The session of a step: a transaction that the user's code and Edda share, and Edda ends."""
+
+    connection: StepSession
+
+    async def commit(self) -> None:
+        session = self.connection
+        session.sync_session.may_commit = True
+        try:
+            self._tell_before("COMMIT")
+            await session.commit()
+            self._tell_after("COMMIT")
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise StorageUnavailableError(f"the connection was lost while committing: {error}") from error
+            raise
+        except OSError as error:
+            raise StorageUnavailableError(f"the connection was lost while committing: {error}") from error
+        finally:
+            await self._close()
+
+    async def rollback(self) -> None:
+        try:
+            if self.connection.in_transaction():
+                self._tell_before("ROLLBACK")
+                await self.connection.rollback()
+                self._tell_after("ROLLBACK")
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        with suppress(Exception):  # a connection that is gone cannot be given back, and need not be
+            await self.connection.end()
+
+
+class Sessions:
+    """Makes the sessions of one app, on the user's own engine or on one of ours."""
+
+    def __init__(
+        self,
+        url: str,
+        storage: Joints,
+        *,
+        engine: AsyncEngine | None = None,
+        pool_size: int = 5,
+        probe: Probe | None = None,
+    ) -> None:
+        _check(engine, url)
+        self._engine = engine or _open_engine(url, pool_size)
+        self._is_own = engine is None
+        self._storage = storage
+        self._probe = probe
+        self.dialect = dialect_of(self._engine.dialect.name)
+
+    def make(self, ledger: Ledger) -> tuple[StepSession, SessionJoint]:
+        session = StepSession(
+            self._engine, expire_on_commit=False, close_resets_only=False, joints=self._storage, ledger=ledger
+        )
+        return session, SessionJoint(session, self.dialect, self._probe)
+
+    async def close(self) -> None:
+        if self._is_own:
+            await self._engine.dispose()
+
+
+def _check(engine: AsyncEngine | None, url: str) -> None:
+    if make_url(url).database in (None, "", ":memory:"):
+        raise AppError("ctx.session needs a file: nobody else can see a database in memory; use sqlite:///file.db")
+    if engine is not None and _commits_by_itself(engine):
+        raise AppError("ctx.session needs transactions: the engine given to EddaApp has isolation_level='AUTOCOMMIT'")
+
+
+def _commits_by_itself(engine: AsyncEngine) -> bool:
+    """On SQLite it only means that somebody else says BEGIN, which we do."""
+    level = engine.sync_engine.get_execution_options().get("isolation_level")
+    known = level or getattr(engine.dialect, "_on_connect_isolation_level", None)
+    return known == "AUTOCOMMIT" and engine.dialect.name != "sqlite"
+
+
+def _open_engine(url: str, size: int) -> AsyncEngine:
+    """Connected as the storage is, whose URL may say more than SQLAlchemy understands. Whoever finds no free
+    connection waits for one, however long that takes."""
+    scheme, _, place = url.partition("://")
+    pool: dict[str, Any] = {"max_overflow": 0, "pool_timeout": None, "pool_pre_ping": True}
+    match dialect_of(scheme.partition("+")[0]):
+        case "sqlite":  # one can write at a time, and reading begins with BEGIN IMMEDIATE too
+            path = make_url(url).set(drivername="sqlite+aiosqlite", query={})
+            return create_async_engine(path, pool_size=1, connect_args={"timeout": _BUSY_TIMEOUT}, **pool)
+        case "postgresql":
+            connect, driver = _to_postgres(f"postgresql://{place}"), "postgresql+asyncpg://"
+        case "mysql":
+            connect, driver = _to_mysql(f"mysql://{place}"), "mysql+asyncmy://"
+    return create_async_engine(driver, async_creator=connect, isolation_level="READ COMMITTED", pool_size=size, **pool)
+
+
+def _to_postgres(url: str) -> Callable[[], Awaitable[Any]]:
+    import asyncpg
+
+    return lambda: asyncpg.connect(url, server_settings=_POSTGRES_SETTINGS)
+
+
+def _to_mysql(url: str) -> Callable[[], Awaitable[Any]]:
+    import asyncmy
+    from asyncmy.constants.CLIENT import FOUND_ROWS
+
+    from .mysql.pool import arguments
+
+    # What SQLAlchemy counts are rows that were found, whether they changed or not.
+    ours = {"autocommit": False, "init_command": _MYSQL_SETUP, "client_flag": FOUND_ROWS}
+    return lambda: asyncmy.connect(**{**arguments(url), **ours})
+
+
+def join(session: AsyncSession) -> GuestJoint:
+    """A session from outside of any workflow, such as a web handler's."""
+    if not isinstance(session, AsyncSession):
+        raise TypeError(f"session: expected an AsyncSession of SQLAlchemy, got {type(session).__name__}")
+    return GuestJoint(session, dialect_of(session.get_bind().dialect.name))
+
+
+def after_commit(session: AsyncSession, call: Callable[[], object]) -> None:
+    """Once, when the session's transaction is committed; a savepoint's end is not that."""
+    inner = session.sync_session
+    if _WAITING not in inner.info:
+        inner.info[_WAITING] = set()
+        event.listen(inner, "after_commit", _tell)
+    inner.info[_WAITING].add(call)
+
+
+def _tell(session: Session) -> None:
+    if not session.in_nested_transaction():
+        waiting, session.info[_WAITING] = session.info[_WAITING], set()
+        for call in waiting:
+            call()

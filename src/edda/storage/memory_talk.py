@@ -1,0 +1,49 @@
+"""What runs say, to the log of events and of themselves, in dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from edda.core.model import Bundle, DispatchKind, Fact, RunId, StoredDispatch
+from edda.errors import StorageConflictError
+
+from .memory_tables import Tables
+
+
+class MemoryTalk(Tables):
+    def say(self, bundle: Bundle) -> None:
+        """What goes in with a bundle's entries."""
+        for dispatch in bundle.dispatches:
+            self._dispatch(dispatch.kind, dispatch.body, due=0)
+        self.post_out(bundle.outgoing)
+        if bundle.facts:
+            self.said.setdefault(bundle.run_id, {}).update((fact.name, fact) for fact in bundle.facts)
+
+    def _dispatch(self, kind: DispatchKind, body: bytes, due: int) -> StoredDispatch:
+        self.dispatched += 1
+        stored = StoredDispatch(self.dispatched, kind, body)
+        self.waiting_dispatches[stored.seq] = due, stored
+        return stored
+
+    def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+        kept = self.keys.get(key)
+        if not kept:
+            return None
+        seq = min(kept)
+        kept.remove(seq)
+        return self._dispatch(DispatchKind.OFFER, self.events[seq].event.body, due=self.now() + lease)
+
+    def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+        now = self.now()
+        return tuple(islice((stored for due, stored in self.waiting_dispatches.values() if due <= now), limit))
+
+    def forward(self, numbers: Sequence[int]) -> None:
+        gone = set(numbers) - self.waiting_dispatches.keys()
+        if gone:
+            raise StorageConflictError(f"somebody else has forwarded {sorted(gone)}")
+        for number in set(numbers):
+            del self.waiting_dispatches[number]
+
+    def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
+        return tuple(fact for _, fact in sorted(self.said.get(run_id, {}).items()) if name in (None, fact.name))

@@ -1,0 +1,67 @@
+"""Dispatches: stored by one commit, taken into the log of events by another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from edda.core.model import Dispatch, DispatchKind, StoredDispatch
+from edda.errors import StorageConflictError
+
+from .buckets import hold, of_keys
+from .clock import NOW
+from .pool import Pool
+from .rows import stored_dispatch
+from .session import BEGIN, COMMIT, EXPECT, ExpectationMissedError, exact_joins
+from .statement import Statement, binary, bind, text
+
+INSERT_DISPATCH = b"INSERT INTO edda_dispatch (kind, body) VALUES "
+DISPATCHES = b"SELECT seq, kind, body FROM edda_dispatch WHERE due <= " + NOW + b" ORDER BY seq LIMIT %b"
+# A join: with an IN list a small table is scanned, and whoever is about to commit a dispatch is waited for.
+FORWARD = b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_dispatch d ON d.seq = v.seq"
+
+FIND_FIRST = b"SELECT seq FROM edda_event_key FORCE INDEX (PRIMARY) WHERE `key` = %b ORDER BY seq LIMIT 1"
+TAKE = b"DELETE FROM edda_event_key WHERE `key` = %b AND seq = %b"
+OFFER = (
+    b"INSERT INTO edda_dispatch (kind, body, due) SELECT 'offer', body, "
+    + NOW
+    + b" + %b FROM edda_event WHERE seq = %b"
+)
+OFFERED = b"SELECT seq, kind, body FROM edda_dispatch WHERE seq = LAST_INSERT_ID()"
+
+_KINDS = {kind: text(kind) for kind in DispatchKind}
+
+
+def dispatch_row(dispatch: Dispatch) -> bytes:
+    return b"(%b,%b)" % (_KINDS[dispatch.kind], binary(dispatch.body))
+
+
+def forward(numbers: Sequence[int]) -> Iterator[Statement]:
+    """Take dispatches away; misses its expectation if one is gone."""
+    return exact_joins(FORWARD, [b"SELECT %d AS seq" % seq for seq in sorted(set(numbers))])
+
+
+class MySQLDispatches:
+    _pool: Pool
+
+    async def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+        return tuple(map(stored_dispatch, (await self._pool.run(DISPATCHES, limit)).rows))
+
+    async def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+        async with self._pool.session() as session:
+            *_, first = await session.send(bind(BEGIN), hold(of_keys([key])), bind(FIND_FIRST, key))
+            if not first.rows:
+                await session.run(COMMIT)
+                return None
+            seq = first.rows[0][0]
+            try:
+                *_, offered, _ = await session.send(
+                    bind(OFFER, lease, seq),
+                    bind(EXPECT, 1),
+                    bind(TAKE, key, seq),
+                    bind(EXPECT, 1),
+                    bind(OFFERED),
+                    bind(COMMIT),
+                )
+            except ExpectationMissedError as error:
+                raise StorageConflictError("the message has been pruned meanwhile") from error
+            return stored_dispatch(offered.rows[0])

@@ -1,0 +1,27 @@
+"""What runs say of themselves."""
+
+from __future__ import annotations
+
+from edda.core.model import Fact, RunId
+
+from .clock import NOW
+from .pool import Pool
+from .rows import fact
+from .statement import binary, text
+
+INSERT_FACT = b"INSERT INTO edda_fact (run_id, name, value, at) VALUES "
+OR_REPLACE = b" ON DUPLICATE KEY UPDATE value = VALUES(value), at = VALUES(at)"
+FACTS = b"SELECT name, value FROM edda_fact WHERE run_id = %b ORDER BY name"
+FACT = b"SELECT name, value FROM edda_fact WHERE run_id = %b AND name = %b"
+
+
+def fact_row(run_id: RunId, fact: Fact) -> bytes:
+    return b"(%b,%b,%b,%b)" % (text(run_id), text(fact.name), binary(fact.value), NOW)
+
+
+class MySQLFacts:
+    _pool: Pool
+
+    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
+        asked = self._pool.run(FACTS, run_id) if name is None else self._pool.run(FACT, run_id, name)
+        return tuple(map(fact, (await asked).rows))

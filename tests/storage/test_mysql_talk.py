@@ -1,0 +1,408 @@
+"""What is special on MariaDB and MySQL about messages for one only, dispatches, the outbox and shared transactions: how
+much travels, whose locks are waited for, and what the user's code finds on its connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec.structs import replace
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from edda.core.model import Dispatch, DispatchKind, EntryKind, Fact, Outgoing, Postponed, RunId, Written
+from edda.errors import LeaseLostError
+from edda.storage import joint as joints
+from edda.storage.alchemy import join
+from edda.storage.mysql import MySQLStorage
+from edda.storage.mysql.buckets import HOLD, SHARE, lock
+from edda.storage.mysql.joints import MySQLJoint
+from edda.storage.mysql.parameters import pyformat
+from edda.storage.mysql.session import BEGIN, COMMIT, Session
+from edda.storage.mysql.statement import bind
+from tests.conftest import MakeDatabase, OnMySQL
+
+from .joints import step_record, transaction
+from .mysql_sessions import session_at
+from .probes import Listener
+from .records import ASLEEP, HOUR, LATER, born, bundle, dispatch, done, entry, incoming, outgoing, start, wait
+from .test_mysql import LOCK_RUN, connection_of, shorten_lock_waits, until
+from .test_mysql_lineage import waiting
+from .worker import Worker
+
+R1 = RunId("run-1")
+DROP = b"DELETE FROM edda_wait WHERE run_id = %b"
+SETTINGS = "SELECT @@sql_mode, @@time_zone, @@innodb_lock_wait_timeout"
+ANY_BYTES = bytes(range(256)) * 4
+PLENTY = [*(f"a{n:03}" for n in range(20)), "z"]
+
+
+@pytest.fixture
+def url(make_database: MakeDatabase) -> str:
+    database = make_database("mysql")
+    assert isinstance(database, OnMySQL)
+    return database.url
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+async def storage(url: str, listener: Listener) -> AsyncIterator[MySQLStorage]:
+    storage = MySQLStorage(url, pool_size=1, probe=listener)
+    await storage.open()
+    await storage.migrate()
+    yield storage
+    await storage.close()
+
+
+@pytest.fixture
+async def worker(storage: MySQLStorage) -> Worker:
+    worker = Worker(storage, "worker-1")
+    await worker.register()
+    return worker
+
+
+@pytest.fixture
+async def stranger(url: str) -> AsyncIterator[Session]:
+    """A session of another process."""
+    async with session_at(url) as session:
+        yield session
+
+
+@pytest.fixture
+async def theirs(url: str, storage: MySQLStorage) -> AsyncIterator[AsyncSession]:
+    """A session of SQLAlchemy's, as the user's own code opens it, with the isolation that is the server's default."""
+    engine = create_async_engine(url.replace("mysql://", "mysql+asyncmy://"))
+    async with AsyncSession(engine) as session:
+        yield session
+    await engine.dispose()
+
+
+async def kinds(storage: MySQLStorage, worker: Worker) -> dict[RunId, EntryKind]:
+    return {letter.run_id: letter.kind for letter in await storage.mail(worker.id)}
+
+
+# Messages to the server
+
+
+async def test_what_a_run_says_travels_with_its_batch(worker: Worker, listener: Listener) -> None:
+    await worker.write(born("run-1"))
+    listener.heard.clear()
+    said = bundle(
+        "run-1",
+        dispatches=[dispatch("a"), dispatch("b")],
+        outgoing=[outgoing("c")],
+        facts=[Fact("progress", b"1")],
+        recorded=["pay:1"],
+    )
+    assert await worker.send(said) == Written()
+    assert len(listener.heard) == 2
+
+
+async def test_a_batch_in_which_nobody_says_anything_has_no_statement_more(worker: Worker, listener: Listener) -> None:
+    await worker.write(born("run-1"))
+    listener.heard.clear()
+    await worker.write(bundle("run-1", entry(1), move=done()))
+    ((_, text), _) = listener.heard
+    for table in ("edda_dispatch", "edda_outbox", "edda_fact", "edda_done"):
+        assert table not in text
+
+
+async def test_an_end_that_must_leave_nothing_unread_takes_one_message(worker: Worker, listener: Listener) -> None:
+    await worker.write(born("run-1"))
+    listener.heard.clear()
+    assert await worker.send(bundle("run-1", move=replace(done(), settled=0))) == Written()
+    assert len(listener.heard) == 2
+
+
+async def test_a_run_that_is_born_asking_for_a_message_takes_two_messages(worker: Worker, listener: Listener) -> None:
+    listener.heard.clear()
+    born_asking = born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "jobs", once=True)])
+    assert await worker.send(born_asking) == Written()
+    assert len(listener.heard) == 4
+
+
+# Keys that only one gets
+
+
+def test_buckets_of_both_kinds_are_locked_in_one_order() -> None:
+    statements = list(lock({1, 2, 5, 6, 9}, {5, 9}))
+    assert statements == [bind(SHARE, [1, 2]), bind(HOLD, [5]), bind(SHARE, [6]), bind(HOLD, [9])]
+    assert list(lock({2, 1}, set())) == [bind(SHARE, [1, 2])]
+
+
+async def test_a_message_passes_by_who_stopped_waiting_while_it_came_in(
+    storage: MySQLStorage, worker: Worker, stranger: Session
+) -> None:
+    await worker.write(*(born(run, waits=[wait(run, "w", "jobs", once=True)]) for run in ("a", "b")))
+    await stranger.send(bind(BEGIN), bind(LOCK_RUN, "a"), bind(DROP, "a"))
+    accepting = await waiting(stranger, storage._pool, storage.accept([incoming("1", once=["jobs"])], {}))
+    await stranger.run(COMMIT)
+    accepted = await accepting
+    assert accepted is not None
+    assert accepted.woke
+    assert await kinds(storage, worker) == {RunId("b"): EntryKind.MESSAGE}
+    assert await storage.take(wait("c", "w", "jobs").key, HOUR) is None
+
+
+async def test_a_message_is_kept_if_the_only_one_stopped_waiting_while_it_came_in(
+    storage: MySQLStorage, worker: Worker, stranger: Session
+) -> None:
+    await worker.write(born("a", waits=[wait("a", "w", "jobs", once=True)]))
+    await stranger.send(bind(BEGIN), bind(LOCK_RUN, "a"), bind(DROP, "a"))
+    accepting = await waiting(stranger, storage._pool, storage.accept([incoming("1", once=["jobs"])], {}))
+    await stranger.run(COMMIT)
+    accepted = await accepting
+    assert accepted is not None
+    assert not accepted.woke
+    offer = await storage.take(wait("c", "w", "jobs").key, HOUR)
+    assert offer is not None
+    assert (offer.kind, offer.body) == (DispatchKind.OFFER, b"1")
+
+
+async def test_a_message_finds_the_only_one_of_many_who_does_not_get_it_anyway(
+    storage: MySQLStorage, worker: Worker
+) -> None:
+    await worker.write(
+        *(
+            born(run, waits=[wait(run, "all", "news"), wait(run, "one", "jobs", once=True)][run == "z" :])
+            for run in PLENTY
+        )
+    )
+    assert await storage.accept([incoming("1", "news", once=["jobs"])], {}) is not None
+    expected = dict.fromkeys(map(RunId, PLENTY), EntryKind.EVENT)
+    assert await kinds(storage, worker) == {**expected, RunId("z"): EntryKind.MESSAGE}
+
+
+# Locks
+
+
+async def test_nobody_waits_for_an_event_that_is_about_to_be_committed(storage: MySQLStorage, worker: Worker) -> None:
+    await worker.write(born("run-1"))
+    await storage.enqueue([outgoing("a"), outgoing("b"), outgoing("of another key", "other")])
+    await shorten_lock_waits(storage._pool)
+    await shorten_lock_waits(storage._journal)
+    joint = await storage.begin()
+    await joints.send(joint, [outgoing("theirs")])
+    first, *_ = await storage.claim_outgoing(10, HOUR)
+    await storage.settle_outgoing([Postponed(first.seq, first.attempts, LATER, "busy")])
+    await storage.enqueue([outgoing("c")])
+    await worker.write(bundle("run-1", entry(1), outgoing=[outgoing("d")]))
+    assert await storage.retry_outgoing(None) == 0
+    assert await storage.prune_outgoing(LATER, 10) == 0
+    await joint.commit()
+    assert [record.event.id for record in await storage.find_outgoing()] == [
+        *("a", "b", "of another key", "theirs", "c", "d")
+    ]
+
+
+async def test_nobody_waits_for_a_dispatch_that_is_about_to_be_committed(storage: MySQLStorage, worker: Worker) -> None:
+    await worker.write(replace(born("run-1"), dispatches=(dispatch("a"), dispatch("b"))))
+    ours = [one.seq for one in await storage.dispatches(10)]
+    await shorten_lock_waits(storage._pool)
+    joint = await storage.begin()
+    await joints.dispatch(joint, [dispatch("theirs")])
+    assert await storage.accept([incoming("1")], {}, ours) is not None
+    await joint.commit()
+    assert [one.body for one in await storage.dispatches(10)] == [dispatch("theirs").body]
+
+
+async def test_a_claim_of_events_for_others_waits_for_the_one_before_it(
+    storage: MySQLStorage, stranger: Session
+) -> None:
+    await storage.enqueue([outgoing("a")])
+    await stranger.send(bind(BEGIN), bind(HOLD, [768]))
+    claiming = await waiting(stranger, storage._pool, storage.claim_outgoing(10, HOUR))
+    await stranger.run(b"DELETE FROM edda_outbox")
+    await stranger.run(COMMIT)
+    assert await claiming == ()
+
+
+# What travels
+
+
+async def test_more_rows_than_one_statement_takes_are_all_settled(storage: MySQLStorage) -> None:
+    events = [outgoing(f"e{n:04}", f"k{n % 700}") for n in range(2_500)]
+    await storage.enqueue(events)
+    claimed = await storage.claim_outgoing(3_000, HOUR)
+    assert [record.event for record in claimed] == events
+    await storage.settle_outgoing([Postponed(x.seq, 1, LATER, "busy") for x in claimed[:700]])
+    assert {record.due for record in await storage.find_outgoing(limit=3_000)} == {LATER}
+
+
+async def test_an_event_larger_than_a_packet_is_refused_and_the_rest_of_its_kind_is_one_commit(
+    storage: MySQLStorage,
+) -> None:
+    packet = (await storage._pool.run(b"SELECT @@max_allowed_packet")).rows[0][0]
+    large = [replace(outgoing(f"e{n}"), body=b"'" * (packet // 5)) for n in range(5)]  # quotes are sent doubled
+    with pytest.raises(Exception, match="max_allowed_packet"):
+        await storage.enqueue([*large, replace(outgoing("huge"), body=b"x" * packet)])
+    assert await storage.find_outgoing() == ()
+    await storage.enqueue(large)
+    assert [record.event.id for record in await storage.find_outgoing()] == [event.id for event in large]
+
+
+async def test_text_that_is_too_long_is_refused_not_cut(storage: MySQLStorage, worker: Worker) -> None:
+    await worker.write(born("run-1"))
+    long = "é" * 513
+    for said in (
+        bundle("run-1", outgoing=[outgoing("a", long)]),
+        bundle("run-1", facts=[Fact(long, b"")]),
+    ):
+        with pytest.raises(Exception, match="too long"):
+            await worker.send(said)
+    async with transaction(storage) as joint:
+        with pytest.raises(Exception, match="too long"):
+            await joints.send(joint, [outgoing("a", long)])
+    assert await storage.find_outgoing() == ()
+
+
+# The user's connection
+
+
+@pytest.mark.parametrize(
+    ("sql", "translated"),
+    [
+        ("SELECT :a, :b_2", "SELECT %(a)s, %(b_2)s"),
+        ("SELECT ':a', \":a\", `:a`, :a", "SELECT ':a', \":a\", `:a`, %(a)s"),
+        (r"SELECT 'it''s \' :a', :a", r"SELECT 'it''s \' :a', %(a)s"),
+        ("SELECT :a -- :a\n, :a # :a\n, :a /* :a\n */", "SELECT %(a)s -- :a\n, %(a)s # :a\n, %(a)s /* :a\n */"),
+        ("SELECT 5--:a", "SELECT 5--%(a)s"),
+        ("SELECT x::text, @n := :a", "SELECT x::text, @n := %(a)s"),
+        ("SELECT 7 % 5, '%s' LIKE :a", "SELECT 7 %% 5, '%%s' LIKE %(a)s"),
+        ("SELECT 12:30", "SELECT 12:30"),
+    ],
+)
+def test_names_are_translated_where_they_stand_for_values(sql: str, translated: str) -> None:
+    assert pyformat(sql) == translated
+
+
+async def test_the_users_code_finds_the_servers_own_settings_but_strict(storage: MySQLStorage) -> None:
+    globals = SETTINGS.replace("@@", "@@global.")
+    async with transaction(storage) as joint:
+        ((mode, *rest),) = await joint.fetch(SETTINGS, {})
+        ((server_mode, *server_rest),) = await joint.fetch(globals, {})
+    assert rest == server_rest
+    assert set(mode.split(",")) == {*filter(None, server_mode.split(",")), "STRICT_ALL_TABLES"}
+
+
+async def test_a_connection_is_used_again_after_a_clean_end_and_only_then(storage: MySQLStorage) -> None:
+    async def connection(joint: MySQLJoint) -> int:
+        return int((await joint.fetch("SELECT CONNECTION_ID()", {}))[0][0])
+
+    first = await storage.begin()
+    known = await connection(first)
+    await first.commit()
+    second = await storage.begin()
+    assert await connection(second) == known
+    with pytest.raises(Exception, match="no_such_table"):
+        await second.execute("SELECT * FROM no_such_table", {})
+    assert await connection(second) == known
+    await second.rollback()
+    third = await storage.begin()
+    assert await connection(third) == known
+    await third.execute("SET autocommit = 0", {})
+    await third.commit()
+    fourth = await storage.begin()
+    assert await connection(fourth) != known
+    await fourth.rollback()
+
+
+async def test_a_connection_that_its_user_left_in_a_statement_is_not_used_again(storage: MySQLStorage) -> None:
+    joint = await storage.begin()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(joint.connection.cursor().execute("SELECT SLEEP(60)"), 0.2)
+    await joint.rollback()
+    async with transaction(storage) as again:
+        assert again.connection is not joint.connection
+        assert (await again.fetch("SELECT 1", {}))[0][0] == 1
+
+
+async def test_a_statement_of_the_users_may_take_longer_than_edda_has_patience(storage: MySQLStorage) -> None:
+    joint = await storage.begin()
+    joint._session._patience = 0.05
+    assert (await joint.fetch("SELECT SLEEP(0.5)", {}))[0][0] == 0
+    joint._session._patience = 30
+    await joint.rollback()
+
+
+async def test_a_connection_that_is_killed_before_the_commit_commits_nothing(
+    storage: MySQLStorage, stranger: Session, worker: Worker
+) -> None:
+    joint = await storage.begin()
+    await joints.dispatch(joint, [dispatch("a")])
+    await stranger.run(b"KILL %b", (await joint.fetch("SELECT CONNECTION_ID()", {}))[0][0])
+
+    async def is_dead() -> bool:
+        return not joint._session.alive
+
+    await until(is_dead)
+    with pytest.raises(Exception, match=r"(?i)gone|closed|connect"):
+        await joint.commit()
+    await joint.rollback()
+    assert await storage.dispatches(1) == ()
+    async with transaction(storage) as again:
+        assert (await again.fetch("SELECT 1", {}))[0][0] == 1
+
+
+async def test_users_connections_are_not_those_of_the_journal_or_the_pool(storage: MySQLStorage) -> None:
+    joint = await storage.begin()
+    ours = [await connection_of(pool) for pool in (storage._journal, storage._pool)]
+    assert (await joint.fetch("SELECT CONNECTION_ID()", {}))[0][0] not in ours
+    await joint.rollback()
+
+
+# Somebody else's session
+
+
+async def test_a_session_of_sqlalchemy_takes_all_that_edda_writes(
+    storage: MySQLStorage, worker: Worker, theirs: AsyncSession
+) -> None:
+    await worker.write(born("run-1"))
+    event = Outgoing("größer-🧾", "it's", "a:b", "100 %", ANY_BYTES, 2**53 + 1, R1)
+    said = step_record(
+        "run-1",
+        "größer-🧾:1",
+        value=ANY_BYTES,
+        dispatches=[Dispatch(DispatchKind.EVENT, ANY_BYTES)],
+        outgoing=[event],
+    )
+    joint = join(theirs)
+    assert await joints.start(joint, start("run-2", ready_at=1)) is True
+    assert await joints.start(joint, start("run-2", ready_at=1)) is False
+    await joints.record(joint, said)
+    await theirs.commit()
+    assert await storage.done(R1, 0, "größer-🧾:1") == said.done
+    assert [one.body for one in await storage.dispatches(10)] == [ANY_BYTES]
+    assert [record.event for record in await storage.find_outgoing()] == [event]
+    assert [run.run_id for run in (await worker.claim()).runs] == ["run-2"]
+
+
+async def test_a_session_of_sqlalchemy_sees_that_the_run_is_somebody_elses(
+    storage: MySQLStorage, worker: Worker, theirs: AsyncSession
+) -> None:
+    await worker.write(born("run-1"))
+    await theirs.execute(text("SELECT * FROM edda_sched"))  # what it read then is not what counts
+    await storage.disown(R1)
+    with pytest.raises((LeaseLostError, DBAPIError), match=r"no longer this worker's|changed since"):
+        await joints.record(join(theirs), step_record("run-1"))
+    await theirs.rollback()
+    assert await storage.done(R1, 0, "pay:1") is None
+
+
+async def test_the_offer_of_a_message_is_confirmed_by_the_step_that_used_it(
+    storage: MySQLStorage, worker: Worker, theirs: AsyncSession
+) -> None:
+    await worker.write(born("run-1"))
+    await storage.accept([incoming("1", once=["jobs"])], {})
+    offer = await storage.take(wait("c", "w", "jobs").key, -HOUR)
+    assert offer is not None
+    assert await storage.dispatches(10) == (offer,)  # its time is over
+    await joints.record(join(theirs), step_record("run-1", taken=[offer.seq]))
+    await theirs.commit()
+    assert await storage.dispatches(10) == ()

@@ -1,0 +1,479 @@
+"""What only PostgreSQL can get wrong when runs talk: looks older than their locks, and users on a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import asyncpg
+import pytest
+
+from edda.core.model import EntryKind, Release, RunId, Written
+from edda.core.states import RunStatus
+from edda.errors import StorageConflictError, StorageUnavailableError
+from edda.storage import joint as joints
+from edda.storage.ports import Storage
+from edda.storage.postgres import PostgresStorage
+from edda.storage.postgres.consumers import AT_ONCE
+from edda.storage.postgres.parameters import fill
+from tests.conftest import MakeDatabase, MakeStorage, OnPostgres
+
+from .conftest import MakeWorker
+from .joints import step_record, transaction
+from .outsider import WAITING, Log, Outsider, become
+from .records import ASLEEP, HOUR, born, bundle, dispatch, entry, incoming, key, outgoing, wait
+from .test_postgres import ALL_GONE, CUT
+from .test_postgres_events import KEYS, OPEN, hold, share
+from .worker import Worker
+
+A = RunId("a")
+OUTBOX = "SELECT pg_advisory_xact_lock(4714, 0)"
+BACKEND = "SELECT pg_backend_pid() AS pid"
+
+
+@pytest.fixture
+def database(make_database: MakeDatabase) -> OnPostgres:
+    database = make_database("postgres")
+    assert isinstance(database, OnPostgres)
+    return database
+
+
+@pytest.fixture
+async def outsider(database: OnPostgres) -> AsyncIterator[Outsider]:
+    connection = await asyncpg.connect(database.url)
+    yield connection
+    await connection.close()
+
+
+async def inbox(outsider: Outsider) -> list[tuple[object, ...]]:
+    rows = await outsider.fetch("""
+SELECT d.run_id, d.step, d.kind, e.id FROM edda_delivery d JOIN edda_event e ON e.seq = d.event ORDER BY e.seq""")
+    return [tuple(row) for row in rows]
+
+
+# Round trips
+
+
+async def test_a_batch_that_says_everything_is_one_statement(
+    make_storage: MakeStorage, storage: Storage, make_worker: MakeWorker
+) -> None:
+    log = Log()
+    worker = await make_worker("worker-1", on=await make_storage(log))
+    await worker.send(born("a"), born("b"))
+    del log.sent[:]
+    await worker.send(bundle("a", entry(1), dispatches=[dispatch("d")], outgoing=[outgoing("o")], recorded=["pay:1"]))
+    assert len(log.sent) == 1
+
+
+async def test_a_batch_of_one_entry_says_nothing_of_what_there_is_besides(
+    make_storage: MakeStorage, storage: Storage, make_worker: MakeWorker
+) -> None:
+    log = Log()
+    worker = await make_worker("worker-1", on=await make_storage(log))
+    await worker.send(born("a"), born("b", waits=[wait("b", "w", "order")]))
+    await worker.send(bundle("a", entry(1)), bundle("b", entry(1), move=ASLEEP, waits=[wait("b", "w", "order")]))
+    for statement in log.sent:
+        for table in ("edda_done", "edda_dispatch", "edda_outbox", "edda_fact", "ranked"):
+            assert table not in statement
+
+
+async def test_a_batch_that_takes_a_message_is_one_statement_between_its_locks_and_the_commit(
+    make_storage: MakeStorage, storage: Storage, make_worker: MakeWorker
+) -> None:
+    log = Log()
+    worker = await make_worker("worker-1", on=await make_storage(log))
+    await worker.send(born("a"), born("b"))
+    await storage.accept([incoming("m", once=["jobs"])], {})
+    del log.sent[:]
+    await worker.send(*(bundle(run, move=ASLEEP, waits=[wait(run, "w", "jobs", once=True)]) for run in "ab"))
+    assert len(log.sent) == 3
+
+
+async def test_a_run_that_is_born_with_a_message_costs_one_statement_more(
+    make_storage: MakeStorage, storage: Storage, make_worker: MakeWorker
+) -> None:
+    log = Log()
+    worker = await make_worker("worker-1", on=await make_storage(log))
+    await storage.accept([incoming("m", once=["jobs"])], {})
+    del log.sent[:]
+    written = await worker.send(born("a", move=ASLEEP, waits=[wait("a", "w", "jobs", once=True)]))
+    assert len(log.sent) == 4
+    assert written == Written(unmet={A: frozenset({"w"})})
+    assert await storage.owned(worker.id) == {A: 1}
+
+
+async def test_a_post_of_messages_is_one_statement_between_its_locks_and_the_commit(
+    make_storage: MakeStorage, storage: Storage, worker: Worker
+) -> None:
+    await worker.send(born("a", move=ASLEEP, waits=[wait("a", "w", "jobs", once=True)]))
+    log = Log()
+    acceptor = await make_storage(log)
+    for id in ("met", "kept"):
+        del log.sent[:]
+        await acceptor.accept([incoming(id, once=["jobs"])], {})
+        assert len(log.sent) == 3
+
+
+# Messages
+
+
+async def test_who_takes_messages_has_their_key_alone(worker: Worker, outsider: Outsider) -> None:
+    await worker.send(born("a"), born("b"))
+    other = outsider.transaction()
+    await other.start()
+    await share(outsider, KEYS, key("jobs"))
+    taking = asyncio.create_task(worker.send(bundle("a", move=ASLEEP, waits=[wait("a", "w", "jobs", once=True)])))
+    await become(lambda: outsider.fetchval(WAITING))
+    await other.rollback()
+    assert await taking == Written()
+
+
+async def test_who_takes_messages_shares_the_keys_of_events(worker: Worker, outsider: Outsider) -> None:
+    await worker.send(born("a"))
+    both = [wait("a", "v", "order"), wait("a", "w", "jobs", once=True)]
+    async with outsider.transaction():
+        await share(outsider, KEYS, key("order"))
+        await share(outsider, KEYS, key("order", "a"))
+        assert await worker.send(bundle("a", move=ASLEEP, waits=both)) == Written()
+
+
+async def test_a_wait_for_messages_looks_only_when_another_has_taken_his(worker: Worker, outsider: Outsider) -> None:
+    await worker.send(born("a"))
+    await worker.storage.accept([incoming("m", once=["jobs"])], {})
+    other = outsider.transaction()
+    await other.start()
+    await hold(outsider, KEYS, key("jobs"))
+    taking = asyncio.create_task(worker.send(bundle("a", move=ASLEEP, waits=[wait("a", "w", "jobs", once=True)])))
+    await become(lambda: outsider.fetchval(WAITING))
+    await outsider.execute("DELETE FROM edda_event_key")
+    await other.commit()
+    assert await taking == Written()
+    assert await inbox(outsider) == []
+
+
+async def test_a_message_whose_wait_is_dropped_meanwhile_goes_to_another_run(
+    storage: Storage, worker: Worker, outsider: Outsider
+) -> None:
+    await worker.send(*(born(run, waits=[wait(run, "w", "jobs", once=True)]) for run in "ab"))
+    await outsider.execute("CREATE TEMP TABLE first AS SELECT run_id FROM edda_wait ORDER BY ctid LIMIT 1")
+    batch = outsider.transaction()
+    await batch.start()
+    await outsider.execute("SELECT 1 FROM edda_sched JOIN first USING (run_id) FOR UPDATE")
+    accepting = asyncio.create_task(storage.accept([incoming("m", once=["jobs"])], {}))
+    await become(lambda: outsider.fetchval(WAITING))
+    await outsider.execute("DELETE FROM edda_wait USING first WHERE edda_wait.run_id = first.run_id")
+    await batch.commit()
+    accepted = await accepting
+    assert accepted is not None
+    assert accepted.woke
+    assert [letter.kind for letter in await storage.mail(worker.id)] == [EntryKind.MESSAGE]
+    assert await outsider.fetchval("SELECT count(*) FROM edda_wait") == 0
+    assert await outsider.fetchval("SELECT count(*) FROM edda_event_key") == 0
+
+
+async def test_a_message_whose_only_wait_is_dropped_meanwhile_is_kept(
+    storage: Storage, worker: Worker, outsider: Outsider
+) -> None:
+    await worker.send(born("a", waits=[wait("a", "w", "jobs", once=True)]))
+    batch = outsider.transaction()
+    await batch.start()
+    await outsider.execute("SELECT 1 FROM edda_sched WHERE run_id = 'a' FOR UPDATE")
+    accepting = asyncio.create_task(storage.accept([incoming("m", once=["jobs"])], {}))
+    await become(lambda: outsider.fetchval(WAITING))
+    await outsider.execute("DELETE FROM edda_wait")
+    await batch.commit()
+    accepted = await accepting
+    assert accepted is not None
+    assert not accepted.woke
+    assert await outsider.fetchval("SELECT count(*) FROM edda_event_key") == 1
+
+
+async def test_waits_left_behind_without_a_run_get_no_message(storage: Storage, outsider: Outsider) -> None:
+    for step in "vw":
+        await outsider.execute("INSERT INTO edda_wait VALUES ('gone', $1, $2, '', 't', '')", step, key("jobs"))
+    post = [incoming(id, once=["jobs"]) for id in ("m1", "m2")]
+    accepted = await asyncio.wait_for(storage.accept(post, {}), 10)
+    assert accepted is not None
+    assert accepted.fresh == {0, 1}
+    assert await outsider.fetchval("SELECT count(*) FROM edda_event_key") == 2
+
+
+@pytest.mark.parametrize("waiting", [0, 1, AT_ONCE, 3 * AT_ONCE])
+async def test_as_many_messages_as_there_are_waits_go_out_in_one_post(
+    storage: Storage, worker: Worker, outsider: Outsider, waiting: int
+) -> None:
+    runs = [f"run{i}" for i in range(waiting)]
+    await worker.send(*(born(run, waits=[wait(run, "w", "jobs", once=True)]) for run in runs))
+    post = [incoming(f"m{i}", once=["jobs"]) for i in range(2 * AT_ONCE)]
+    await storage.accept(post, {})
+    letters = await inbox(outsider)
+    met = min(waiting, len(post))
+    assert len({run for run, *_ in letters}) == len({id for *_, id in letters}) == len(letters) == met
+    assert await outsider.fetchval("SELECT count(*) FROM edda_event_key") == len(post) - met
+    assert await outsider.fetchval("SELECT count(*) FROM edda_wait") == waiting - met
+
+
+@pytest.mark.parametrize("messages", [0, 1, 60, 150])
+async def test_as_many_waits_as_there_are_messages_take_one_in_one_batch(
+    storage: Storage, worker: Worker, outsider: Outsider, messages: int
+) -> None:
+    await storage.accept([incoming(f"m{i}", once=["jobs"]) for i in range(messages)], {})
+    runs = [f"run{i:03}" for i in range(100)]
+    await worker.send(*map(born, runs))
+    written = await worker.send(*(bundle(r, move=ASLEEP, waits=[wait(r, "w", "jobs", once=True)]) for r in runs))
+    assert written is not None
+    met = min(messages, len(runs))
+    letters = await inbox(outsider)
+    assert [id for *_, id in letters] == [f"m{i}" for i in range(met)]
+    assert set(written.unmet) == {run for run, *_ in letters}
+    assert await outsider.fetchval("SELECT count(*) FROM edda_event_key") == messages - met
+    assert await outsider.fetchval("SELECT count(*) FROM edda_wait") == len(runs) - met
+
+
+async def test_waits_that_see_different_messages_lose_none(
+    storage: Storage, worker: Worker, outsider: Outsider
+) -> None:
+    """One has had the first with all others, another has one to itself alone; who finds nothing may have to ask again,
+    but nobody is registered while there is something for him."""
+    await worker.send(*map(born, "abc"))
+    await worker.send(bundle("a", move=ASLEEP, waits=[wait("a", "v", "order")]))
+    await storage.accept([incoming("m1", "order", once=["jobs"]), incoming("m2", target="b", once=["jobs"])], {})
+    (claimed,) = (await worker.claim()).runs
+    asking = {"a": (claimed.epoch, 1), "b": (1, 0), "c": (1, 0)}
+    while asking:
+        written = await worker.send(
+            *(
+                bundle(
+                    run,
+                    epoch=epoch,
+                    move=Release(absorbed, None, RunStatus.WAITING_FOR_MESSAGE),
+                    waits=[wait(run, "w", "jobs", once=True)],
+                )
+                for run, (epoch, absorbed) in asking.items()
+            )
+        )
+        assert written is not None
+        had = {run for run, step, *_ in await inbox(outsider) if step == "w"}
+        asking = {run: stand for run, stand in asking.items() if run in written.unmet and run not in had}
+    assert await inbox(outsider) == [
+        ("a", "v", "event", "m1"),
+        ("c", "w", "message", "m1"),
+        ("b", "w", "message", "m2"),
+    ]
+    assert [run for (run,) in await outsider.fetch("SELECT run_id FROM edda_wait")] == ["a"]
+
+
+# The outbox
+
+
+async def test_a_claim_of_the_outbox_looks_only_when_what_goes_before_it_is_settled(
+    storage: Storage, outsider: Outsider
+) -> None:
+    await storage.enqueue([outgoing("e1"), outgoing("e2"), outgoing("e3", "others")])
+    settling = outsider.transaction()
+    await settling.start()
+    await outsider.execute(OUTBOX)
+    claiming = asyncio.create_task(storage.claim_outgoing(10, HOUR))
+    await become(lambda: outsider.fetchval(WAITING))
+    await outsider.execute("UPDATE edda_outbox SET due = $1 WHERE id = 'e1'", 4 * 10**15)
+    await settling.commit()
+    assert [record.event.id for record in await claiming] == ["e3"]
+
+
+async def test_a_claim_that_finds_nothing_writes_nothing(storage: Storage, outsider: Outsider) -> None:
+    await storage.enqueue([outgoing("e1"), outgoing("e2")])
+    await storage.claim_outgoing(1, HOUR)
+    before = await outsider.fetch("SELECT xmin, ctid FROM edda_outbox")
+    assert await storage.claim_outgoing(10, HOUR) == ()
+    assert await outsider.fetch("SELECT xmin, ctid FROM edda_outbox") == before
+
+
+# Transactions that users share
+
+
+async def test_users_statements_are_planned_as_everywhere(storage: Storage, outsider: Outsider) -> None:
+    for setting in ("enable_seqscan", "plan_cache_mode", "jit", "lock_timeout"):
+        async with transaction(storage) as joint:
+            ((here,),) = await joint.fetch("SELECT current_setting(:name)", {"name": setting})
+        assert here == await outsider.fetchval("SELECT current_setting($1)", setting)
+
+
+async def test_nothing_of_a_transaction_is_left_on_its_connection(storage: Storage, outsider: Outsider) -> None:
+    seen = set()
+    for _ in range(5):
+        async with transaction(storage) as joint:
+            ((pid,),) = await joint.fetch(BACKEND, {})
+            ((path,),) = await joint.fetch("SELECT current_setting('search_path')", {})
+            await joint.execute("SET search_path = nowhere", {})
+            await joint.fetch("SELECT pg_advisory_lock(1, 2)", {})
+            seen.add((pid, path))
+    assert len({path for _, path in seen}) == 1
+    assert len({pid for pid, _ in seen}) == 1
+    async with transaction(storage) as joint:
+        assert await outsider.fetchval("SELECT pg_try_advisory_lock(1, 2)")
+
+
+async def test_a_transaction_of_the_driver_inside_is_a_savepoint(storage: Storage) -> None:
+    joint = await storage.begin()
+    await joint.execute("CREATE TEMP TABLE note (id int) ON COMMIT DROP", {})
+    with suppress(ZeroDivisionError):
+        async with joint.connection.transaction():
+            await joint.connection.execute("INSERT INTO note VALUES (1)")
+            raise ZeroDivisionError
+    async with joint.connection.transaction():
+        await joint.connection.execute("INSERT INTO note VALUES (2)")
+    rows = await joint.fetch("SELECT id FROM note", {})
+    await joint.commit()
+    assert [tuple(row) for row in rows] == [(2,)]
+
+
+async def test_a_commit_after_a_statement_that_failed_is_no_success(storage: Storage, worker: Worker) -> None:
+    """The server rolls back and says so, but it is no error to it."""
+    await worker.send(born("a"))
+    joint = await storage.begin()
+    await joints.record(joint, step_record("a"))
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await joint.fetch("SELECT 1 / 0", {})
+    with pytest.raises(asyncpg.InFailedSQLTransactionError):
+        await joint.commit()
+    assert await storage.done(A, 0, "pay:1") is None
+
+
+async def test_a_commit_that_the_server_refuses_is_its_own_error(storage: Storage, outsider: Outsider) -> None:
+    """It is rolled back for certain: nobody has to wonder."""
+    joint = await storage.begin()
+    await joint.execute("CREATE TABLE edda_test_late (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)", {})
+    await joint.execute("INSERT INTO edda_test_late VALUES (1), (1)", {})
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await joint.commit()
+    assert await outsider.fetchval("SELECT to_regclass('edda_test_late')") is None
+    async with transaction(storage) as joint:
+        await joint.fetch("SELECT 1", {})
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+async def test_who_ends_the_transaction_himself_is_told(storage: Storage, worker: Worker, end: str) -> None:
+    """What Edda adds would be a transaction of its own, in with the rest or not."""
+    await worker.send(born("a"))
+    joint = await storage.begin()
+    await joint.connection.execute(end)
+    with pytest.raises(asyncpg.NoActiveSQLTransactionError):
+        await joints.record(joint, step_record("a"))
+    with pytest.raises(asyncpg.NoActiveSQLTransactionError):
+        await joint.commit()
+    await joint.rollback()
+    assert await storage.done(A, 0, "pay:1") is None
+    async with transaction(storage) as joint:
+        await joints.record(joint, step_record("a"))
+
+
+async def test_a_cut_connection_is_replaced(storage: Storage, outsider: Outsider) -> None:
+    joint = await storage.begin()
+    await outsider.execute(CUT)
+    with pytest.raises(StorageUnavailableError):
+        await joint.commit()
+    await joint.rollback()
+    async with transaction(storage) as joint:
+        assert await joint.fetch("SELECT 1", {})
+
+
+async def test_a_rollback_on_a_cut_connection_is_done(storage: Storage, outsider: Outsider) -> None:
+    joint = await storage.begin()
+    await outsider.execute(CUT)
+    await joint.rollback()
+    async with transaction(storage) as joint:
+        assert await joint.fetch("SELECT 1", {})
+
+
+async def test_a_user_who_stops_in_the_middle_does_not_hold_his_locks_for_ever(storage: Storage) -> None:
+    async with transaction(storage) as joint:
+        ((limit,),) = await joint.fetch("SELECT current_setting('idle_in_transaction_session_timeout')", {})
+    assert limit == "1min"
+
+
+async def test_the_connections_of_users_end_with_the_storage(
+    database: OnPostgres, storage: Storage, outsider: Outsider
+) -> None:
+    await storage.close()
+    for is_killed in (False, True):
+        other = PostgresStorage(database.url, pool_size=2)
+        joint = await other.begin()
+        async with transaction(other):
+            pass
+        if is_killed:
+            other.kill()
+        else:
+            await other.close()
+        await become(lambda: outsider.fetchval(ALL_GONE))
+        with pytest.raises(StorageUnavailableError):
+            await joint.commit()
+        with pytest.raises(StorageUnavailableError):
+            await other.begin()
+
+
+async def test_a_begin_that_fails_leaves_its_place_to_the_next(make_storage: MakeStorage, outsider: Outsider) -> None:
+    log = Log()
+    storage = await make_storage(log)
+    begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
+    log.fail_after[begin] = StorageUnavailableError("cut")
+    for _ in range(5):
+        with pytest.raises(StorageUnavailableError):
+            await storage.begin()
+    del log.fail_after[begin]
+    await become(lambda: outsider.fetchval(f"SELECT ({OPEN}) = 0"))
+    async with asyncio.timeout(30), transaction(storage) as joint:
+        await joint.fetch("SELECT 1", {})
+
+
+async def test_a_forwarder_waits_for_a_step_that_uses_its_offer(
+    storage: Storage, worker: Worker, outsider: Outsider
+) -> None:
+    await worker.send(born("a"))
+    await storage.accept([incoming("m", once=["jobs"])], {})
+    offer = await storage.take(key("jobs"), -HOUR)
+    assert offer is not None
+    joint = await storage.begin()
+    await joints.record(joint, step_record("a", taken=[offer.seq]))
+    forwarding = asyncio.create_task(storage.accept([incoming("again", once=["jobs"])], {}, [offer.seq]))
+    await become(lambda: outsider.fetchval(WAITING))
+    await joint.commit()
+    with pytest.raises(StorageConflictError):
+        await forwarding
+    assert await outsider.fetchval("SELECT count(*) FROM edda_event") == 1
+
+
+def test_a_storage_that_was_open_on_another_loop_can_be_opened_again(make_database: MakeDatabase) -> None:
+    storage = make_database("postgres").storage()
+
+    async def live() -> None:
+        await storage.open()
+        await asyncio.gather(*(storage.get(RunId(f"{i}")) for i in range(20)), storage.news(0.1))
+        async with transaction(storage) as joint:
+            await joint.fetch("SELECT 1", {})
+        await storage.close()
+
+    for _ in range(2):
+        asyncio.run(live())
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT :a, :b, :a", "SELECT $1, $2, $1"),
+        ("SELECT :a::int, now()::date", "SELECT $1::int, now()::date"),
+        ("SELECT ':a', 'it''s :a', E'\\' :a', \":a\"", "SELECT ':a', 'it''s :a', E'\\' :a', \":a\""),
+        ("SELECT $$ :a $$, $x$ :a $x$", "SELECT $$ :a $$, $x$ :a $x$"),
+        ("SELECT 1 -- :a\n, :b /* :a\n */", "SELECT 1 -- :a\n, $1 /* :a\n */"),
+        ("SELECT x[1:2], x[n:m], f(a := :b)", "SELECT x[1:2], x[n:m], f(a := $1)"),
+    ],
+)
+def test_names_become_numbers_where_they_are_values(sql: str, expected: str) -> None:
+    assert fill(sql, {"a": 1, "b": 2})[0] == expected
+
+
+def test_values_come_in_the_order_of_their_numbers() -> None:
+    assert fill("SELECT :b, :a, :b", {"a": 1, "b": 2, "c": 3}) == ("SELECT $1, $2, $1", [2, 1])

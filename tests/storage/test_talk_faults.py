@@ -1,0 +1,205 @@
+"""Lost connections and dying processes in all that runs say: it is in whole or not at all, and others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from uuid import uuid4
+
+import pytest
+from msgspec.structs import replace
+
+from edda.core.model import Absorb, Dispatch, DispatchKind, Fact, OutgoingState, Postponed, RunId, Sent, Written
+from edda.errors import StorageConflictError
+from edda.storage.ports import Storage
+from tests.conftest import MakeStorage
+
+from .probes import Listener, SimulatedDeath, Trap
+from .records import HOUR, LAPSED, LATER, born, bundle, dispatch, entry, incoming, key, outgoing, wait
+from .test_faults import meets
+from .worker import Worker
+
+R1 = RunId("run-1")
+Call = Callable[[Storage, Worker], Awaitable[object]]
+
+
+async def write_on(storage: Storage, worker: Worker) -> None:
+    """Everything that a run can say in one batch, with a message to take."""
+    fence = await worker.storage.read_fence(worker.id)
+    assert fence is not None
+    new = f"run-{uuid4()}"
+    said = {"dispatches": (dispatch(new),), "outgoing": (outgoing(new),), "facts": (Fact("id", new.encode()),)}
+    jobs = [wait(new, "w", "jobs", once=True)]
+    await storage.write(
+        fence, [replace(born(new, waits=jobs), **said), replace(bundle("run-1", recorded=["pay:1"]), **said)]
+    )
+
+
+async def forward_on(storage: Storage, worker: Worker) -> None:
+    (first, *_) = await worker.storage.dispatches(1)
+    with suppress(StorageConflictError):  # one that was forwarded before the connection was lost
+        await storage.accept([incoming(f"e-{uuid4()}", "order", once=["jobs"])], {}, [first.seq])
+
+
+async def settle_on(storage: Storage, worker: Worker) -> None:
+    first, second, *_ = await worker.storage.find_outgoing(OutgoingState.PENDING)
+    await storage.settle_outgoing([Sent(first.seq), Postponed(second.seq, second.attempts, LATER, "busy")])
+
+
+CALLS: dict[str, Call] = {
+    "write": write_on,
+    "forward": forward_on,
+    "dispatches": lambda storage, worker: storage.dispatches(10),
+    "take": lambda storage, worker: storage.take(key("jobs"), HOUR),
+    "enqueue": lambda storage, worker: storage.enqueue([outgoing("new")]),
+    "claim_outgoing": lambda storage, worker: storage.claim_outgoing(1, LAPSED),
+    "settle_outgoing": settle_on,
+    "next_outgoing": lambda storage, worker: storage.next_outgoing(),
+    "find_outgoing": lambda storage, worker: storage.find_outgoing(),
+    "retry_outgoing": lambda storage, worker: storage.retry_outgoing(None),
+    "facts": lambda storage, worker: storage.facts(R1),
+    "prune_outgoing": lambda storage, worker: storage.prune_outgoing(LATER, 10),
+}
+TRANSACTIONS = ("write", "forward", "take", "enqueue", "claim_outgoing", "settle_outgoing", "prune_outgoing")
+
+
+@pytest.fixture
+async def trap() -> Trap:
+    return Trap()
+
+
+@pytest.fixture
+async def trapped(storage: Storage, make_storage: MakeStorage, trap: Trap) -> Storage:
+    """A second process whose every statement passes the trap."""
+    return await make_storage(trap)
+
+
+@pytest.fixture
+async def busy(worker: Worker) -> Worker:
+    """There is something of everything."""
+    said = tuple(Dispatch(DispatchKind.EVENT, f"{n}".encode()) for n in range(100))
+    await worker.write(replace(born("run-1", entry(1)), dispatches=said, facts=(Fact("a", b""),)))
+    await worker.storage.accept([incoming(f"m-{n}", once=["jobs"]) for n in range(100)], {})
+    await worker.storage.enqueue([outgoing(f"e-{n}", f"k-{n}") for n in range(49)])
+    (sent,) = await worker.storage.claim_outgoing(1, LAPSED)
+    await worker.storage.settle_outgoing([Sent(sent.seq)])
+    return worker
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+async def test_the_probe_stands_before_and_after_every_statement(
+    make_storage: MakeStorage, busy: Worker, call: Call
+) -> None:
+    probe = Listener()
+    storage = await make_storage(probe)
+    probe.heard.clear()
+    await call(storage, busy)
+    assert probe.heard
+    assert [when for when, _ in probe.heard] == ["before", "after"] * (len(probe.heard) // 2)
+    assert [sql for _, sql in probe.heard[::2]] == [sql for _, sql in probe.heard[1::2]]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+async def test_after_a_connection_lost_at_any_statement_the_next_call_works(
+    trapped: Storage, busy: Worker, trap: Trap, call: Call
+) -> None:
+    point = 0
+    while await meets(trap, point, call(trapped, busy)):
+        assert await trapped.now() > 0
+        assert await trapped.get(R1) is not None
+        assert await trapped.read_fence(busy.id) is not None
+        point += 1
+    assert point >= 1, "at one statement at least"
+
+
+@pytest.mark.parametrize("name", TRANSACTIONS)
+async def test_a_process_that_dies_in_any_transaction_leaves_a_database_others_can_use(
+    storage: Storage, make_storage: MakeStorage, busy: Worker, name: str
+) -> None:
+    for point in range(40):
+        trap = Trap()
+        dying = await make_storage(trap)
+        await dying.now()
+        trap.arm(point, SimulatedDeath())
+        try:
+            await CALLS[name](dying, busy)
+        except SimulatedDeath:
+            dying.kill()
+        else:
+            break
+        fence = await storage.read_fence(busy.id)
+        assert fence is not None
+        async with asyncio.timeout(30):
+            assert await storage.write(fence, []) == Written()
+            assert await storage.take(key("jobs"), HOUR) is not None
+            await storage.claim_outgoing(1, LAPSED)
+    else:
+        raise AssertionError("it never came to its end")
+
+
+async def test_a_process_that_dies_in_a_write_has_said_all_of_it_or_nothing(
+    storage: Storage, make_storage: MakeStorage, worker: Worker
+) -> None:
+    outcomes: list[bool] = []
+    while not outcomes or not outcomes[-1]:
+        turn = len(outcomes)
+        run, job = RunId(f"run-{turn}"), f"job-{turn}"
+        await worker.write(born(run))
+        await storage.accept([incoming(job, once=[job])], {})
+        said = bundle(
+            run,
+            entry(1),
+            move=Absorb(0),
+            waits=[wait(run, "w", job, once=True)],
+            dispatches=[dispatch(job)],
+            outgoing=[outgoing(job)],
+            facts=[Fact("job", job.encode())],
+        )
+        trap = Trap()
+        dying = await make_storage(trap)
+        await dying.now()
+        trap.arm(turn, SimulatedDeath())
+        with pytest.raises(SimulatedDeath):
+            await dying.write(worker.fence, [said])
+        dying.kill()
+        parts = (
+            job.encode() in [letter.value for letter in await storage.mail(worker.id)],
+            dispatch(job).body in [one.body for one in await storage.dispatches(100)],
+            outgoing(job) in [one.event for one in await storage.find_outgoing()],
+            await storage.facts(run) == said.facts,
+            await storage.history(run) == said.entries,
+            await storage.take(key(job), HOUR) is None,
+        )
+        assert len(set(parts)) == 1, "a part of the batch is in"
+        outcomes.append(parts[0])
+    assert outcomes == [False] * (len(outcomes) - 1) + [True]
+
+
+async def test_a_process_that_dies_while_it_forwards_leaves_the_dispatch_or_its_message(
+    storage: Storage, make_storage: MakeStorage, worker: Worker
+) -> None:
+    outcomes: list[bool] = []
+    while not outcomes or not outcomes[-1]:
+        turn = len(outcomes)
+        run, job = f"run-{turn}", f"job-{turn}"
+        said = replace(born(run, waits=[wait(run, "w", job, once=True)]), dispatches=(dispatch(job),))
+        await worker.send(said)
+        (waiting,) = [one for one in await storage.dispatches(100) if one.body == dispatch(job).body]
+        trap = Trap()
+        dying = await make_storage(trap)
+        await dying.now()
+        trap.arm(turn, SimulatedDeath())
+        with pytest.raises(SimulatedDeath):
+            await dying.accept([incoming(f"{job}-{n}", once=[job]) for n in range(2)], {}, [waiting.seq])
+        dying.kill()
+        kept = await storage.take(key(job), HOUR)
+        parts = (
+            f"{job}-0".encode() in [letter.value for letter in await storage.mail(worker.id)],
+            kept is not None and kept.body == f"{job}-1".encode(),
+            waiting not in await storage.dispatches(100),
+            await storage.waits(RunId(run)) == (),
+        )
+        assert len(set(parts)) == 1, "a part of the post is in"
+        outcomes.append(parts[0])
+    assert outcomes == [False] * (len(outcomes) - 1) + [True]

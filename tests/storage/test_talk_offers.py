@@ -1,0 +1,248 @@
+"""Messages that a step takes: away from all others, and offered again unless the step's commit keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from edda.core.model import Absorb, Accepted, DispatchKind, RunId, Written
+from edda.errors import LeaseLostError, StorageConflictError
+from edda.storage import joint as joints
+from edda.storage.ports import Storage
+from tests.conftest import MakeStorage
+
+from .conftest import MakeWorker
+from .joints import SQL_KINDS, record, step_record, transaction
+from .probes import SimulatedDeath, Trap
+from .records import HOUR, LAPSED, born, bundle, dispatch, incoming, key, wait
+from .worker import Worker
+
+R1 = RunId("run-1")
+JOBS = key("jobs")
+
+without_memory = pytest.mark.parametrize("database", SQL_KINDS, indirect=True)
+only_on_files = pytest.mark.parametrize("database", SQL_KINDS[:1], indirect=True)
+
+
+async def offer(storage: Storage, *ids: str) -> None:
+    await storage.accept([incoming(id, once=["jobs"]) for id in ids], {})
+
+
+async def waiting(storage: Storage) -> list[bytes]:
+    return [one.body for one in await storage.dispatches(1_000)]
+
+
+# Taking
+
+
+async def test_the_first_message_is_taken_away_from_all_others(storage: Storage, worker: Worker) -> None:
+    await offer(storage, "m", "z", "a")
+    assert await storage.take(key("other"), HOUR) is None
+    for id in ("m", "z"):
+        taken = await storage.take(JOBS, HOUR)
+        assert taken is not None
+        assert (taken.kind, taken.body) == (DispatchKind.OFFER, id.encode())
+    await worker.write(born("run-1"))
+    await worker.send(bundle("run-1", move=Absorb(0), waits=[wait("run-1", "w", "jobs", once=True)]))
+    assert [letter.value for letter in await storage.mail(worker.id)] == [b"a"]
+    assert await storage.take(JOBS, HOUR) is None
+
+
+async def test_a_message_that_went_to_somebody_is_not_taken(storage: Storage, worker: Worker) -> None:
+    await worker.send(born("run-1", waits=[wait("run-1", "w", "jobs", once=True)]))
+    await offer(storage, "e1")
+    assert await storage.take(JOBS, HOUR) is None
+
+
+async def test_a_message_for_all_is_still_there_for_all(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1"))
+    await storage.accept([incoming("e1", "news", once=["jobs"])], {})
+    assert await storage.take(JOBS, HOUR) is not None
+    await worker.send(bundle("run-1", move=Absorb(0), waits=[wait("run-1", "w", "news")]))
+    assert [letter.value for letter in await storage.mail(worker.id)] == [b"e1"]
+
+
+async def test_what_was_taken_is_offered_again_when_the_lease_is_over(storage: Storage) -> None:
+    await offer(storage, "held", "lapsed")
+    assert await storage.take(JOBS, HOUR) is not None
+    assert await storage.dispatches(10) == ()
+    taken = await storage.take(JOBS, LAPSED)
+    assert taken is not None
+    assert await storage.dispatches(10) == (taken,)
+    assert taken.body == b"lapsed"
+
+
+async def test_what_is_not_due_holds_up_no_other_dispatch(storage: Storage, worker: Worker) -> None:
+    await offer(storage, *(f"e{n}" for n in range(20)))
+    for _ in range(20):
+        await storage.take(JOBS, HOUR)
+    await worker.write(bundle("run-1", start=born("run-1").start, dispatches=[dispatch("a")]))
+    assert await waiting(storage) == [dispatch("a").body]
+    assert len(await storage.dispatches(1)) == 1
+
+
+async def test_an_offer_goes_with_the_commit_that_stores_it_anew(storage: Storage) -> None:
+    await offer(storage, "e1")
+    taken = await storage.take(JOBS, LAPSED)
+    assert taken is not None
+    assert await storage.accept([incoming("again", once=["jobs"])], {}, [taken.seq]) == Accepted(
+        frozenset({0}), woke=False
+    )
+    assert await storage.dispatches(10) == ()
+    again = await storage.take(JOBS, HOUR)
+    assert again is not None
+    assert again.body == b"again"
+    assert again.seq > taken.seq
+
+
+# Keeping
+
+
+@without_memory
+async def test_what_a_step_has_used_is_not_offered_again(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1"))
+    await offer(storage, "e1", "e2")
+    used, unused = await storage.take(JOBS, LAPSED), await storage.take(JOBS, LAPSED)
+    assert used is not None
+    await record(storage, step_record("run-1", taken=[used.seq]))
+    assert await storage.dispatches(10) == (unused,)
+
+
+@without_memory
+async def test_a_step_that_is_not_recorded_has_used_nothing(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1"))
+    await offer(storage, "e1")
+    taken = await storage.take(JOBS, LAPSED)
+    assert taken is not None
+    with pytest.raises(LeaseLostError):
+        await record(storage, step_record("run-1", epoch=7, taken=[taken.seq]))
+    joint = await storage.begin()
+    await joints.record(joint, step_record("run-1", taken=[taken.seq]))
+    await joint.rollback()
+    assert await storage.dispatches(10) == (taken,)
+
+
+@without_memory
+async def test_a_step_cannot_use_what_was_offered_again(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1"))
+    await offer(storage, "e1")
+    taken = await storage.take(JOBS, LAPSED)
+    assert taken is not None
+    await storage.accept([incoming("again", once=["jobs"])], {}, [taken.seq])
+    with pytest.raises(StorageConflictError):
+        await record(storage, step_record("run-1", taken=[taken.seq], dispatches=[dispatch("a")]))
+    assert await storage.done(R1, 0, "pay:1") is None
+    assert await storage.dispatches(10) == ()
+
+
+@without_memory
+async def test_a_message_is_used_or_offered_again_and_never_both(
+    storage: Storage, make_storage: MakeStorage, worker: Worker
+) -> None:
+    other = await make_storage()
+    await worker.write(born("run-1"))
+
+    async def use(seq: int, step: str) -> bool:
+        try:
+            await record(storage, step_record("run-1", step, taken=[seq]))
+        except StorageConflictError:
+            return False
+        return True
+
+    async def forward(seq: int, id: str) -> bool:
+        try:
+            return await other.accept([incoming(id, once=["again"])], {}, [seq]) is not None
+        except StorageConflictError:
+            return False
+
+    for turn in range(20):
+        await offer(storage, f"e{turn}")
+        taken = await storage.take(JOBS, LAPSED)
+        assert taken is not None
+        async with asyncio.timeout(60):
+            outcomes = await asyncio.gather(use(taken.seq, f"s{turn}"), forward(taken.seq, f"again{turn}"))
+        assert sorted(outcomes) == [False, True]
+        assert (await storage.done(R1, 0, f"s{turn}") is not None) is outcomes[0]
+        assert (await storage.take(key("again"), HOUR) is not None) is outcomes[1]
+
+
+@only_on_files
+async def test_who_alone_may_write_takes_a_message_in_his_own_transaction(storage: Storage, worker: Worker) -> None:
+    await offer(storage, "e1", "e2")
+    joint = await storage.begin()
+    assert await joints.take(joint, JOBS) == b"e1"
+    assert await joints.take(joint, JOBS) == b"e2"
+    assert await joints.take(joint, JOBS) is None
+    await joint.rollback()
+    async with transaction(storage) as joint:
+        assert await joints.take(joint, JOBS) == b"e1"
+    left = await storage.take(JOBS, HOUR)
+    assert left is not None
+    assert left.body == b"e2"
+
+
+# Together with others
+
+
+async def test_each_message_is_taken_once_by_steps_and_runs_at_the_same_time(
+    storage: Storage, make_storage: MakeStorage, make_worker: MakeWorker
+) -> None:
+    other = await make_storage()
+    worker = await make_worker("worker", on=other)
+    runs = [f"run-{n}" for n in range(30)]
+    await worker.write(*(born(run) for run in runs))
+    taken: list[bytes] = []
+
+    async def bring(storage: Storage, part: int) -> None:
+        for turn in range(30):
+            await offer(storage, f"e-{part}-{turn}")
+
+    async def take(storage: Storage) -> None:
+        for _ in range(30):
+            one = await storage.take(JOBS, HOUR)
+            taken.extend([one.body] if one else [])
+
+    async def ask() -> None:
+        for run in runs:
+            await worker.send(bundle(run, move=Absorb(0), waits=[wait(run, "w", "jobs", once=True)]))
+
+    async with asyncio.timeout(100):
+        await asyncio.gather(bring(storage, 0), bring(other, 1), take(storage), take(other), take(other), ask())
+    while one := await storage.take(JOBS, HOUR):
+        taken.append(one.body)
+    given = [letter.value for letter in await storage.mail(worker.id)]
+    asking = [run for run in runs if await storage.waits(RunId(run))]
+    assert len(given) + len(asking) == 30
+    assert Counter(taken) + Counter(given) == Counter(
+        f"e-{part}-{turn}".encode() for part in (0, 1) for turn in range(30)
+    )
+
+
+async def test_a_process_that_dies_while_it_takes_loses_no_message(
+    storage: Storage, make_storage: MakeStorage, worker: Worker
+) -> None:
+    await worker.write(born("run-1"))
+    is_taken = False
+    for turn in range(40):
+        await offer(storage, f"e{turn}")
+        trap = Trap()
+        dying = await make_storage(trap)
+        await dying.now()
+        trap.arm(turn, SimulatedDeath())
+        with pytest.raises(SimulatedDeath):
+            await dying.take(JOBS, LAPSED)
+        dying.kill()
+        async with asyncio.timeout(30):
+            offered = await waiting(storage)
+            is_taken = offered == [f"e{turn}".encode()]
+            left = await storage.take(JOBS, HOUR)
+            assert (left is None) is is_taken
+            assert is_taken or offered == []
+        if is_taken:
+            break
+    assert is_taken, "it never came to its end"
+    assert (
+        await worker.send(bundle("run-1", move=Absorb(0), waits=[wait("run-1", "w", "jobs", once=True)])) == Written()
+    )
