@@ -4,5 +4,19 @@ from edda.web.application import Web
 from edda.web.options import WebOptions
 from edda.web.service import Service, State
 from edda.web.tokens import Token, TokenScope, find_tokens, read_tokens
+from edda.web.webhooks import GitHub, StandardWebhooks, Stripe, Webhook
 
-__all__ = ["Service", "State", "Token", "TokenScope", "Web", "WebOptions", "find_tokens", "read_tokens"]
+__all__ = [
+    "GitHub",
+    "Service",
+    "StandardWebhooks",
+    "State",
+    "Stripe",
+    "Token",
+    "TokenScope",
+    "Web",
+    "WebOptions",
+    "Webhook",
+    "find_tokens",
+    "read_tokens",
+]

@@ -35,13 +35,16 @@ class Answer:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     async def send(self, send: Send, *, private: bool, head: bool) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.all_headers(private=private)})
+        await send({"type": "http.response.body", "body": b"" if head else self.body})
+
+    def all_headers(self, *, private: bool = False) -> Headers:
         headers = [*_ALWAYS, _PRIVATE if private else _NO_STORE, *self.headers]
         if self.body:
             headers += [_JSON, (b"content-length", b"%d" % len(self.body))]
         elif self.status != HTTPStatus.NO_CONTENT:
             headers.append((b"content-length", b"0"))
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if head else self.body})
+        return headers
 
 
 class RefusedError(Exception):

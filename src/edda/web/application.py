@@ -19,12 +19,13 @@ from edda.web.health import Readiness, live
 from edda.web.options import WebOptions
 from edda.web.request import Request, read_request
 from edda.web.service import Service
+from edda.web.signed import SignedEndpoint
 
 logger = logging.getLogger("edda.web")
 
 
 class Web:
-    """POST to any path takes events, but for `/cancel/...` and what is below `/_edda`."""
+    """POST to any path takes events, but for `/cancel/...`, what is below `/_edda`, and the paths of webhooks."""
 
     def __init__(self, service: Service, options: WebOptions | None = None) -> None:
         self.options = options or WebOptions()
@@ -32,6 +33,7 @@ class Web:
         self._door = Door(self.options)
         backing, intake = Backing(service, self.options), Intake(self.options)
         self._events = EventEndpoint(self.options, self._door, intake, backing)
+        self._signed = SignedEndpoint(self.options, intake, backing)
         self._cancelling = CancelEndpoint(self._door, intake, backing)
         self._readiness = Readiness(backing)
 
@@ -78,6 +80,8 @@ class Web:
             return await self._answer_inside(request)
         if path == "/cancel" or path.startswith("/cancel/"):
             return await self._cancelling.answer(request)
+        if self._signed.covers(request):
+            return await self._signed.answer(request)
         return await self._events.answer(request)
 
     async def _answer_inside(self, request: Request) -> Answer:

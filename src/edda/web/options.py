@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edda.web.tokens import Token
+from edda.web.webhooks import Webhook, check_webhooks
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -36,6 +37,8 @@ class WebOptions:
     """Senders that pass the webhook handshake, such as "sender.example", or "*"."""
     allowed_rate: int | None = None
     """Events per minute that the handshake grants to a sender; None: as many as it likes."""
+    webhooks: tuple[Webhook, ...] = ()
+    """Paths where a signature is asked for, and nothing else."""
     max_body: int = MIB
     max_header_bytes: int = 64 * KIB
     max_header_count: int = 100
@@ -58,9 +61,10 @@ class WebOptions:
             raise ValueError(f'auth={self.auth!r}: expected None, or "none" to serve everybody without a token')
         if self.auth == "none" and self.tokens:
             raise ValueError('auth="none" serves everybody, yet there are tokens: give one of the two')
-        for name in ("tokens", "allowed_hosts", "allowed_origins"):
+        for name in ("tokens", "allowed_hosts", "allowed_origins", "webhooks"):
             if isinstance(getattr(self, name), str):  # it would be taken for its letters
                 raise TypeError(f"{name}: expected a tuple, not a text")
+        check_webhooks(self.webhooks)
         for name in _ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected more than 0")

@@ -1,0 +1,58 @@
+"""The paths of webhooks: whoever knows the secret may send, from anywhere and without a token."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from edda.cloudevents.signatures import SignatureError
+from edda.web.answers import Answer, RefusedError, refuse, say, wrong_method
+from edda.web.backing import Backing
+from edda.web.body import Intake
+from edda.web.options import WebOptions
+from edda.web.request import Request
+from edda.web.webhooks import Webhook
+
+logger = logging.getLogger("edda.web")
+
+_ACCEPTED = say(202, {"status": "accepted"})
+
+
+class SignedEndpoint:
+    def __init__(self, options: WebOptions, intake: Intake, backing: Backing) -> None:
+        self._webhooks = {webhook.path: webhook for webhook in options.webhooks}
+        self._max_batch = options.max_batch
+        self._intake = intake
+        self._backing = backing
+
+    def covers(self, request: Request) -> bool:
+        """A handshake is for the endpoint of events, at every path."""
+        return request.path in self._webhooks and request.method != "OPTIONS"
+
+    async def answer(self, request: Request) -> Answer:
+        if request.method != "POST":
+            raise wrong_method("POST, OPTIONS")
+        webhook = self._webhooks[request.path]
+        try:
+            await self._take(webhook, request)
+        except SignatureError as error:
+            raise _unauthorized(webhook, str(error)) from None
+        return _ACCEPTED
+
+    async def _take(self, webhook: Webhook, request: Request) -> None:
+        claim = webhook.read_claim(request.headers, time.time())  # before a stranger's body is read
+        self._backing.check_started()
+        body = await self._intake.read(request)
+        try:
+            claim.check(webhook.keys, body)
+            events = webhook.read_events(request.headers, body, self._max_batch)
+            if events:
+                await self._backing.receive(events)
+        finally:
+            self._intake.release(len(body))
+
+
+def _unauthorized(webhook: Webhook, error: str) -> RefusedError:
+    logger.info("refused what came to %s: %s", webhook.path, error)
+    challenge = f'Signature headers="{webhook.header.decode()}"'
+    return refuse(401, error, headers={"WWW-Authenticate": challenge})
