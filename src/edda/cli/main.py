@@ -11,6 +11,7 @@ import click
 
 from edda.app import EddaApp
 from edda.cli.loading import load_app
+from edda.cli.outbox import outbox
 from edda.cli.serve import serve
 from edda.databases import open_storage
 from edda.errors import EddaError
@@ -77,3 +78,4 @@ async def _work(app: EddaApp, grace: float | None) -> None:
 
 
 main.add_command(serve)
+main.add_command(outbox)

@@ -33,10 +33,17 @@ class Retention:
         self._settings = settings
 
     async def run(self) -> None:
+        await self._repeat(self.prune)
+
+    async def run_for_outbox(self) -> None:
+        """For a process that only sends: how long all else is kept is not its business."""
+        await self._repeat(self.prune_sent)
+
+    async def _repeat(self, prune: Callable[[], Awaitable[int]]) -> None:
         while True:
             await asyncio.sleep(self._settings.prune_every * random.uniform(0.5, 1.0))
             try:
-                await self.prune()
+                await prune()
             except (StorageUnavailableError, StorageConflictError) as error:
                 logger.debug("pruning failed, and is tried again later: %s", error)
 
@@ -45,9 +52,14 @@ class Retention:
         messages = self._before(self._settings.message_retention_days)
         removed = await self._drain(self._storage.prune_events, messages)
         removed += await self._drain(self._storage.prune_letters, messages)
+        removed += await self.prune_sent()
         if self._settings.run_retention_days is not None:
             removed += await self._drain(self._storage.prune_runs, self._before(self._settings.run_retention_days))
         return removed
+
+    async def prune_sent(self) -> int:
+        """Events of the outbox that were sent; those that are dead stay for people to look at."""
+        return await self._drain(self._storage.prune_outgoing, self._before(self._settings.message_retention_days))
 
     def _before(self, days: float) -> int:
         return self._clock.now() - int(days * _DAY)

@@ -1,0 +1,1 @@
+"""What connects Edda to other programs; each needs an extra of the package."""
