@@ -6,30 +6,37 @@ from edda.core.states import RunStatus
 from edda.engine.hooks import HooksBase, WorkflowHooks
 from edda.errors import (
     ActivityTimeoutError,
+    ChannelError,
     CompensationError,
     EddaError,
     EventTimeoutError,
     EventValidationError,
     HeartbeatTimeoutError,
     LeaseLostError,
+    MessageTimeoutError,
     NonDeterminismError,
     RetryExhaustedError,
     TerminalError,
     WorkflowCancelledError,
 )
+from edda.relaying import OutboxRelayer
 from edda.version import __version__
 from edda.workflow.activity import Happened, activity
+from edda.workflow.channels import ChannelMessage, publish, receive, send_to, subscribe, unsubscribe
 from edda.workflow.context import WorkflowContext
 from edda.workflow.events import ReceivedEvent, wait_event
 from edda.workflow.handle import WorkflowHandle
 from edda.workflow.race import First, wait_any
 from edda.workflow.saga import compensation, on_failure, register_compensation
-from edda.workflow.sending import send_event
+from edda.workflow.sending import send_event, send_event_transactional
 from edda.workflow.timers import sleep, sleep_until, wait_timer, wait_until
 from edda.workflow.workflow import workflow
+from edda.wsgi import create_wsgi_app
 
 __all__ = [
     "ActivityTimeoutError",
+    "ChannelError",
+    "ChannelMessage",
     "CompensationError",
     "EddaApp",
     "EddaError",
@@ -40,7 +47,9 @@ __all__ = [
     "HeartbeatTimeoutError",
     "HooksBase",
     "LeaseLostError",
+    "MessageTimeoutError",
     "NonDeterminismError",
+    "OutboxRelayer",
     "ReceivedEvent",
     "RetryExhaustedError",
     "RetryPolicy",
@@ -53,11 +62,18 @@ __all__ = [
     "__version__",
     "activity",
     "compensation",
+    "create_wsgi_app",
     "on_failure",
+    "publish",
+    "receive",
     "register_compensation",
     "send_event",
+    "send_event_transactional",
+    "send_to",
     "sleep",
     "sleep_until",
+    "subscribe",
+    "unsubscribe",
     "wait_any",
     "wait_event",
     "wait_timer",

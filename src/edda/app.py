@@ -8,33 +8,40 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, ParamSpec, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from msgspec import UNSET
 
+from edda.brokers import choose_sink
 from edda.cloudevents.event import CloudEvent
 from edda.core.codec import Codec
 from edda.core.model import CancelOutcome, RunFilter
 from edda.core.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from edda.core.states import RunStatus
-from edda.databases import open_storage, settings_for
+from edda.databases import open_sessions, open_storage, settings_for
 from edda.engine.clock import Clock, DatabaseClock
 from edda.engine.engine import Engine
 from edda.engine.hooks import WorkflowHooks
 from edda.engine.ids import Ids
 from edda.engine.intake import run_of
 from edda.engine.settings import Settings
+from edda.engine.sinks import Sink
 from edda.errors import AppError, MigrationError, UnknownWorkflowError
 from edda.instances import InstancePage, Instances
 from edda.storage.ports import Probe, Storage
-from edda.web import State, Token, Web, WebOptions, find_tokens
+from edda.web import State, Token, Web, Webhook, WebOptions, find_tokens
 from edda.web.asgi import Receive, Scope, Send
+from edda.workflow.channels import publish
 from edda.workflow.context import as_microseconds
 from edda.workflow.current import Client, add_started, remove_started, set_fallback
 from edda.workflow.handle import WorkflowHandle
 from edda.workflow.handlers import as_workflow
 from edda.workflow.sending import as_cloudevent, complete, describe_event
 from edda.workflow.workflow import Starter, StartOptions, Workflow, registry
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,6 +62,11 @@ class EddaApp:
         service_name: str = "edda",
         db_url: str | None = None,
         *,
+        outbox_enabled: bool = False,
+        broker_url: str | None = None,
+        sink: Sink | None = None,
+        outbox_secret: str | Sequence[str] | None = None,
+        engine: AsyncEngine | None = None,
         hooks: WorkflowHooks | None = None,
         default_retry_policy: RetryPolicy | None = None,
         pool_size: int = 5,
@@ -65,6 +77,7 @@ class EddaApp:
         run_retention_days: float | None = None,
         auth: str | None = None,
         tokens: str | Iterable[Token] | None = None,
+        webhooks: Iterable[Webhook] = (),
         web: WebOptions | None = None,
         settings: Settings | None = None,
         codec: Codec | None = None,
@@ -76,7 +89,7 @@ class EddaApp:
     ) -> None:
         _refuse_unknown(ignored)
         self.service_name = service_name
-        self.db_url = db_url or os.environ.get("EDDA_DB_URL") or _DEFAULT_URL
+        self.db_url = db_url or _url_of(engine) or os.environ.get("EDDA_DB_URL") or _DEFAULT_URL
         self._auto_migrate = auto_migrate
         self._with_worker = worker
         self._only = None if workflows is None else {w.name: w for w in workflows}
@@ -85,8 +98,10 @@ class EddaApp:
             settings or settings_for(self.db_url), message_retention_days, run_retention_days
         )
         self._handlers: dict[str, list[Workflow[Any, Any]]] = {}
-        self._web = Web(self, _with_access(web or WebOptions(), auth, tokens))
+        self._web = Web(self, _with_access(_with_webhooks(web or WebOptions(), webhooks), auth, tokens))
         self._storage = storage or open_storage(self.db_url, pool_size=pool_size, probe=probe, now=_now_of(clock))
+        self._sink = choose_sink(broker_url, sink, outbox_secret) if outbox_enabled else None
+        self._open_sessions = partial(open_sessions, self.db_url, self._storage, engine, pool_size, probe)
         self._clock = clock or DatabaseClock()
         self._ids = ids or Ids()
         self._hooks = hooks
@@ -170,6 +185,8 @@ class EddaApp:
             find=self._find,
             names=self._names,
             handlers=self._handlers_of,
+            open_sessions=self._open_sessions,
+            sink=self._sink,
         )
 
     @property
@@ -251,14 +268,30 @@ class EddaApp:
         dataschema: str | None = None,
         target_instance_id: str | None = None,
         extensions: Mapping[str, Any] | None = None,
+        session: AsyncSession | None = None,
     ) -> str:
-        """As `send_event`, into this app's database; returns the event's id when it is stored."""
+        """As `send_event`, into this app's database; returns the event's id when it is stored.
+
+        With a `session` it is stored in that transaction, if and when it commits.
+        """
         attributes = describe_event(
             event_type, source, data, datacontenttype, subject, time, dataschema, target_instance_id, extensions
         )
         event = complete(attributes, id, self.engine.new_id(), self.engine.now())
-        await self.engine.send(event)
+        await self.engine.send(event, session)
         return event.id
+
+    async def publish(
+        self,
+        channel: str,
+        data: Any,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        target_instance_id: str | None = None,
+        session: AsyncSession | None = None,
+    ) -> str:
+        """As `publish(app, ...)`: the message's id when it is stored, or in the session's transaction."""
+        return await publish(self, channel, data, metadata, target_instance_id=target_instance_id, session=session)
 
     async def handle_cloudevent(self, event: Any, wait: bool = False) -> None:
         """Take in an event that came some other way: one of ours, the JSON object as a dict, or an object of the
@@ -302,8 +335,6 @@ class EddaApp:
 
 _IGNORED = frozenset(
     {
-        "outbox_enabled",
-        "broker_url",
         "max_overflow",
         "pool_timeout",
         "pool_recycle",
@@ -323,6 +354,10 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             raise TypeError(f"EddaApp() has no option {name!r}")
 
 
+def _url_of(engine: AsyncEngine | None) -> str | None:
+    return None if engine is None else engine.url.render_as_string(hide_password=False)
+
+
 def _now_of(clock: Clock | None) -> Callable[[], int]:
     return clock.now if clock is not None else lambda: time.time_ns() // 1000
 
@@ -331,6 +366,10 @@ def _with_retention(settings: Settings, messages: float | None, runs: float | No
     if messages is not None:
         settings = replace(settings, message_retention_days=messages)
     return settings if runs is None else replace(settings, run_retention_days=runs)
+
+
+def _with_webhooks(options: WebOptions, webhooks: Iterable[Webhook]) -> WebOptions:
+    return replace(options, webhooks=(*options.webhooks, *webhooks))
 
 
 def _with_access(options: WebOptions, auth: str | None, tokens: str | Iterable[Token] | None) -> WebOptions:

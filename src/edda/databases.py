@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from edda.engine.settings import Settings
+from edda.errors import AppError
 from edda.storage.ports import Probe, Storage
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from edda.storage.alchemy import Sessions
 
 
 def settings_for(url: str) -> Settings:
@@ -42,6 +49,19 @@ def open_storage(
     raise ValueError(
         f"db_url {_without_password(url)!r}: expected sqlite:///file.db, postgresql://..., mysql://... or memory://"
     )
+
+
+def open_sessions(
+    url: str, storage: Storage, engine: AsyncEngine | None, pool_size: int, probe: Probe | None
+) -> Sessions:
+    """SQLAlchemy on the same database; imported only now."""
+    if urlsplit(url).scheme.partition("+")[0] == "memory":
+        raise AppError("ctx.session needs a database: memory:// has none; use sqlite:///file.db")
+    try:
+        from edda.storage.alchemy import Sessions
+    except ImportError as error:
+        raise AppError("ctx.session needs SQLAlchemy: pip install 'edda-framework[sqlalchemy]'") from error
+    return Sessions(url, storage, engine=engine, pool_size=pool_size, probe=probe)
 
 
 def _sqlite_path(url: str) -> str:

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edda.core.model import RunId
+from edda.core.model import Done, RunId
 from edda.core.paths import show
-from edda.errors import ActivityTimeoutError, HeartbeatTimeoutError, TerminalError
+from edda.errors import ActivityTimeoutError, HeartbeatTimeoutError, LeaseLostError, TerminalError
 from edda.workflow.activity import Happened, StepCall, is_async
 from edda.workflow.context import ActivityContext
 from edda.workflow.current import here
 from edda.workflow.limits import UNLIMITED
 
 from .progress import Progress
-from .steps import Failure, Judge, Outcome, Threads
+from .steps import Failure, Judge, Outcome, Success, Threads
+from .work import Bench, Registrar, Work
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
     from edda.workflow.execution import Command
 
     from .bodies import Step
-    from .clock import Clock
+    from .herald import Herald
     from .slots import Slot
 
 
-class Place(Protocol):
+class Place(Registrar, Protocol):
     """Where bodies run."""
 
-    loop: asyncio.AbstractEventLoop
-    clock: Clock
     codec: Codec
     threads: Threads
 
@@ -42,12 +40,10 @@ class Owner(Protocol):
     """Who began the attempt."""
 
     run: tuple[RunId, str, int]
+    epoch: int
     judge: Judge
-
-    @property
-    def place(self) -> Place: ...
-
-    def tell_begun(self, attempt: Attempt) -> None: ...
+    place: Place
+    herald: Herald | None
 
     def overdue(self, attempt: Attempt, error: ActivityTimeoutError) -> None: ...
 
@@ -60,6 +56,7 @@ class Owner(Protocol):
 
 class Attempt:
     __slots__ = (
+        "_bench",
         "_is_asking",
         "_is_in_thread",
         "_owner",
@@ -79,7 +76,7 @@ class Attempt:
         self.command = command
         self.call: StepCall = command.call
         self.number = command.attempt
-        self.progress = Progress(owner.place.loop, command.details, partial(owner.progressed, self))
+        self.progress = Progress(owner.place.loop, command.details, self._progressed)
         self.failure: Failure | None = None
         """Why it was given up, if it took too long."""
         self.task: asyncio.Task[None] | None = None
@@ -88,6 +85,8 @@ class Attempt:
         self._timer: asyncio.TimerHandle | None = None
         self._is_asking = False
         self._is_in_thread = False
+        run_id, _, gen = owner.run
+        self._bench = Bench(owner.place, run_id, owner.epoch, gen, command.id, command.attempt)
 
     @property
     def is_given_up(self) -> bool:
@@ -97,31 +96,41 @@ class Attempt:
 
     async def run(self) -> Outcome | None:
         """None if it was cancelled: there is nothing to record."""
-        judge = self._owner.judge
+        owner, call = self._owner, self.call
+        judge = owner.judge
+        outcome: Outcome | None = None
         try:
-            if self._may_have_happened:
-                known = await self._ask()
-                if known is None and self.command.is_question:
-                    return judge.fail(TerminalError(f"{self.command.id} did not happen"))
-                if known is not None:
-                    return known
-            if self.is_given_up:
-                return None
-            self._owner.tell_begun(self)
-            result = await self._call(self.call.fn, self.call.is_async, self._context())
-        except asyncio.CancelledError:
-            if self.is_given_up or _cancelled_from_outside():
-                return None
-            return judge.fail(TerminalError(f"{self.command.id} raised CancelledError in its own code"))
-        except KeyboardInterrupt:
-            raise
+            if call.reconcile is not None and self._may_have_happened:
+                outcome = await self._ask()
+            if outcome is None:
+                if self.progress.is_given_up:
+                    return None
+                if owner.herald is not None:
+                    owner.herald.tell_begun(self.command)
+                result = await self._call(call.fn, call.is_async, self._context())
         except BaseException as error:  # SystemExit too: an activity's error ends the activity, never the worker
+            return self._failed(error)
+        else:
+            if outcome is None:
+                outcome = judge.accept(self.command, call, result)
+            return outcome if self._bench.work is None else await self._conclude(self._bench.work, outcome)
+        finally:
+            if self._bench.work is not None:
+                await self._bench.work.roll_back()
+
+    def _failed(self, error: BaseException) -> Outcome | None:
+        judge = self._owner.judge
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        if not isinstance(error, asyncio.CancelledError):
             return judge.reject(self.command, self.call, self.number, error)
-        return judge.accept(self.command, self.call, result)
+        if self.is_given_up or _cancelled_from_outside():
+            return None
+        return judge.fail(TerminalError(f"{self.command.id} raised CancelledError in its own code"))
 
     @property
     def _may_have_happened(self) -> bool:
-        return self.call.reconcile is not None and (self.number > 1 or self.command.replayed)
+        return self.number > 1 or self.command.replayed
 
     async def _ask(self) -> Outcome | None:
         reconcile = self.call.reconcile
@@ -129,7 +138,10 @@ class Attempt:
         self._is_asking = True
         answer = await self._call(reconcile, is_async(reconcile), self._context("reconcile/"))
         self._is_asking = False
+        self._silence()
         judge = self._owner.judge
+        if answer is None and self.command.is_question:
+            return judge.fail(TerminalError(f"{self.command.id} did not happen"))
         if answer is None:
             return None
         if isinstance(answer, Happened):
@@ -137,24 +149,61 @@ class Attempt:
         wrong = f"the reconcile function of {self.command.id} returned {show(answer)}: it has to return "
         return judge.fail(TypeError(f"{wrong}Happened(result) if the effect happened, and None if it did not"))
 
+    # What it does through Edda
+
+    async def _conclude(self, work: Work, outcome: Outcome) -> Outcome | None:
+        if not isinstance(outcome, Success):
+            return outcome
+        if not work.needs_commit:
+            return Success(outcome.value, outcome.result, (*work.dispatches, *work.outgoing))
+        self._silence()  # what is being committed is not too late any more
+        try:
+            async with self.step.committing:
+                if self.is_given_up or self.step.has_succeeded:
+                    return None
+                return await _finish(self._owner.place.loop.create_task(self._commit(work, outcome)))
+        except asyncio.CancelledError:
+            return None
+
+    async def _commit(self, work: Work, success: Success) -> Outcome | None:
+        command, call, judge = self.command, self.call, self._owner.judge
+        try:
+            await work.commit(success.value)
+        except LeaseLostError:
+            return None
+        except Exception as error:
+            await work.roll_back()
+            known = await work.find_done()
+            if known is None:
+                return judge.reject(command, call, self.number, error)
+            result = self._owner.place.codec.decode(known.value, call.returns)
+            return Success(known.value, result, (known,))
+        return Success(success.value, success.result, (Done(command.id, self.number, success.value, 0),))
+
     def _context(self, effects: str = "") -> ActivityContext:
         place = self._owner.place
         return ActivityContext(
-            self._owner.run, self.command.id, self.number, place.clock.now, place.codec, self.progress, effects
+            self._owner.run,
+            self.command.id,
+            self.number,
+            place.clock.now,
+            place.codec,
+            self.progress,
+            self._bench,
+            effects,
         )
 
-    async def _call(self, fn: Callable[..., Any], on_loop: bool, ctx: ActivityContext) -> Any:
+    def _call(self, fn: Callable[..., Any], on_loop: bool, ctx: ActivityContext) -> Awaitable[Any]:
+        call = self.call
         here.set(ctx)
-        args = (ctx, *self.call.args) if self.call.takes_context else self.call.args
-        try:
-            if on_loop:
-                if self.call.limits is not UNLIMITED:
-                    self.progress.begin()
-                    self._watch()
-                return await fn(*args, **self.call.kwargs)
-            return await self._owner.place.threads.run(lambda: self._run_in_thread(fn, args))
-        finally:
-            self._silence()
+        args = (ctx, *call.args) if call.takes_context else call.args
+        if not on_loop:
+            return self._owner.place.threads.run(lambda: self._run_in_thread(fn, args))
+        if call.limits is not UNLIMITED:
+            self.progress.begin()
+            self._watch()
+        running: Awaitable[Any] = fn(*args, **call.kwargs)
+        return running
 
     def _run_in_thread(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if self.is_given_up:
@@ -172,9 +221,12 @@ class Attempt:
                 with suppress(RuntimeError):  # the loop is closed, and nobody waits for the slot any more
                     loop.call_soon_threadsafe(self._left_thread)
 
+    def _progressed(self, details: bytes) -> None:
+        self._owner.progressed(self, details)
+
     def _left_thread(self) -> None:
-        if self.task is None:  # given up so early that nobody was there to free the slot
-            self._free_slot()
+        if self.task is None and self._slot is not None:  # given up so early that nobody was there to free it
+            self._slot.free()
 
     # How long it may take
 
@@ -225,13 +277,18 @@ class Attempt:
     def close(self) -> None:
         """It is over. The task, its context and this know each other: only the collector would free them."""
         self.progress.give_up()
+        self._silence()
         self.task = None
-        if not self._is_in_thread:
-            self._free_slot()
-
-    def _free_slot(self) -> None:
-        if self._slot is not None:
+        if self._slot is not None and not self._is_in_thread:
             self._slot.free()
+
+
+async def _finish(commit: asyncio.Task[Outcome | None]) -> Outcome | None:
+    """A cancel does not stop it, for it may be in already; a second one does."""
+    try:
+        return await asyncio.shield(commit)
+    except asyncio.CancelledError:
+        return await commit
 
 
 def _cancelled_from_outside() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,7 +31,7 @@ class Stage(Place, Gate, Protocol):
 class Step:
     """A step, and those of its attempts whose bodies run: one, and any that were given up and go on all the same."""
 
-    __slots__ = ("attempts", "command", "has_succeeded", "heir", "is_abandoned")
+    __slots__ = ("_committing", "attempts", "command", "has_succeeded", "heir", "is_abandoned")
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -39,6 +40,14 @@ class Step:
         self.has_succeeded = False
         self.heir: Command | None = None
         """Asked for the same again while the abandoned body still runs, and waits for that."""
+        self._committing: asyncio.Lock | None = None
+
+    @property
+    def committing(self) -> asyncio.Lock:
+        """Its attempts commit one after another: what one has committed the next one must know."""
+        if self._committing is None:
+            self._committing = asyncio.Lock()
+        return self._committing
 
     @property
     def is_live(self) -> bool:
@@ -59,6 +68,7 @@ class Bodies:
         self,
         stage: Stage,
         run: tuple[RunId, str, int],
+        epoch: int,
         herald: Herald | None,
         *,
         settled: Callable[[Command, Outcome | None], None],
@@ -66,9 +76,11 @@ class Bodies:
         unbegun: Callable[[Command], None],
     ) -> None:
         self.run = run
+        self.epoch = epoch
         self.judge = Judge(run[0], stage.codec, stage.retry_policy, stage.clock.now)
+        self.place: Place = stage
+        self.herald = herald
         self._stage = stage
-        self._herald = herald
         self._settled = settled
         self._progressed = progressed
         self._unbegun = unbegun
@@ -79,21 +91,18 @@ class Bodies:
         self._running: set[Attempt] = set()
 
     @property
-    def place(self) -> Place:
-        return self._stage
-
-    @property
     def is_running(self) -> bool:
         return bool(self._running)
 
     @property
     def is_needed(self) -> bool:
         """Whether there is more to wait for than bodies that were given up."""
-        return bool(self._queue) or not all(attempt.is_given_up for attempt in self._running)
+        queue = self._queue
+        return bool(queue.blocked or queue.waiting) or not all(attempt.is_given_up for attempt in self._running)
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._running or self._queue)
+        return bool(self._running or self._queue.blocked or self._queue.waiting)
 
     def has_body(self, step: str) -> bool:
         return step in self._steps
@@ -137,20 +146,15 @@ class Bodies:
         self._queue.start(committed, pending, self._begin)
 
     def _begin(self, command: Command, slot: Slot | None) -> None:
-        step = self._steps.get(command.id)
+        step, context = self._steps.get(command.id), command.context
         if step is None:
             step = self._steps[command.id] = Step(command)
+        elif context is not None:
+            context = context.copy()  # an earlier attempt still runs in that one
         attempt = Attempt(self, step, command, slot)
         step.attempts.append(attempt)
         self._running.add(attempt)
-        context = command.context
-        if len(step.attempts) > 1 and context is not None:
-            context = context.copy()  # an earlier attempt still runs in that one
         attempt.task = self._stage.loop.create_task(self._run(attempt), context=context)
-
-    def tell_begun(self, attempt: Attempt) -> None:
-        if self._herald is not None:
-            self._herald.tell_begun(attempt.command)
 
     # Ending
 
@@ -192,14 +196,16 @@ class Bodies:
         elif step.is_abandoned and not self._inherit(step):
             verdict = Failure(outcome.value, outcome.error)  # there is no other attempt
         command = step.command
-        self._call_heir(step)
+        if step.heir is not None:
+            self._call_heir(step)
         self._settled(command, verdict)
 
     def _succeed(self, step: Step, success: Success) -> Success | None:
         """The first success is the step's, whichever attempt it is of."""
         if step.has_succeeded:
             return None
-        self._inherit(step)
+        if step.heir is not None:
+            self._inherit(step)
         step.has_succeeded = True
         for other in step.attempts:
             other.give_up()

@@ -61,8 +61,8 @@ class Children:
         self._draft = draft
         self._deliver = deliver
         self._found = found
-        self._unborn: deque[Command] = deque()
-        self._unsought: deque[Command] = deque()
+        self.unborn: deque[Command] = deque()
+        self.unsought: deque[Command] = deque()
         """They wait for the journal, in the order they were issued."""
         self._searches: dict[Command, asyncio.Task[None]] = {}
         self._recalled: dict[Command, int] = {}
@@ -72,24 +72,20 @@ class Children:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._unborn or self._unsought or self._searches)
+        return bool(self.unborn or self.unsought or self._searches)
 
     def accept(self, command: Command) -> None:
         call: ChildCall = command.call
         if command.started:
             return
-        (self._unsought if call.is_named else self._unborn).append(command)
+        (self.unsought if call.is_named else self.unborn).append(command)
 
     # Births
 
-    @property
-    def has_unborn(self) -> bool:
-        return bool(self._unborn)
-
     def bear_next(self, execution: Execution) -> bool:
         """The child's rows go in with the entry that records its start. False if there is none to be born."""
-        while self._unborn:
-            command = self._unborn.popleft()
+        while self.unborn:
+            command = self.unborn.popleft()
             if execution.pending.get(command.id) is command:
                 self._bear(command, execution.length + 1)
                 return True
@@ -133,8 +129,8 @@ class Children:
 
     def seek(self, committed: int, pending: Mapping[str, Command]) -> None:
         """To start a run, and to watch one, is an effect: what it was decided on has to be durable."""
-        while self._unsought and self._unsought[0].needs <= committed:
-            command = self._unsought.popleft()
+        while self.unsought and self.unsought[0].needs <= committed:
+            command = self.unsought.popleft()
             if pending.get(command.id) is command:
                 self._begin_search(command)
 

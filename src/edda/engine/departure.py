@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from edda.core.codec import Codec
 from edda.core.model import ClaimedRun, End, Entry, EntryKind, Letter, Recur, Watcher
 from edda.workflow.children import Ended
+from edda.workflow.context import RunContext
 from edda.workflow.execution import Execution, Recurrence
 
 from .clock import Clock
@@ -29,6 +30,7 @@ class Departure:
         clock: Clock,
         draft: Draft,
         waits: Waits,
+        context: RunContext,
         herald: Herald | None,
         limit: int,
     ) -> None:
@@ -38,6 +40,7 @@ class Departure:
         self._clock = clock
         self._draft = draft
         self._waits = waits
+        self._context = context
         self._endings = Endings(f"{claimed.workflow} {claimed.run_id}", codec, clock, herald, limit)
         self._end: End | None = None
 
@@ -71,13 +74,17 @@ class Departure:
         claimed, watchers = self._claimed, self.watchers
         if claimed.parent is not None and claimed.parent_step is not None:
             watchers = (Watcher(claimed.parent, claimed.parent_step), *watchers)
-        told = Ended(claimed.run_id, end.status, end.value).pack()
-        letters = tuple(Letter(one.run_id, EntryKind.CHILD, one.step, told) for one in watchers)
-        return replace(end, watchers=len(self.watchers)), letters
+        letters = self._letters_to(watchers, end) if watchers else ()
+        settled = self._draft.absorbed if self._waits.may_hold_messages else None
+        return replace(end, watchers=len(self.watchers), settled=settled), letters
+
+    def _letters_to(self, watchers: Sequence[Watcher], end: End) -> tuple[Letter, ...]:
+        told = Ended(self._claimed.run_id, end.status, end.value).pack()
+        return tuple(Letter(one.run_id, EntryKind.CHILD, one.step, told) for one in watchers)
 
     def _recur(self, execution: Execution, input: bytes) -> Recur:
         at = max(self._clock.now(), execution.now)
-        entry = Entry(1, EntryKind.RECUR, "", "", True, at, value=self._waits.carry())
+        entry = Entry(1, EntryKind.RECUR, "", "", True, at, value=self._waits.carry(self._context.subscriptions))
         return Recur(self._draft.absorbed, input, at, entry)
 
     def following(self, recur: Recur) -> ClaimedRun:
@@ -92,5 +99,6 @@ class Departure:
             entries=(recur.entry,),
             mail=(),
             waits=(),
+            done=(),
             watchers=self.watchers,
         )

@@ -11,11 +11,15 @@ from edda.core.model import (
     Absorb,
     Bundle,
     ClaimedRun,
+    Dispatch,
+    Done,
     End,
     Entry,
     EntryKind,
+    Fact,
     Letter,
     Move,
+    Outgoing,
     Recur,
     Release,
     RunId,
@@ -28,6 +32,7 @@ T = TypeVar("T")
 _NOBODY = frozenset[RunId]()
 
 Last = Release | End | Recur
+Part = Dispatch | Outgoing | Fact | Done
 
 
 class Draft:
@@ -43,6 +48,8 @@ class Draft:
         self._letters: deque[tuple[int, Letter]] = deque()
         """Both with the number of the entry that they go in with: an effect is never ahead of its cause."""
         self._last_letters: tuple[Letter, ...] = ()
+        self._parts: deque[tuple[int, Part]] = deque()
+        """What else goes in with an entry."""
         self._waits: dict[str, Wait] = {}
         self._asked = set(claimed.waits)
         """Steps whose waits may be in the database."""
@@ -68,6 +75,9 @@ class Draft:
 
     def post(self, letter: Letter, needs: int) -> None:
         self._letters.append((needs, letter))
+
+    def add_part(self, part: Part, needs: int) -> None:
+        self._parts.append((needs, part))
 
     def undo(self) -> None:
         """From now on the run undoes what it did."""
@@ -102,6 +112,7 @@ class Draft:
         self._entries.clear()
         self._letters.clear()
         self._children.clear()
+        self._parts.clear()
         self.leave(last, letters)
         self._last_sent = False
 
@@ -115,7 +126,15 @@ class Draft:
     @property
     def has_more(self) -> bool:
         leaving = self.last is not None and not self._last_sent
-        return bool(self._entries or self._waits or self._drops or self._letters or self._undoing) or leaving
+        return leaving or bool(
+            self._entries or self._waits or self._drops or self._letters or self._parts or self._undoing
+        )
+
+    @property
+    def _has_entries_only(self) -> bool:
+        """As most runs have most of the time."""
+        beside = self._waits or self._drops or self._children or self._letters or self._parts or self._undoing
+        return not beside and self.last is None and self.absorbed == self._taken_mail
 
     def take(self, most: int) -> Bundle | None:
         """The next piece, always from the front: a run's records go in as a prefix of its history."""
@@ -124,39 +143,44 @@ class Draft:
         entries = tuple(self._entries[:most])
         del self._entries[: len(entries)]
         self._taken += len(entries)
-        read = [entry.n for entry in entries if entry.n is not None]
-        self._taken_mail = read[-1] if read else self._taken_mail
+        if self._has_entries_only:
+            start, self._start = self._start, None
+            return Bundle(*self._id, entries, start) if entries or start is not None else None
+        read, frees = self._take_mail(entries)
         start, self._start = self._start, None
-        frees = (
-            tuple(entry.n for entry in entries if entry.kind is EntryKind.STRAY and entry.n is not None) if read else ()
-        )
         waits, drops = self._take_waits(start is not None, bool(frees))
         children, letters = _due(self._children, self._taken), _due(self._letters, self._taken)
         undoing, self._undoing = self._undoing, False
-        move = self._next_move(bool(read or waits or drops or frees or letters or undoing), bool(letters))
-        if not entries and start is None and move is None:
+        move = self._next_move(bool(read or waits or drops or letters or undoing), bool(letters))
+        parts = _due(self._parts, self._taken)
+        if not entries and start is None and move is None and not parts:
             return None
         if move is self.last:
             letters = self._last_letters
         if isinstance(move, End) and read:
             move = replace(move, absorbed=self._taken_mail)
-        return Bundle(*self._id, entries, start, move, waits, drops, frees, children, letters, undoing)
+        bundle = Bundle(*self._id, entries, start, move, waits, drops, frees, children, letters, undoing)
+        return _with_parts(bundle, parts) if parts else bundle
 
     def _until_born(self, most: int) -> int:
         """A letter to a child comes after its birth, and so does the entry that the letter goes in with."""
         born = {child.run_id for needs, child in self._children if needs <= self._taken + most}
         return min([most, *(needs - 1 - self._taken for needs, letter in self._letters if letter.run_id in born)])
 
+    def _take_mail(self, entries: tuple[Entry, ...]) -> tuple[bool, tuple[int, ...]]:
+        """Whether letters are among them, and those of them that are given back."""
+        read = [entry.n for entry in entries if entry.n is not None]
+        self._taken_mail = read[-1] if read else self._taken_mail
+        return bool(read), tuple(entry.n for entry in entries if entry.kind is EntryKind.STRAY and entry.n is not None)
+
     def _take_waits(self, new: bool, freeing: bool) -> tuple[tuple[Wait, ...], tuple[str, ...]]:
-        if self._entries:
-            return (), ()
-        if not self._waits and not self._drops:
+        if self._entries or not (self._waits or self._drops):
             return (), ()
         drops, self._drops = tuple(self._drops), set()
         # One statement does not see its own changes, and of a run that is new in it not even the run.
         if freeing or not self._waits.keys().isdisjoint(drops):
             return (), drops
-        waits = tuple(wait for wait in self._waits.values() if not new or wait.floor is None)
+        waits = tuple(wait for wait in self._waits.values() if not new or (wait.floor is None and not wait.once))
         for wait in waits:
             del self._waits[wait.step]
             self._asked.add(wait.step)
@@ -172,6 +196,16 @@ class Draft:
 
     def settle(self, bundle: Bundle) -> None:
         self.committed = max(self.committed, 0) + len(bundle.entries)
+
+
+def _with_parts(bundle: Bundle, parts: tuple[Part, ...]) -> Bundle:
+    return replace(
+        bundle,
+        dispatches=tuple(part for part in parts if isinstance(part, Dispatch)),
+        outgoing=tuple(part for part in parts if isinstance(part, Outgoing)),
+        facts=tuple({part.name: part for part in parts if isinstance(part, Fact)}.values()),
+        recorded=tuple(part.step for part in parts if isinstance(part, Done)),
+    )
 
 
 def _due(queue: deque[tuple[int, T]], taken: int) -> tuple[T, ...]:

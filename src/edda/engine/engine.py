@@ -6,17 +6,30 @@ import asyncio
 import logging
 import os
 from asyncio import _get_running_loop
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
+from edda.core.channels import Message, pack_message
 from edda.core.codec import Codec
 from edda.core.failure import decode_failure
-from edda.core.model import CancelOutcome, End, Entry, RunFilter, RunId, RunRecord, Start, WorkerInfo
+from edda.core.model import (
+    CancelOutcome,
+    Dispatch,
+    DispatchKind,
+    End,
+    Entry,
+    Fact,
+    RunFilter,
+    RunId,
+    RunRecord,
+    Start,
+    WorkerInfo,
+)
 from edda.core.retry import RetryPolicy
 from edda.core.states import ENDED, RunStatus
 from edda.errors import (
@@ -27,30 +40,42 @@ from edda.errors import (
     NotInWorkflowError,
     StorageConflictError,
     StorageUnavailableError,
+    ValueNotSetError,
     WorkflowCancelledError,
 )
 from edda.storage.ports import Storage
-from edda.workflow.context import ActivityContext, as_datetime
+from edda.workflow.context import ActivityContext, WorkflowContext, as_datetime
 from edda.workflow.current import here
 from edda.workflow.loop import WorkflowLoop
 from edda.workflow.workflow import StartOptions, Workflow
 
 from .backoff import Backoff
 from .clock import Clock
+from .forwarder import Forwarder
+from .guests import Guests
 from .hooks import HookCaller, WorkflowHooks
 from .host import host_name
 from .ids import Ids
 from .intake import Intake
+from .relayer import Relayer
 from .settings import Settings
 from .shapes import ShapeBook
+from .sinks import Sink
 from .slots import Slots
 from .steps import Threads
 from .worker import Transient, Worker
+
+if TYPE_CHECKING:
+    from edda.storage.alchemy import Sessions
 
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 8
 """How often a call is tried again while the database does not answer: about five seconds in all."""
+
+
+def _without_sessions() -> Sessions:
+    raise AppError("ctx.session needs a database of its own: memory:// has none")
 
 
 class Engine:
@@ -68,6 +93,8 @@ class Engine:
         find: Callable[[str], Workflow[Any, Any]],
         names: Callable[[], Sequence[str]],
         handlers: Callable[[str], Sequence[Workflow[Any, Any]]] = lambda type: (),
+        open_sessions: Callable[[], Sessions] = _without_sessions,
+        sink: Sink | None = None,
     ) -> None:
         self.storage = storage
         self.clock = clock
@@ -75,6 +102,13 @@ class Engine:
         self.settings = settings
         self._book = ShapeBook(storage, codec)
         self.intake = Intake(storage, self._book, codec, clock, handlers, self._tell_everybody)
+        self.forwarder = Forwarder(storage, self.intake, codec, settings.poll)
+        self._forwarding: asyncio.Task[None] | None = None
+        self._guests = Guests(self._tell_everybody, self._forward)
+        self._open_sessions = open_sessions
+        self._sessions: Sessions | None = None
+        self._sink = sink
+        self.relayer: Relayer | None = None
         self._telling: asyncio.Task[None] | None = None
         self.worker: Worker | None = None
         self._service = service
@@ -99,6 +133,12 @@ class Engine:
         if with_worker:
             self.worker = self._new_worker()
             await self.worker.start()
+            self._forward()
+        if self._sink is not None:
+            self.relayer = Relayer(
+                self.storage, self._sink, clock=self.clock, codec=self.codec, listens=self.worker is None
+            )
+            self.relayer.start()
 
     async def stop(self, grace: float) -> None:
         self._stopping = True
@@ -110,10 +150,23 @@ class Engine:
             await self.worker.drain(grace)
             await self.worker.retire()
             self.worker = None
+        await self._stop_forwarding()
+        if self.relayer is not None and self._sink is not None:  # last: the steps that were finishing may have sent
+            await self.relayer.stop(grace)
+            await self._sink.close()
+        if self._sessions is not None:
+            await self._sessions.close()
+            self._sessions = None
         if self._caller is not None:
             await self._caller.close()
         self._threads.close()
         self._stopped = True
+
+    async def _stop_forwarding(self) -> None:
+        if self._forwarding is not None:
+            self._forwarding.cancel()
+            await asyncio.gather(self._forwarding, return_exceptions=True)
+            self._forwarding = None
 
     def kill(self) -> None:
         """Die as a process does: nothing more is written, nobody is told."""
@@ -121,6 +174,10 @@ class Engine:
         if self._rebirth is not None:
             self._rebirth.cancel()
         self.intake.kill()
+        if self._forwarding is not None:
+            self._forwarding.cancel()
+        if self.relayer is not None:
+            self.relayer.kill()
         if self.worker is not None:
             self.worker.kill()
         self.storage.kill()
@@ -144,7 +201,30 @@ class Engine:
             names=self._names,
             on_end=self._run_ended,
             on_lost=self._worker_lost,
+            on_dispatch=self._forward,
+            on_outgoing=self._relay,
+            on_news=self._hear,
+            find_sessions=self._find_sessions,
         )
+
+    def _find_sessions(self) -> Sessions:
+        if self._sessions is None:
+            self._sessions = self._open_sessions()
+        return self._sessions
+
+    def _forward(self) -> None:
+        """There is, or may be, something to take into the log."""
+        if self._forwarding is None:
+            self._forwarding = asyncio.create_task(self.forwarder.run(), name="edda-forward")
+        self.forwarder.wake()
+
+    def _relay(self) -> None:
+        self._hear()
+        self._tell_others()
+
+    def _hear(self) -> None:
+        if self.relayer is not None:
+            self.relayer.nudge()
 
     def _worker_lost(self, lost: Worker) -> None:
         if self.worker is lost and not self._stopping and self._rebirth is None:
@@ -178,17 +258,24 @@ class Engine:
         bound = workflow.signature.bind(args, dict(kwargs))
         data = workflow.signature.encode(self.codec, bound)
         now = self.clock.now()
-        effect = _effect_id() if options.id is None else None
+        context = here.get()
+        effect = _effect_id(context) if options.id is None else None
         run_id = options.id or effect
         start = Start(
             run_id=RunId(run_id) if run_id is not None else self._ids.run(),
             workflow=workflow.name,
             input=data,
             created_at=now,
-            ready_at=None if run_id is None and options.delay == 0 else now + options.delay,
+            ready_at=None if run_id is None and options.delay == 0 and options.session is None else now + options.delay,
             deadline=None if options.timeout is None else now + options.delay + options.timeout,
         )
         if start.ready_at is None and await self._begin_here(start):
+            return start.run_id
+        if options.session is not None:
+            await self._join(start, self._guests.start(options.session, start))
+            return start.run_id
+        if isinstance(context, ActivityContext) and context.has_transaction:
+            await self._join(start, context.work.start(start))
             return start.run_id
         await self.store(start, is_effect=effect is not None)
         return start.run_id
@@ -218,6 +305,12 @@ class Engine:
         await self._patiently(self.storage.announce)
         if self.worker is not None:
             self.worker.nudge()
+
+    async def _join(self, start: Start, starting: Awaitable[bool]) -> None:
+        """In somebody's transaction: it exists if and when that commits."""
+        if not await starting:
+            with suppress(InstanceNotFoundError):  # made in the very same transaction
+                await self._check_same(start)
 
     async def _check_same(self, start: Start) -> None:
         known = await self.read_run(start.run_id)
@@ -269,13 +362,40 @@ class Engine:
 
     # Events
 
-    async def send(self, event: CloudEvent) -> None:
+    async def send(self, event: CloudEvent, session: Any = None) -> None:
         if isinstance(_get_running_loop(), WorkflowLoop):
             raise NotInWorkflowError("app.send_event() in the body of a workflow: use send_event(), which is recorded.")
-        await self._patiently(self.receive, (event,))
+        if not await self._dispatch(DispatchKind.EVENT, lambda: self._pack(event), session):
+            await self._patiently(self.receive, (event,))
         if self._caller is not None:
             sent = (event.type, event.source, json_format.value_of(event))
             self._caller.call(lambda hooks: hooks.on_event_sent(*sent))
+
+    def _pack(self, event: CloudEvent) -> bytes:
+        return self.codec.seal(json_format.emit_stored(event))
+
+    async def publish(self, message: Message, session: Any = None) -> None:
+        if not await self._dispatch(DispatchKind.MESSAGE, lambda: pack_message(self.codec, message), session):
+            await self._patiently(self.intake.take_in, (self.intake.message_item(message),))
+
+    async def _dispatch(self, kind: DispatchKind, pack: Callable[[], bytes], session: Any) -> bool:
+        """In the caller's transaction, if there is one."""
+        context = here.get()
+        if session is not None:
+            await self._guests.dispatch(session, Dispatch(kind, pack()))
+        elif isinstance(context, ActivityContext) and context.has_transaction:
+            context.work.dispatch(Dispatch(kind, pack()))
+        else:
+            return False
+        return True
+
+    async def last_event(self) -> int:
+        newest: int = await self._patiently(self.storage.last_event)
+        return newest
+
+    @property
+    def microseconds(self) -> int:
+        return self.clock.now()
 
     def new_id(self) -> str:
         return self._ids.event()
@@ -291,6 +411,9 @@ class Engine:
         """Our own worker first; one call speaks for all that was stored before it."""
         if self.worker is not None:
             self.worker.nudge(sure=True)
+        self._tell_others()
+
+    def _tell_others(self) -> None:
         if self._telling is None:
             self._telling = asyncio.create_task(self._announce(), name="edda-announce")
 
@@ -298,6 +421,33 @@ class Engine:
         self._telling = None
         with suppress(StorageUnavailableError, StorageConflictError):
             await self.storage.announce()
+
+    # What runs say of themselves
+
+    async def read_fact(self, instance_id: str, name: str) -> Fact | None:
+        found: tuple[Fact, ...] = await self._patiently(self.storage.facts, RunId(instance_id), name)
+        if not found:
+            await self.read_run(instance_id)
+        return found[0] if found else None
+
+    async def await_fact(self, instance_id: str, name: str, timeout: float | None) -> Fact:
+        try:
+            async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
+                return await self._look_for_fact(instance_id, name)
+        except TimeoutError:
+            raise TimeoutError(f"run {instance_id} did not set {name!r} within {timeout} seconds") from None
+
+    async def _look_for_fact(self, instance_id: str, name: str) -> Fact:
+        pause = 0.02
+        while True:
+            record = await self.read_run(instance_id)
+            fact = await self.read_fact(instance_id, name)
+            if fact is not None:
+                return fact
+            if record.status in ENDED:
+                raise ValueNotSetError(f"run {instance_id} has ended, and never set {name!r}")
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, self.settings.poll / 2)
 
     # Results
 
@@ -356,9 +506,8 @@ class Engine:
                 waiter.set_result(end)
 
 
-def _effect_id() -> str | None:
+def _effect_id(context: WorkflowContext | None) -> str | None:
     """Of a run that is started in an activity: the same at every attempt, so that it is started once."""
-    context = here.get()
     if not isinstance(context, ActivityContext):
         return None
     return f"call-{blake2b(context.next_effect_id().encode(), digest_size=16).hexdigest()}"

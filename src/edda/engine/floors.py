@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from edda.core.channels import ChannelMode, channel_key
 from edda.core.codec import Codec
-from edda.core.match import shape, wait_key
+from edda.core.match import wait_key
 from edda.core.model import ClaimedRun, Entry, EntryKind, Wait
 from edda.storage.ports import Storage
 
 if TYPE_CHECKING:
+    from edda.workflow.channels import MessageCall, Subscription
     from edda.workflow.events import EventCall
     from edda.workflow.execution import Command
 
@@ -42,27 +44,29 @@ class Floors:
 
     def is_ready(self, command: Command, book: ShapeBook) -> bool:
         """Whether it can be asked for at once."""
-        call: EventCall = command.call
+        call: EventCall | MessageCall = command.call
+        if call.shape is None:
+            return True
         if call.since is not None and command.id not in self._since:
             return False
-        return book.serves(call.type, shape(call.match), self._lowest(command))
+        return book.serves(call.type, call.shape, self._lowest(command))
 
     async def prepare(self, command: Command, book: ShapeBook, storage: Storage) -> None:
         call: EventCall = command.call
         if call.since is not None and command.id not in self._since:
             self._since[command.id] = await storage.last_event(None if call.since == "now" else call.since)
-        await book.teach(call.type, shape(call.match), self._lowest(command))
+        await book.teach(call.type, call.shape, self._lowest(command))
 
     def wait_of(self, command: Command) -> Wait:
-        call: EventCall = command.call
-        key = wait_key(call.type, call.match)
-        own_key = wait_key(call.type, call.match, self._run_id)
-        return Wait(command.id, key, own_key, call.type, command.input, command.due, self._floor(command, key))
+        call: EventCall | MessageCall = command.call
+        key, own_key = call.key(self._run_id), call.key(self._run_id, own=True)
+        floor = None if call.once else self._floor(command, key)
+        return Wait(command.id, key, own_key, call.type, command.input, command.due, floor, call.once)
 
     def _floor(self, command: Command, key: bytes) -> int | None:
-        known = self._known_floor(command.call.type, key)
-        floors = [floor for floor in (self._since.get(command.id), known) if floor is not None]
-        return max(floors, default=None)
+        call: EventCall | MessageCall = command.call
+        floors = (self._since.get(command.id), self._known_floor(call.type, key), call.floor)
+        return max((floor for floor in floors if floor is not None), default=None)
 
     def _known_floor(self, type: str, key: bytes) -> int | None:
         floor = self._known_floors().get(key)
@@ -71,25 +75,26 @@ class Floors:
         return min([floor, *(event - 1 for event, of in self._free.items() if of == type)])
 
     def _lowest(self, command: Command) -> int:
-        call: EventCall = command.call
-        floor = self._floor(command, wait_key(call.type, call.match))
+        floor = self._floor(command, command.call.key(self._run_id))
         return self._start_seq if floor is None else floor
 
     def received(self, command: Command, event: int) -> None:
-        call: EventCall = command.call
-        self._raise(self._known_floors(), wait_key(call.type, call.match), event)
+        call: EventCall | MessageCall = command.call
+        if not call.once:
+            self._raise(self._known_floors(), call.key(self._run_id), event)
 
     def given_back(self, type: str, event: int) -> None:
         self._known_floors()
         self._free[event] = type
 
-    def pack(self) -> bytes:
+    def pack(self, subscriptions: Mapping[str, Subscription]) -> bytes:
         """For the next generation. The lowest can be left out: no run gets an event twice, so they only save time."""
         floors = sorted(self._known_floors().items(), key=lambda item: item[1])[-MOST_CARRIED:]
-        return self._codec.encode([{key.hex(): floor for key, floor in floors}, list(self._free.items())])
+        places = {channel: (str(one.mode), one.floor) for channel, one in subscriptions.items()}
+        return self._codec.encode([{key.hex(): floor for key, floor in floors}, list(self._free.items()), places])
 
     def _unpack(self, floors: dict[bytes, int], carried: bytes) -> None:
-        kept, free = self._codec.decode(carried)
+        kept, free, _ = self._codec.decode(carried)
         floors.update((bytes.fromhex(key), floor) for key, floor in kept.items())
         self._free.update((event, type) for event, type in free)
 
@@ -100,7 +105,7 @@ class Floors:
 
     def _read_floors(self) -> dict[bytes, int]:
         floors: dict[bytes, int] = {}
-        keys: dict[tuple[str, bytes], bytes] = {}
+        keys: dict[tuple[EntryKind, str, bytes], bytes] = {}
         for entry in self._history:
             if entry.kind is EntryKind.RECUR:
                 self._unpack(floors, entry.value)
@@ -109,12 +114,21 @@ class Floors:
             if entry.kind is EntryKind.STRAY:
                 self._free[entry.event] = entry.name
                 continue
-            asked = (entry.name, entry.input)
+            asked = (entry.kind, entry.name, entry.input)
             if asked not in keys:
-                keys[asked] = wait_key(entry.name, self._codec.decode(entry.input))
-            self._raise(floors, keys[asked], entry.event)
+                keys[asked] = self._key_of(entry)
+            if keys[asked]:
+                self._raise(floors, keys[asked], entry.event)
         self._history = ()
         return floors
+
+    def _key_of(self, entry: Entry) -> bytes:
+        """Nothing for messages that are taken from others: they are not read in order by anybody."""
+        asked = self._codec.decode(entry.input)
+        if entry.kind is not EntryKind.MESSAGE:
+            return wait_key(entry.name, asked)
+        mode = ChannelMode(asked)
+        return b"" if mode is ChannelMode.COMPETING else channel_key(entry.name, mode, self._run_id)
 
     def _raise(self, floors: dict[bytes, int], key: bytes, event: int) -> None:
         floors[key] = max(event, floors.get(key, event))

@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
+from edda.core.channels import Message, message_event, message_keys, pack_message
 from edda.core.codec import Codec
-from edda.core.model import Accepted, Event, Incoming, RunId, Start
+from edda.core.model import Accepted, Event, EventKey, Incoming, RunId, Start
 from edda.errors import (
     ArgumentError,
     EventError,
@@ -39,16 +40,24 @@ PATIENCE = 3.0
 """Seconds that a post waits for a database that is away before its sender is told to come again."""
 
 
+class Item(Struct, frozen=True):
+    """What goes into the log: an event, with the runs it starts, or a message of a channel."""
+
+    row: Event
+    event: CloudEvent | None = None
+    starts: tuple[Start, ...] = ()
+    keys: tuple[EventKey, ...] = ()
+    """Of a message; those of an event depend on who waits for its type."""
+
+
 class Post(Struct):
-    events: Sequence[CloudEvent]
-    rows: Sequence[Event]
-    starts: Sequence[tuple[Start, ...]]
+    items: Sequence[Item]
     stored: asyncio.Future[None]
     since: float
 
     @property
     def size(self) -> int:
-        return sum(len(row.body) for row in self.rows)
+        return sum(len(item.row.body) for item in self.items)
 
 
 class Intake:
@@ -78,16 +87,20 @@ class Intake:
 
     async def accept(self, events: Sequence[CloudEvent]) -> None:
         """Stored when it returns."""
-        if not events:
-            return
+        if events:
+            await self.take_in([self.item_of(event) for event in events])
+
+    async def take_in(self, items: Sequence[Item]) -> None:
         loop = asyncio.get_running_loop()
-        rows = [self._row(event) for event in events]
-        starts = [self._starts(event) for event in events]
-        post = Post(events, rows, starts, loop.create_future(), loop.time())
+        post = Post(items, loop.create_future(), loop.time())
         self._posts.append(post)
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="edda-intake")
         await post.stored
+
+    def tell(self) -> None:
+        """Somebody has something to do."""
+        self._woke()
 
     async def close(self) -> None:
         while self._task is not None:
@@ -96,6 +109,13 @@ class Intake:
     def kill(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    def item_of(self, event: CloudEvent, *, starting: bool = True) -> Item:
+        return Item(self._row(event), event, self._starts(event) if starting else ())
+
+    def message_item(self, message: Message, body: bytes | None = None) -> Item:
+        packed = pack_message(self._codec, message) if body is None else body
+        return Item(message_event(message, packed), keys=message_keys(message))
 
     def _row(self, event: CloudEvent) -> Event:
         try:
@@ -146,7 +166,7 @@ class Intake:
         while self._posts and (not group or (count < MOST_EVENTS and size < MOST_BYTES)):
             post = self._posts.popleft()
             group.append(post)
-            count += len(post.rows)
+            count += len(post.items)
             size += post.size
         return group
 
@@ -154,7 +174,7 @@ class Intake:
         backoff = Backoff()
         while True:
             try:
-                accepted = await self._try(group)
+                accepted = await self.store([item for post in group for item in post.items])
             except StorageRejectedError as error:
                 await self._isolate(group, error)
                 return
@@ -168,17 +188,17 @@ class Intake:
             self._settle(group, accepted)
             return
 
-    async def _try(self, group: Sequence[Post]) -> Accepted:
-        events = [event for post in group for event in post.events]
-        rows = [row for post in group for row in post.rows]
-        starts = [start for post in group for start in post.starts]
+    async def store(self, items: Sequence[Item], forwarded: Sequence[int] = ()) -> Accepted:
+        """In one commit, in which the dispatches that they were made of go."""
+        events = [item.event for item in items if item.event is not None]
+        types = {item.row.type for item in items}  # somebody may wait for events whose type is that of a channel
         while True:
-            keys = await self._book.keys(events)
-            incoming = [Incoming(*parts) for parts in zip(rows, keys, starts, strict=True)]
-            accepted = await self._storage.accept(incoming, self._book.versions(events))
+            keys = iter(await self._book.keys(events))
+            incoming = [Incoming(item.row, next(keys) if item.event else item.keys, item.starts) for item in items]
+            accepted = await self._storage.accept(incoming, self._book.versions(types), forwarded)
             if accepted is not None:
                 return accepted
-            await self._book.refresh({event.type for event in events})
+            await self._book.refresh(types)
 
     def _has_waited(self, group: Sequence[Post]) -> bool:
         return asyncio.get_running_loop().time() - min(post.since for post in group) > PATIENCE
@@ -199,10 +219,9 @@ class Intake:
                 post.stored.set_result(None)
         if accepted.woke:
             self._woke()
-        events = [event for post in group for event in post.events]
-        for place, event in enumerate(events):
+        for place, item in enumerate(item for post in group for item in post.items):
             if place not in accepted.fresh:
-                logger.debug("event %r from %s came again", event.id, event.source)
+                logger.debug("event %r from %s came again", item.row.id, item.row.source)
 
 
 def run_of(workflow: str, event: CloudEvent) -> RunId:

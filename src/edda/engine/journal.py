@@ -107,8 +107,9 @@ class JournalWriter:
 
     def put(self, source: Source) -> None:
         """The source has something to write; it will be asked for it when the next batch is made."""
+        if not self._dirty:  # else the writer knows that there is more
+            self._wake.set()
         self._dirty[source.run_id] = source
-        self._wake.set()
 
     async def run(self) -> None:
         """Flush for ever; ends with `LeaseLostError` when the fence is gone."""
@@ -127,14 +128,16 @@ class JournalWriter:
         batch: list[Part] = []
         written, addressed = set[RunId](), set[RunId]()
         records = size = 0
-        while self._dirty and records < MOST_RECORDS and size < MOST_BYTES:
-            run_id = next(iter(self._dirty))
-            targets = self._dirty[run_id].targets
+        dirty = self._dirty
+        while dirty and records < MOST_RECORDS and size < MOST_BYTES:
+            run_id, source = next(iter(dirty.items()))
+            targets = source.targets
             if batch and (run_id in self._outcasts or run_id in addressed or not targets.isdisjoint(written)):
                 break  # alone, or not in one batch with those it writes to: that is the batch after this one
-            source = self._dirty.pop(run_id)
+            del dirty[run_id]
             written.add(run_id)
-            addressed |= targets
+            if targets:
+                addressed |= targets
             bundle = source.take(MOST_RECORDS - records)
             if bundle is None:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edda.core.codec import Codec
-from edda.core.model import Delivery, EntryKind
+from edda.core.model import Delivery, Dispatch, DispatchKind, EntryKind
 from edda.workflow.children import Ended
 from edda.workflow.events import stored_type
 from edda.workflow.execution import Execution
@@ -39,10 +39,10 @@ class Mailbox:
             self._give_back(execution, letter, event)
             return
         self._waits.received(command, event)
-        if self._herald is not None:
+        if self._herald is not None and command.kind is EntryKind.EVENT:
             self._herald.tell_received(execution.length + 1, command, letter.value)
         self._deliver(
-            EntryKind.EVENT,
+            command.kind,
             command.id,
             command.name,
             input=command.input,
@@ -54,8 +54,18 @@ class Mailbox:
     def _give_back(self, execution: Execution, letter: Delivery, event: int) -> None:
         """Its wait was over when it came, or the event was."""
         type = stored_type(self._codec, letter.value) if letter.value else ""
-        self._deliver(EntryKind.STRAY, letter.step, type, n=letter.n, event=event)
-        self._waits.give_back(letter.step, type, event, execution.pending)
+        if letter.kind is EntryKind.MESSAGE:  # taken from the others, who can have it now under another number
+            self._deliver(EntryKind.STRAY, letter.step, type, n=letter.n)
+            self._offer_again(execution, letter)
+        else:
+            self._deliver(EntryKind.STRAY, letter.step, type, n=letter.n, event=event)
+            self._waits.give_back(letter.step, type, event, execution.pending)
+
+    def _offer_again(self, execution: Execution, letter: Delivery) -> None:
+        if letter.value:
+            self._draft.add_part(Dispatch(DispatchKind.OFFER, letter.value), execution.length)
+        if letter.step in execution.pending:
+            self._waits.ask_again(execution.pending[letter.step])
 
     def _read_end(self, execution: Execution, letter: Delivery) -> None:
         ended = Ended.unpack(letter.value)

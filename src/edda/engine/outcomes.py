@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edda.core.model import EntryKind
+from edda.core.codec import Codec
+from edda.core.model import Done, EntryKind
 from edda.workflow.execution import Command, Execution
 
 from .bodies import Bodies
@@ -22,22 +23,18 @@ class Outcomes:
         self._timetable = timetable
         self._herald = herald
         self._deliver: Deliver | None = deliver
-        self._doubtful: list[Command] = []
+        self.doubtful: list[Command] = []
         """Abandoned before they did anything, or given up for good: their bodies may still run, and succeed."""
 
-    @property
-    def has_doubts(self) -> bool:
-        return bool(self._doubtful)
-
     def doubt(self, command: Command) -> None:
-        self._doubtful.append(command)
+        self.doubtful.append(command)
 
     def settle(self, execution: Execution, command: Command, outcome: Outcome) -> None:
         if execution.pending.get(command.id) is not command:
             if isinstance(outcome, Failure) and self._is_undecided(execution, command):
-                self._doubtful.append(command)
+                self.doubtful.append(command)
             elif not isinstance(outcome, Retry):  # nobody waits for it any more, but it happened
-                self._doubtful = [one for one in self._doubtful if one is not command]
+                self.doubtful = [one for one in self.doubtful if one is not command]
                 self._record(execution, EntryKind.LATE, command, outcome)
         elif isinstance(outcome, Retry):
             self._record(execution, EntryKind.RETRY, command, outcome)
@@ -46,8 +43,20 @@ class Outcomes:
                 self._timetable.add(self._bodies.rest(command), command)
         else:
             if command.is_doubtful and isinstance(outcome, Failure):
-                self._doubtful.append(command)
+                self.doubtful.append(command)
             self._record(execution, EntryKind.STEP, command, outcome)
+
+    def recall(self, execution: Execution, done: Done, codec: Codec) -> None:
+        """Its effect was committed by somebody who could not record it any more."""
+        command = execution.pending.get(done.step)
+        if command is not None and command.kind is EntryKind.STEP:
+            result = codec.decode(done.value, command.call.returns)
+            command.attempt = done.attempt
+            self._record(execution, EntryKind.STEP, command, Success(done.value, result, (done,)))
+        elif self._deliver is not None:
+            self._draft.add_part(done, execution.length + 1)
+            name = done.step.rpartition("/")[2].partition(":")[0]
+            self._deliver(EntryKind.LATE, done.step, name, value=done.value, attempt=done.attempt)
 
     def _is_undecided(self, execution: Execution, command: Command) -> bool:
         """Whether a failure does not say the last word: another body of the step runs, or one was better before."""
@@ -58,8 +67,8 @@ class Outcomes:
     def settle_doubts(self, execution: Execution, *, at_last: bool = False) -> None:
         """What was abandoned before it did anything, and what was given up and did not succeed all the same: there is
         nothing to undo."""
-        over = [command for command in self._doubtful if at_last or not self._bodies.has_body(command.id)]
-        self._doubtful = [command for command in self._doubtful if command not in over]
+        over = [command for command in self.doubtful if at_last or not self._bodies.has_body(command.id)]
+        self.doubtful = [command for command in self.doubtful if command not in over]
         for command in over:
             if self._deliver is not None and self._draft.last is None and execution.undoing.owes(command):
                 self._deliver(EntryKind.LATE, command.id, command.name, ok=False, input=command.input)
@@ -68,6 +77,9 @@ class Outcomes:
         if self._herald is not None:
             self._herald.tell_settled(execution.length + 1, command, outcome)
         if self._deliver is not None:
+            if isinstance(outcome, Success):
+                for part in outcome.parts:
+                    self._draft.add_part(part, execution.length + 1)
             self._deliver(
                 kind,
                 command.id,
@@ -81,4 +93,4 @@ class Outcomes:
     def close(self) -> None:
         """Forget who wanted to know: the two would keep each other in memory."""
         self._deliver = None
-        self._doubtful.clear()
+        self.doubtful.clear()

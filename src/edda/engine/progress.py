@@ -14,11 +14,14 @@ SHARE = 0.05
 """And so much of the attempt's age, so that one of ten hours leaves some 200 entries."""
 
 
+_lock = Lock()
+"""One for all: it is held for a moment only, and few attempts need any."""
+
+
 class Progress:
     """`record` is called on the loop with those details that are to be recorded. Bodies call from any thread."""
 
     __slots__ = (
-        "_lock",
         "_loop",
         "_newest",
         "_planned",
@@ -42,7 +45,6 @@ class Progress:
         self._newest: bytes | None = None
         self._planned = False
         self._timer: asyncio.TimerHandle | None = None
-        self._lock = Lock()
 
     def begin(self) -> None:
         self.begun_at = self.beat_at = time.monotonic()
@@ -56,7 +58,7 @@ class Progress:
 
     def _keep(self, details: bytes) -> bool:
         """Whether they are the first since the last recorded ones: the loop is woken once for many."""
-        with self._lock:
+        with _lock:
             planned, self._planned = self._planned, True
             self._newest = details
         return not planned
@@ -74,7 +76,7 @@ class Progress:
     def report(self) -> None:
         """Have the newest details recorded, if they are not."""
         self._silence()
-        with self._lock:
+        with _lock:
             details, self._newest, self._planned = self._newest, None, False
         if details is not None:
             self._recorded_at = time.monotonic()
@@ -84,7 +86,8 @@ class Progress:
         """From now on nobody listens."""
         self.is_given_up = True
         self._record = _ignore  # it knows the attempt, which knows this: only the collector would free them
-        self._silence()
+        if self._timer is not None:
+            self._silence()
 
     def _silence(self) -> None:
         if self._timer is not None:

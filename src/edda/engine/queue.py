@@ -30,46 +30,42 @@ Begin = Callable[[Command, Slot | None], None]
 class Queue:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._blocked: deque[Command] = deque()
+        self.blocked: deque[Command] = deque()
         """In the order they were issued."""
-        self._waiting: set[Command] = set()
+        self.waiting: set[Command] = set()
         """For a slot."""
 
-    def __len__(self) -> int:
-        return len(self._blocked) + len(self._waiting)
-
     def add(self, command: Command) -> None:
-        self._blocked.append(command)
+        self.blocked.append(command)
 
     def start(self, committed: int, pending: Mapping[str, Command], begin: Begin) -> None:
         """Those whose history is durable."""
-        while self._blocked and self._blocked[0].needs <= committed and self._gate.may_act:
-            command = self._blocked.popleft()
-            if pending.get(command.id) is command:
-                self._start(command, begin)
-
-    def _start(self, command: Command, begin: Begin) -> None:
-        most = command.call.limits.max_concurrent
-        if most is None:
-            begin(command, None)
-        else:
-            self._waiting.add(command)
-            self._gate.slots.ask(command.name, most, command, partial(self._take, command, begin))
+        blocked = self.blocked
+        while blocked and blocked[0].needs <= committed and self._gate.may_act:
+            command = blocked.popleft()
+            if pending.get(command.id) is not command:
+                continue
+            most = command.call.limits.max_concurrent
+            if most is None:
+                begin(command, None)
+            else:
+                self.waiting.add(command)
+                self._gate.slots.ask(command.name, most, command, partial(self._take, command, begin))
 
     def _take(self, command: Command, begin: Begin, slot: Slot) -> bool:
-        self._waiting.discard(command)
+        self.waiting.discard(command)
         if self._gate.draining or not self._gate.may_act:
-            self._blocked.appendleft(command)
+            self.blocked.appendleft(command)
             return False
         begin(command, slot)
         return True
 
     def leave(self, command: Command) -> None:
         """It is not to begin any more; those that wait for the journal are looked at when it is their turn."""
-        if command in self._waiting:
-            self._waiting.discard(command)
+        if command in self.waiting:
+            self.waiting.discard(command)
             self._gate.slots.leave(command.name, command)
 
     def close(self) -> None:
-        for command in tuple(self._waiting):
+        for command in tuple(self.waiting):
             self.leave(command)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +22,7 @@ from edda.core.model import (
     End,
     Entry,
     EntryKind,
+    Fact,
     Letter,
     Move,
     Recur,
@@ -40,6 +41,7 @@ from edda.errors import (
     ParkedError,
     StorageRejectedError,
 )
+from edda.workflow.channels import carried_subscriptions
 from edda.workflow.context import RunContext
 from edda.workflow.current import Client, here, running
 from edda.workflow.events import event_data
@@ -55,7 +57,7 @@ from .outcomes import Outcomes
 from .patience import Patience
 from .steps import Outcome, outside_task
 from .timetable import Timetable
-from .waits import Registry, Waits
+from .waits import WAITS, Registry, Waits
 
 if TYPE_CHECKING:
     from edda.workflow.workflow import Workflow
@@ -71,6 +73,7 @@ _WAITING = {
     EntryKind.TIMER: RunStatus.WAITING_FOR_TIMER,
     EntryKind.STEP: RunStatus.WAITING_FOR_TIMER,
     EntryKind.EVENT: RunStatus.WAITING_FOR_EVENT,
+    EntryKind.MESSAGE: RunStatus.WAITING_FOR_MESSAGE,
     EntryKind.CHILD: RunStatus.WAITING_FOR_CHILD,
     EntryKind.SETTLED: RunStatus.WAITING_FOR_CHILD,
 }
@@ -91,8 +94,8 @@ class Host(Stage, Registry, Nursery, Protocol):
 
     def run_recurred(self, run: LiveRun, following: ClaimedRun) -> None: ...
 
-    def wrote_to(self, children: Sequence[RunId], letters: Sequence[Letter]) -> None:
-        """These are new, and those are in the inboxes of others."""
+    def wrote_to(self, bundle: Bundle) -> None:
+        """It has children, letters, dispatches or outgoing events: others have something to do."""
         ...
 
     def fetch_watchers(self, run: LiveRun) -> None:
@@ -133,6 +136,9 @@ class LiveRun:
         self._alarm: Alarm | None = None
         self.alarm_at: int | None = None
         self._draining = False
+        is_opened = bool(claimed.entries) and claimed.entries[-1].kind is EntryKind.RECUR
+        self._recorded = 0 if is_opened else len(claimed.entries)
+        """Entries behind which nothing was decided that is not written; the first of a generation moves no code."""
         self._stops = [entry.kind for entry in claimed.entries if entry.kind in STOPS]
         """What stopped the run, the first first."""
         self._watched_from = min(host.settings.history_warning, host.settings.history_limit)
@@ -144,24 +150,29 @@ class LiveRun:
         self._bodies = Bodies(
             host,
             (self.run_id, workflow.name, self.gen),
+            self.epoch,
             self._herald,
             settled=self._body_settled,
             progressed=self._body_progressed,
             unbegun=self._body_unbegun,
         )
         self._outcomes = Outcomes(self._draft, self._bodies, self._timetable, self._herald, self.deliver)
+        self._departure = Departure(
+            claimed,
+            host.codec,
+            host.clock,
+            self._draft,
+            self._waits,
+            self._context,
+            self._herald,
+            host.settings.history_limit,
+        )
 
-    # Parts that few runs need, or only in the end
+    # Parts that few runs need
 
     @cached_property
     def _mailbox(self) -> Mailbox:
         return Mailbox(self._host.codec, self._draft, self._waits, self._herald, self.deliver)
-
-    @cached_property
-    def _departure(self) -> Departure:
-        host = self._host
-        limit = host.settings.history_limit
-        return Departure(self._claimed, host.codec, host.clock, self._draft, self._waits, self._herald, limit)
 
     @cached_property
     def _patience(self) -> Patience:
@@ -181,10 +192,10 @@ class LiveRun:
             self._park(error)
             return
 
-        async def main() -> Any:
+        def main() -> Coroutine[Any, Any, Any]:
             running.set(self._host.client)
             here.set(self._context)
-            return await self.workflow.fn(self._context, *args, **kwargs)
+            return self.workflow.fn(self._context, *args, **kwargs)
 
         self._execution = Execution(
             self.run_id,
@@ -195,23 +206,30 @@ class LiveRun:
             outside=self._host.loop,
             on_abandon=self._abandoned,
             same=self._host.codec.same,
-            encode=self._encode,
+            encode=self._departure.encode,
         )
         self._context.attach(self._execution)
+        self._context.on_set = self._fact_set
+        if claimed.entries and claimed.entries[0].kind is EntryKind.RECUR:
+            self._context.subscriptions = carried_subscriptions(self._host.codec, claimed.entries[0].value)
         if self._herald is not None:
             self._execution.on_replayed = self._herald.tell_replayed
             if self.is_stored and self.epoch == 1 and not claimed.entries:  # stored by somebody who did not run it
                 self._tell_started(self._herald)
         if self._attempt(self._execution.start):
             self._waits.drop_all_but(self._execution.pending)
-            if claimed.entries and claimed.entries[-1].kind in STOPS:
-                self._children.cancel_followers(len(claimed.entries))
-            for letter in claimed.mail:
-                self._mailbox.read(letter, self._execution)
-            self.pump()
+            self._catch_up(self._execution)
 
-    def _encode(self, result: Any) -> bytes:
-        return self._departure.encode(result)
+    def _catch_up(self, execution: Execution) -> None:
+        """With what happened since the last entry was written."""
+        claimed = self._claimed
+        for done in claimed.done:
+            self._outcomes.recall(execution, done, self._host.codec)
+        if claimed.entries and claimed.entries[-1].kind in STOPS:
+            self._children.cancel_followers(len(claimed.entries))
+        for letter in claimed.mail:
+            self._mailbox.read(letter, execution)
+        self.pump()
 
     @property
     def is_stored(self) -> bool:
@@ -236,34 +254,36 @@ class LiveRun:
 
     def pump(self) -> None:
         """Do all that can be done now; called after every change."""
-        execution = self._execution
-        if self.closed or self.is_leaving or execution is None:
+        execution, draft = self._execution, self._draft
+        if execution is None or draft.last is not None:
             return
         if execution.loop.refused is not None:
             self._park(execution.loop.refused)
             return
         if execution.length >= self._watched_from:
             self._watch_length(execution)
-        self._accept_issued(execution)
-        if self._children.has_unborn:
+        if execution.issued:
+            self._accept_issued(execution)
+        if self._children.unborn:
             self._give_birth(execution)
-        if self._outcomes.has_doubts:
+        if self._outcomes.doubtful:
             self._outcomes.settle_doubts(execution)
-        if self._draft.last is None:
-            self._go_on(execution)
+        if draft.last is None:
+            self._go_on(execution, draft)
 
-    def _go_on(self, execution: Execution) -> None:
+    def _go_on(self, execution: Execution, draft: Draft) -> None:
         begun_at = execution.undoing.begun_at
         if begun_at is not None and not self._is_undoing:
             self._is_undoing = True
-            if begun_at >= len(self._claimed.entries):  # else it is known
-                self._draft.undo()
+            if begun_at >= self._recorded:  # else it is known
+                draft.undo()
         if not self._draining:
-            self._bodies.start(self._draft.committed, execution.pending)
-            if self._children.is_busy:
-                self._children.seek(self._draft.committed, execution.pending)
+            self._bodies.start(draft.committed, execution.pending)
+            if self._children.unsought:
+                self._children.seek(draft.committed, execution.pending)
         self._look(execution)
-        self._write_more()
+        if draft.has_more:
+            self._host.journal.put(self)
 
     def _accept_issued(self, execution: Execution) -> None:
         for command in execution.take_issued():
@@ -272,10 +292,10 @@ class LiveRun:
 
     def _look(self, execution: Execution) -> None:
         """Where does the run stand?"""
-        if self._is_busy and not self._is_over(execution):
+        if self._is_busy and (execution.in_memory or not self._is_over(execution)):
             if self._draining and not self._bodies.is_running:
                 self._hand_back()
-            else:
+            elif self._timetable.dues or self.alarm_at is not None or self._claimed.deadline is not None:
                 self._set_alarm()
             return
         idle = execution.idle
@@ -300,7 +320,7 @@ class LiveRun:
 
     def _is_over(self, execution: Execution) -> bool:
         """Only bodies that were given up are still running, and we have waited for them long enough."""
-        if execution.in_memory or (execution.idle is not Idle.DONE and not self._may_settle(execution)):
+        if execution.idle is not Idle.DONE and not self._may_settle(execution):
             return False
         if self._bodies.is_needed or self._waits.is_busy or self._children.is_busy:
             return False
@@ -357,6 +377,7 @@ class LiveRun:
             with outside_task():
                 self._execution.drop()
             self._context.attach(None)
+            self._context.on_set = None
             self._execution = None  # the two know each other: without this only the collector would free them
 
     def _silence(self) -> None:
@@ -394,7 +415,10 @@ class LiveRun:
         if kind in STOPS:
             self._stops.append(kind)
             self._children.cancel_followers(entry.seq)
-        self._attempt(execution.deliver, entry)
+        try:
+            execution.deliver(entry)
+        except Exception as error:  # code that does not fit, spins, or a value that cannot be read: keep the run
+            self._park(error)
 
     def _attempt(self, move: Callable[..., None], *args: Any) -> bool:
         try:
@@ -449,7 +473,7 @@ class LiveRun:
     # Steps
 
     def _accept(self, command: Command) -> None:
-        if command.kind is EntryKind.EVENT:
+        if command.kind in WAITS:
             self._waits.ask(command)
         elif command.target is not None:
             self._children.accept(command)
@@ -462,7 +486,7 @@ class LiveRun:
 
     def _body_settled(self, command: Command, outcome: Outcome | None) -> None:
         execution = self._execution
-        if not self.closed and not self.is_leaving and execution is not None:
+        if execution is not None and self._draft.last is None:
             with outside_task():
                 if outcome is not None:
                     self._outcomes.settle(execution, command, outcome)
@@ -475,16 +499,22 @@ class LiveRun:
         with outside_task():
             self.deliver(EntryKind.HEARTBEAT, command.id, command.name, value=value, attempt=command.attempt)
 
+    def _fact_set(self, fact: Fact) -> None:
+        """What was set before the last recorded entry went in with it."""
+        execution = self._execution
+        if execution is not None and execution.length >= self._recorded:
+            self._draft.add_part(fact, execution.length)
+
     def _body_unbegun(self, command: Command) -> None:
         self._outcomes.doubt(command)
 
     def _abandoned(self, command: Command) -> None:
         execution = self._execution
         assert execution is not None
-        if command.kind is EntryKind.EVENT:
+        if command.kind in WAITS:
             self._waits.drop(command.id)
         elif command.target is not None:
-            self._children.abandon(command, execution, is_new=execution.length >= len(self._claimed.entries))
+            self._children.abandon(command, execution, is_new=execution.length >= self._recorded)
         elif command.kind is EntryKind.STEP:
             self._bodies.abandon(command, execution.now)
 
@@ -494,7 +524,7 @@ class LiveRun:
         execution = self._execution
         assert execution is not None
         due = self._timetable.next_due(execution.pending)
-        deadline = self._deadline
+        deadline = None if self._claimed.deadline is None else self._deadline
         if due is None or deadline is None:
             return deadline if due is None else due
         return min(due, deadline)
@@ -538,9 +568,9 @@ class LiveRun:
         now = max(due, self._host.clock.now())
         if command.kind is EntryKind.TIMER:
             self.deliver(EntryKind.TIMER, command.id, command.name, at=now)
-        elif command.kind is EntryKind.EVENT:
+        elif command.kind in WAITS:
             self._waits.drop(command.id)
-            self.deliver(EntryKind.EVENT, command.id, command.name, at=now, ok=False, input=command.input)
+            self.deliver(command.kind, command.id, command.name, at=now, ok=False, input=command.input)
         else:
             self._bodies.add(command)
 
@@ -552,7 +582,7 @@ class LiveRun:
         assert self._execution is not None
         first = next(iter(self._execution.pending.values()))
         reason = repr(first)
-        if first.kind is EntryKind.EVENT:
+        if first.kind in WAITS:
             reason = first.call.describe(values=not self._host.codec.is_sealing)
         status = RunStatus.COMPENSATING if self._is_undoing else _WAITING[first.kind]
         self._leave(Release(self._draft.absorbed, due, status, reason), waiting=True)
@@ -595,26 +625,34 @@ class LiveRun:
             self._was_stored()
         if bundle.waits:
             self._settle_waits(bundle, written)
-        if bundle.children or bundle.letters:
-            self._host.wrote_to([child.run_id for child in bundle.children], bundle.letters)
-        is_refused = isinstance(bundle.move, End | Recur) and self.run_id in written.unmet
+        if bundle.children or bundle.letters or bundle.dispatches or bundle.outgoing:
+            self._host.wrote_to(bundle)
+        is_refused = self.run_id in written.unmet and isinstance(bundle.move, End | Recur)
         if self._herald is not None:
             is_ended = isinstance(bundle.move, End) and not is_refused
             self._herald.flushed(AT_END if is_ended else self._draft.committed)
         if is_refused:
             self._stay(bundle.move)
-        elif isinstance(bundle.move, Recur):
-            self._close()
-            self._host.run_recurred(self, self._departure.following(bundle.move))
-        elif isinstance(bundle.move, End):
-            self._close()
-            self._host.run_ended(self, bundle.move)
-        elif isinstance(bundle.move, Release) and self.is_leaving:
-            self._close()
-            self._host.run_released(self, bundle.move, self.run_id in written.ready)
-        else:
+        elif bundle.move is not None and self._goes(bundle.move, written):
+            return
+        elif self._draft.last is None:
             self.pump()
-            self._write_more()
+        elif self._draft.has_more:
+            self._host.journal.put(self)
+
+    def _goes(self, move: Move, written: Written) -> bool:
+        if isinstance(move, Recur):
+            self._close()
+            self._host.run_recurred(self, self._departure.following(move))
+        elif isinstance(move, End):
+            self._close()
+            self._host.run_ended(self, move)
+        elif isinstance(move, Release) and self.is_leaving:
+            self._close()
+            self._host.run_released(self, move, self.run_id in written.ready)
+        else:
+            return False
+        return True
 
     def _stay(self, move: Move | None) -> None:
         """Somebody began to wait for the run's end, or mail came in, before it could go."""
@@ -626,11 +664,10 @@ class LiveRun:
 
     def watchers_read(self, watchers: tuple[Watcher, ...]) -> None:
         self._departure.watchers = watchers
-        self.pump()
-
-    def _write_more(self) -> None:
-        if self._draft.has_more:
-            self._host.journal.put(self)
+        if self._waits.may_hold_messages:
+            self._host.fetch_mail(self)
+        else:
+            self.pump()
 
     def _settle_waits(self, bundle: Bundle, written: Written) -> None:
         pending = self._execution.pending if self._execution is not None else {}

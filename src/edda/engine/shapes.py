@@ -9,6 +9,7 @@ from typing import Any
 
 from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
+from edda.core.channels import is_message
 from edda.core.codec import Codec
 from edda.core.match import event_keys
 from edda.core.model import EventKey, RunId, Shapes, StoredEvent
@@ -40,8 +41,8 @@ class ShapeBook:
             await self.refresh(unknown)
         return [keys_of(event, self._shapes[event.type].known) for event in events]
 
-    def versions(self, events: Iterable[CloudEvent]) -> Mapping[str, int]:
-        return {event.type: self._shapes[event.type].version for event in events}
+    def versions(self, types: Iterable[str]) -> Mapping[str, int]:
+        return {type: self._shapes.get(type, _NOTHING).version for type in types}
 
     async def refresh(self, types: Iterable[str]) -> None:
         wanted = sorted(types)
@@ -86,7 +87,8 @@ class ShapeBook:
         after = floor
         while True:
             chunk = await self._storage.log(type, after, filled, CHUNK)
-            keys = [(key.kept, stored.seq) for stored in chunk for key in self._stored_keys(stored, shape)]
+            events = [stored for stored in chunk if not is_message(stored.event)]
+            keys = [(key.kept, stored.seq) for stored in events for key in self._stored_keys(stored, shape)]
             done = len(chunk) < CHUNK
             await self._storage.fill(type, shape, keys, floor if done else filled)
             if done:

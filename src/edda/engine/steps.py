@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
-from edda.core.model import MICROSECONDS, RunId
+from edda.core.model import MICROSECONDS, Dispatch, Done, Outgoing, RunId
 from edda.core.paths import show
 from edda.core.retry import RetryPolicy
 from edda.errors import PayloadError, RetryExhaustedError
@@ -23,9 +23,14 @@ if TYPE_CHECKING:
     from edda.workflow.execution import Command
 
 
+Part = Dispatch | Outgoing | Done
+
+
 class Success(Struct, frozen=True):
     value: bytes
     result: Any
+    parts: tuple[Part, ...] = ()
+    """What goes in with its entry."""
 
 
 class Failure(Struct, frozen=True):

@@ -11,17 +11,18 @@ from edda.workflow.execution import Command
 
 class Timetable:
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Command]] = []
+        self.dues: list[tuple[int, int, Command]] = []
+        """A heap: it also holds commands that are not pending any more."""
         self._order = count()
 
     def add(self, due: int, command: Command) -> None:
-        heapq.heappush(self._heap, (due, next(self._order), command))
+        heapq.heappush(self.dues, (due, next(self._order), command))
 
     def next_due(self, pending: Mapping[str, Command]) -> int | None:
         """Commands that are not pending any more are forgotten on the way."""
-        while self._heap and pending.get(self._heap[0][2].id) is not self._heap[0][2]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        while self.dues and pending.get(self.dues[0][2].id) is not self.dues[0][2]:
+            heapq.heappop(self.dues)
+        return self.dues[0][0] if self.dues else None
 
     def pop(self) -> Command:
-        return heapq.heappop(self._heap)[2]
+        return heapq.heappop(self.dues)[2]

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from edda.cloudevents import json_format
 from edda.core.codec import Codec
-from edda.core.match import shape, wait_key
 from edda.core.model import Bundle, ClaimedRun, EntryKind, Written
 from edda.errors import ArgumentError
-from edda.workflow.events import EventCall
+from edda.workflow.channels import MessageCall, Subscription
+from edda.workflow.events import EventCall, stored_type
 from edda.workflow.execution import Command
 
 from .draft import Draft
@@ -20,6 +20,8 @@ from .shapes import ShapeBook, keys_of
 from .timetable import Timetable
 
 Pending = Mapping[str, Command]
+WAITS = (EntryKind.EVENT, EntryKind.MESSAGE)
+"""Commands that something in the log of events ends."""
 
 
 class Registry(Protocol):
@@ -52,6 +54,8 @@ class Waits:
         self._prepared = prepared
         self._floors = Floors(claimed, registry.codec)
         self._registered = set(claimed.waits)
+        self.may_hold_messages = bool(claimed.waits or claimed.mail)
+        """Whether its inbox may have a message that was taken from the others for it."""
         self._preparing: set[asyncio.Task[None]] = set()
         self._unmet: set[str] = set()
         """To ask for again once the inbox is read."""
@@ -72,6 +76,7 @@ class Waits:
             self._answered(command)
             return
         self._unanswered[command.id] = command
+        self.may_hold_messages |= command.call.once
         if self._floors.is_ready(command, self._registry.book):
             self._draft.ask(self._floors.wait_of(command))
         else:
@@ -106,14 +111,17 @@ class Waits:
 
     def takes(self, command: Command, body: bytes) -> bool:
         """A step that was named may have been named before: what comes late for that one is not for this."""
-        if command.kind is not EntryKind.EVENT:
+        if command.kind not in WAITS:
             return False
-        call: EventCall = command.call
+        call: EventCall | MessageCall = command.call
         if not call.is_named:
             return True
-        event = json_format.parse_stored(self._registry.codec.unseal(body))
-        key = wait_key(call.type, call.match)
-        return event.type == call.type and any(one.plain == key for one in keys_of(event, (shape(call.match),)))
+        codec = self._registry.codec
+        if isinstance(call, MessageCall):
+            return stored_type(codec, body) == call.type
+        event = json_format.parse_stored(codec.unseal(body))
+        key = call.key(self._run_id)
+        return event.type == call.type and any(one.plain == key for one in keys_of(event, (call.shape,)))
 
     def received(self, command: Command, event: int) -> None:
         self._unanswered.pop(command.id, None)
@@ -131,9 +139,15 @@ class Waits:
             if asking in pending:
                 self.ask(pending[asking])
 
-    def carry(self) -> bytes:
+    def ask_again(self, command: Command) -> None:
+        """What came was not for it."""
+        self._registered.discard(command.id)
+        if command.kind in WAITS:
+            self.ask(command)
+
+    def carry(self, subscriptions: Mapping[str, Subscription]) -> bytes:
         """What the next generation has to know."""
-        return self._floors.pack()
+        return self._floors.pack(subscriptions)
 
     def settle(self, bundle: Bundle, written: Written, pending: Pending) -> bool:
         """Whether mail has to be read before the rest can be asked for."""

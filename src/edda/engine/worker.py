@@ -10,15 +10,15 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edda.core.codec import Codec
 from edda.core.model import (
     MICROSECONDS,
+    Bundle,
     ClaimedRun,
     End,
     Fence,
-    Letter,
     Registered,
     Release,
     RunId,
@@ -29,7 +29,7 @@ from edda.core.model import (
 )
 from edda.core.retry import RetryPolicy
 from edda.errors import InstanceNotFoundError, LeaseLostError, StorageConflictError, StorageUnavailableError
-from edda.storage.ports import Storage
+from edda.storage.ports import Joints, Storage
 from edda.workflow.current import Client
 from edda.workflow.execution import Command
 from edda.workflow.workflow import Workflow
@@ -47,6 +47,9 @@ from .settings import Settings
 from .shapes import ShapeBook
 from .slots import Slots
 from .steps import Threads
+
+if TYPE_CHECKING:
+    from edda.storage.alchemy import Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +77,14 @@ class Worker:
         names: Callable[[], Sequence[str]],
         on_end: Callable[[RunId, End], None],
         on_lost: Callable[[Worker], None],
+        on_dispatch: Callable[[], None],
+        on_outgoing: Callable[[], None],
+        on_news: Callable[[], None],
+        find_sessions: Callable[[], Sessions],
     ) -> None:
         self.info = info
+        self.worker_id = info.id
+        self.joints: Joints = storage
         self.loop = asyncio.get_running_loop()
         self.client = client
         self.clock = clock
@@ -96,6 +105,10 @@ class Worker:
         self._names = names
         self._on_end = on_end
         self._on_lost = on_lost
+        self._on_dispatch = on_dispatch
+        self._on_outgoing = on_outgoing
+        self._on_news = on_news
+        self._find_sessions = find_sessions
         self._nudged = asyncio.Event()
         self._emptied = asyncio.Event()
         self._sure = False
@@ -224,6 +237,10 @@ class Worker:
         self.loop.call_soon(run.begin)
 
     @property
+    def sessions(self) -> Sessions:
+        return self._find_sessions()
+
+    @property
     def may_act(self) -> bool:
         self._was_fresh = self.heartbeat.is_fresh
         return self._was_fresh
@@ -246,11 +263,24 @@ class Worker:
             if self.draining:
                 self.live[run.run_id].drain()
 
-    def wrote_to(self, children: Sequence[RunId], letters: Sequence[Letter]) -> None:
-        here = {letter.run_id for letter in letters if letter.run_id in self.live}
+    def wrote_to(self, bundle: Bundle) -> None:
+        if bundle.dispatches:
+            self._on_dispatch()
+        if bundle.outgoing:
+            self._on_outgoing()
+        here = {letter.run_id for letter in bundle.letters if letter.run_id in self.live}
         for run_id in here:
             self.fetch_mail(self.live[run_id])
-        if children or any(letter.run_id not in here for letter in letters):
+        if bundle.children or any(letter.run_id not in here for letter in bundle.letters):
+            self.nudge(sure=True)
+            self._tell_others()
+
+    def tell_committed(self, *, dispatches: bool, outgoing: bool, starts: bool) -> None:
+        if dispatches:
+            self._on_dispatch()
+        if outgoing:
+            self._on_outgoing()
+        if starts:
             self.nudge(sure=True)
             self._tell_others()
 
@@ -381,6 +411,7 @@ class Worker:
                 logger.debug("listening failed: %s", error)
                 await self.clock.sleep(self.settings.poll)
             self.nudge()
+            self._on_news()
 
     # Mail
 

@@ -70,7 +70,10 @@ class VirtualApp(EddaApp):
 
     def _is_quiet(self) -> bool:
         worker = self.engine.worker
-        return self.engine.intake.is_idle and (worker is None or worker.is_quiet)
+        engine, relayer = self.engine, self.engine.relayer
+        if not (engine.intake.is_idle and engine.forwarder.is_idle and (relayer is None or relayer.is_quiet)):
+            return False
+        return worker is None or worker.is_quiet
 
     async def _next_due(self) -> int | None:
         worker = self.engine.worker
@@ -78,10 +81,18 @@ class VirtualApp(EddaApp):
         due = await self.engine.storage.next_due(self._names())
         if due is not None:
             moments.append(self.clock.now() + due)
+        if self.engine.relayer is not None:
+            # 0 may mean: due, but behind one of its key that is not. Time must not stand still for that.
+            rest = await self.engine.storage.next_outgoing()
+            if rest:
+                moments.append(self.clock.now() + rest)
         return min(moments, default=None)
 
     def _move_to(self, moment: int) -> None:
         self.clock.advance_to(moment)
+        self.engine.forwarder.wake()
+        if self.engine.relayer is not None:
+            self.engine.relayer.nudge()
         if self.engine.worker is not None:
             self.engine.worker.nudge()
 

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
 from uuid import UUID
 
-from edda.core.model import MICROSECONDS
+from edda.core.channels import can_be_stored
+from edda.core.model import MICROSECONDS, Fact
 from edda.errors import NotInWorkflowError
 
 from .activity import inline_step
 from .execution import Recurrence
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
     from edda.core.codec import Codec
+    from edda.core.model import Dispatch, Outgoing, Start
     from edda.core.retry import RetryPolicy
     from edda.core.signature import Signature
 
+    from .channels import Subscription
     from .execution import Execution
 
 R = TypeVar("R")
+
+LONGEST_KEY = 200
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -97,6 +105,25 @@ class WorkflowContext:
         """True while the run leaves memory: `finally` blocks run then, though the workflow is not over."""
         return False
 
+    def set(self, key: str, value: Any) -> None:
+        """Tell whoever asks where the run stands: `await handle.get(key)` reads it, `handle.wait(key)` waits for it."""
+        raise NotInWorkflowError("ctx.set() was called in an activity: it belongs into the workflow's own code")
+
+    @property
+    def session(self) -> AsyncSession:
+        """SQLAlchemy's session on Edda's database: what is written through it commits together with the step's record.
+
+        Edda commits and rolls back; `flush()`, `begin_nested()` and the rest are yours.
+        """
+        raise NotInWorkflowError("ctx.session is there inside an activity only")
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """`async with ctx.transaction() as connection:` as `ctx.session`, with the driver's own connection.
+
+        A block that raises is rolled back; what the others wrote commits with the step's record.
+        """
+        raise NotInWorkflowError("ctx.transaction() is there inside an activity only")
+
     def recur(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, NoReturn]:
         """Begin anew with these arguments: same id, empty history. `await ctx.recur(page=page + 1)` never returns."""
         raise NotInWorkflowError("ctx.recur() was called in an activity: it belongs into the workflow's own code")
@@ -157,6 +184,8 @@ class RunContext(WorkflowContext):
         self._seed = f"{instance_id}/{gen}"
         self._rng: Random | None = None
         self._execution: Execution | None = None
+        self.subscriptions: dict[str, Subscription] = {}
+        self.on_set: Callable[[Fact], None] | None = None
 
     def attach(self, execution: Execution | None) -> None:
         self._execution = execution
@@ -178,6 +207,13 @@ class RunContext(WorkflowContext):
     @property
     def is_unwinding(self) -> bool:
         return self._execution is None or self._execution.loop.unwinding
+
+    def set(self, key: str, value: Any) -> None:
+        if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY or not can_be_stored(key):
+            raise ValueError(f"ctx.set({key!r}): expected a key of 1 to {LONGEST_KEY} characters")
+        execution = self.execution
+        if self.on_set is not None and not execution.loop.unwinding:
+            self.on_set(Fact(key, self._codec.encode(value)))
 
     def recur(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, NoReturn]:
         if not self.execution.is_at_root:
@@ -210,6 +246,41 @@ class Pulse(Protocol):
     def beat(self, details: bytes | None) -> None: ...
 
 
+class Work(Protocol):
+    """What an attempt does through Edda: it counts only together with the attempt's outcome."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a transaction that what it does belongs to."""
+        ...
+
+    @property
+    def session(self) -> AsyncSession: ...
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]: ...
+
+    def dispatch(self, dispatch: Dispatch) -> None: ...
+
+    def send(self, event: Outgoing) -> None: ...
+
+    async def start(self, run: Start) -> bool:
+        """In the transaction; False if there is a run with this id."""
+        ...
+
+    async def take(self, key: bytes, patience: int) -> bytes | None:
+        """The body of the first message under the key; waits so many microseconds for one."""
+        ...
+
+
+class Bench(Protocol):
+    """Where an attempt's work lies, once it does any."""
+
+    @property
+    def work(self) -> Work | None: ...
+
+    def __call__(self) -> Work: ...
+
+
 class ActivityContext(WorkflowContext):
     """The context inside an activity's body, which runs in the real world."""
 
@@ -221,6 +292,7 @@ class ActivityContext(WorkflowContext):
         clock: Callable[[], int],
         codec: Codec,
         pulse: Pulse,
+        work: Bench,
         effects: str = "",
     ) -> None:
         instance_id, workflow_name, self._gen = run
@@ -228,8 +300,9 @@ class ActivityContext(WorkflowContext):
         self._activity_id = activity_id
         self._attempt = attempt
         self._clock = clock
-        self._values = codec
+        self.values = codec
         self._pulse = pulse
+        self._work = work
         self._prefix = effects
         self._effects = 0
 
@@ -245,13 +318,31 @@ class ActivityContext(WorkflowContext):
     def idempotency_key(self) -> str:
         return f"{self.instance_id}/{self._gen}/{self._activity_id}"
 
+    @property
+    def work(self) -> Work:
+        """For verbs, not for users."""
+        return self._work()
+
+    @property
+    def has_transaction(self) -> bool:
+        """Whether what the body does through Edda belongs to a transaction that is open."""
+        work = self._work.work
+        return work is not None and work.is_open
+
+    @property
+    def session(self) -> AsyncSession:
+        return self.work.session
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        return self.work.transaction()
+
     def heartbeat(self, details: Any = None) -> None:
-        self._pulse.beat(None if details is None else self._values.encode(details))
+        self._pulse.beat(None if details is None else self.values.encode(details))
 
     @property
     def heartbeat_details(self) -> Any:
         details = self._pulse.details
-        return None if details is None else self._values.decode(details)
+        return None if details is None else self.values.decode(details)
 
     @property
     def is_cancelled(self) -> bool:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from edda.cloudevents.event import CloudEvent
-    from edda.core.model import CancelOutcome, Entry, RunRecord, Start
+    from edda.core.channels import Message
+    from edda.core.codec import Codec
+    from edda.core.model import CancelOutcome, Entry, Fact, RunRecord, Start
 
     from .context import WorkflowContext
     from .workflow import StartOptions, Workflow
@@ -38,9 +40,27 @@ class Client(Protocol):
 
     async def request_cancel(self, instance_id: str, reason: str) -> CancelOutcome: ...
 
-    async def send(self, event: CloudEvent) -> None:
-        """Stored when it returns."""
+    async def send(self, event: CloudEvent, session: Any = None) -> None:
+        """Stored when it returns, or with the session's own commit."""
         ...
+
+    async def publish(self, message: Message, session: Any) -> None:
+        """Stored when it returns, or with the session's own commit."""
+        ...
+
+    async def last_event(self) -> int:
+        """The newest number of the log."""
+        ...
+
+    async def read_fact(self, instance_id: str, name: str) -> Fact | None: ...
+
+    async def await_fact(self, instance_id: str, name: str, timeout: float | None) -> Fact: ...
+
+    @property
+    def microseconds(self) -> int: ...
+
+    @property
+    def codec(self) -> Codec: ...
 
     def new_id(self) -> str: ...
 

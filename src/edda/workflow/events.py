@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
 from edda.core import match as matching
+from edda.core.channels import holds_message, log_type, unpack_message
 from edda.core.failure import decode_failure
 from edda.core.model import EntryKind
 from edda.core.validation import Misfit, validate
@@ -55,6 +56,16 @@ class EventCall(msgspec.Struct, frozen=True):
     since: int | Literal["now"] | None
     is_named: bool = False
     """By its author, who may give the same name again."""
+
+    floor: None = None
+    once: bool = False
+
+    @property
+    def shape(self) -> str:
+        return matching.shape(self.match)
+
+    def key(self, run_id: str, *, own: bool = False) -> bytes:
+        return matching.wait_key(self.type, self.match, run_id if own else None)
 
     def describe(self, *, values: bool = True) -> str:
         if values or not self.match:
@@ -185,7 +196,11 @@ def event_data(codec: Codec, body: bytes) -> Any:
 
 
 def stored_type(codec: Codec, body: bytes) -> str:
-    return json_format.parse_stored(codec.unseal(body)).type
+    """Of an event, or of the messages of a channel."""
+    data = codec.unseal(body)
+    if holds_message(data):
+        return log_type(unpack_message(codec, body).channel)
+    return json_format.parse_stored(data).type
 
 
 def _fit(event: CloudEvent, data: Any, model: Any) -> Any:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from enum import Enum
 from threading import get_ident
-from typing import Any
+from typing import Any, NoReturn
 
 from edda.core.model import MICROSECONDS, Entry, EntryKind
 from edda.errors import NonDeterminismError, NotInWorkflowError, ParkedError
@@ -24,9 +24,8 @@ from .undoing import Undoing
 
 STOPS = (EntryKind.CANCEL, EntryKind.TIMEOUT, EntryKind.LIMIT)
 """They cancel the workflow's code."""
-_SILENT = (EntryKind.STRAY, EntryKind.RECUR)
-"""They move no code."""
-
+_APART = (*STOPS, EntryKind.LATE, EntryKind.HEARTBEAT, EntryKind.STRAY, EntryKind.RECUR)
+"""They are for no command that is pending; the last two move no code at all."""
 
 _PARTIAL = {(EntryKind.RETRY, EntryKind.STEP), (EntryKind.START, EntryKind.CHILD)}
 """Entries that do not end the command they are for."""
@@ -95,6 +94,7 @@ class Command:
         """How many entries must be durable before it may have an effect."""
         self.issued_at = 0
         self.context: Context | None = None
+        """What the body of a step runs in; nothing else has one."""
         self.future: WorkflowFuture | None = None
         self.handle: TimerHandle | None = None
         self.details: bytes | None = None
@@ -276,7 +276,11 @@ class Execution:
 
     async def _run(self) -> Any:
         try:
-            result = await self._run_main()
+            try:
+                result = await self._main()
+            finally:
+                if not self.loop.unwinding:
+                    await self._cancel_leftovers()
             self.value = self._encode(result)
             return result
         except (ParkedError, Recurrence, KeyboardInterrupt):
@@ -285,13 +289,6 @@ class Execution:
             if not self.loop.unwinding and self.undoing.is_needed:
                 await self.undoing.run(self, failure)
             raise
-
-    async def _run_main(self) -> Any:
-        try:
-            return await self._main()
-        finally:
-            if not self.loop.unwinding:
-                await self._cancel_leftovers()
 
     async def _cancel_leftovers(self) -> None:
         """As `asyncio.run` does: branches left over are cancelled in order of creation, and awaited."""
@@ -340,7 +337,7 @@ class Execution:
         command.issued_at = self.now
         self.loop.next_number()  # the future that was not made: numbers stay the same
         self._advance(entry)
-        if entry.kind is EntryKind.STEP:
+        if command.undo is not None:
             self.undoing.settle(command, entry)
         if self.on_replayed is not None:
             self.on_replayed(command, entry)
@@ -354,8 +351,10 @@ class Execution:
             )
         command.needs = self.length
         command.issued_at = self.now
-        command.replayed = command.replayed or self.replaying
-        self.undoing.expect(command)
+        if self.replaying:
+            command.replayed = True
+        if command.undo is not None:
+            self.undoing.expect(command)
         if command.kind is EntryKind.STEP:
             command.context = copy_context()
             self.in_memory += 1
@@ -371,7 +370,7 @@ class Execution:
 
     def _remove(self, command: Command) -> None:
         del self.pending[command.id]
-        if command.kind is EntryKind.STEP:
+        if command.context is not None:
             self.in_memory -= 1
 
     # The one way in
@@ -385,37 +384,37 @@ class Execution:
     def _apply(self, entry: Entry) -> None:
         replayed = self.replaying
         self._advance(entry)
-        if entry.kind in _SILENT:
-            return
-        if entry.kind is EntryKind.LATE:
-            self._apply_late(entry)
-            return
-        if entry.kind in STOPS:
-            if entry.kind is EntryKind.CANCEL and self.idle is Idle.DONE:
-                self.late_cancel = entry.name
-            self.cancel(entry.name or None)
-            return
-        if entry.kind is EntryKind.HEARTBEAT:
-            self._apply_heartbeat(entry)
+        if entry.kind in _APART:
+            self._apply_apart(entry)
             return
         command = self._expected(entry)
-        if entry.kind is EntryKind.RETRY:
-            command.attempt = entry.attempt + 1
-            command.retry_at = entry.at
-            return
-        if entry.kind is EntryKind.START and command.kind is EntryKind.CHILD:
-            command.started, command.details = True, entry.value
+        if entry.kind is not command.kind:
+            self._apply_partial(command, entry)
             return
         self._remove(command)
-        if entry.kind is EntryKind.STEP:
+        if command.undo is not None:
             self.undoing.settle(command, entry)
         if replayed and self.on_replayed is not None:
             self.on_replayed(command, entry)
         self._wake(command, entry)
 
-    def _apply_late(self, entry: Entry) -> None:
-        self.orphans.discard(entry.name)
-        self.undoing.settle_late(entry)
+    def _apply_apart(self, entry: Entry) -> None:
+        if entry.kind in STOPS:
+            if entry.kind is EntryKind.CANCEL and self.idle is Idle.DONE:
+                self.late_cancel = entry.name
+            self.cancel(entry.name or None)
+        elif entry.kind is EntryKind.LATE:
+            self.orphans.discard(entry.name)
+            self.undoing.settle_late(entry)
+        elif entry.kind is EntryKind.HEARTBEAT:
+            self._apply_heartbeat(entry)
+
+    def _apply_partial(self, command: Command, entry: Entry) -> None:
+        if entry.kind is EntryKind.RETRY:
+            command.attempt = entry.attempt + 1
+            command.retry_at = entry.at
+        else:
+            command.started, command.details = True, entry.value
 
     def _apply_heartbeat(self, entry: Entry) -> None:
         command = self.pending.get(entry.step)
@@ -425,24 +424,26 @@ class Execution:
     def _expected(self, entry: Entry) -> Command:
         command = self.pending.get(entry.step)
         if command is None or (command.kind is not entry.kind and (entry.kind, command.kind) not in _PARTIAL):
-            nothing = "nothing: it is done" if self.idle is Idle.DONE else "nothing that is recorded"
-            waits = ", ".join(map(repr, self.pending.values())) or nothing
-            raise NonDeterminismError(
-                f"run {self.name}, entry {entry.seq}: the history has {entry.kind} {entry.step!r} here, the code waits "
-                f"for {waits}. The workflow's code changed while the run was under way: restore the steps that were "
-                "recorded, in their order, and the run goes on."
-            )
-        self._check(command, entry)
+            self._refuse(entry)
+        if not self._fits(command, entry):
+            self._refuse_arguments(command, entry)
         return command
+
+    def _refuse(self, entry: Entry) -> NoReturn:
+        nothing = "nothing: it is done" if self.idle is Idle.DONE else "nothing that is recorded"
+        waits = ", ".join(map(repr, self.pending.values())) or nothing
+        raise NonDeterminismError(
+            f"run {self.name}, entry {entry.seq}: the history has {entry.kind} {entry.step!r} here, the code waits "
+            f"for {waits}. The workflow's code changed while the run was under way: restore the steps that were "
+            "recorded, in their order, and the run goes on."
+        )
 
     def _fits(self, command: Command, entry: Entry) -> bool:
         if entry.name != command.name:
             return False
         return entry.input == command.input or entry.kind is EntryKind.RETRY or self._same(entry.input, command.input)
 
-    def _check(self, command: Command, entry: Entry) -> None:
-        if self._fits(command, entry):
-            return
+    def _refuse_arguments(self, command: Command, entry: Entry) -> NoReturn:
         raise NonDeterminismError(
             f"run {self.name}, entry {entry.seq}: the history has {entry.step!r} = {entry.name} with arguments "
             f"{_shown(entry.input)}, the code calls {command.name} with {_shown(command.input)}. Arguments must come "

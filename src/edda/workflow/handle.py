@@ -44,9 +44,20 @@ class WorkflowHandle(Generic[R]):
 
     async def history(self, generation: int | None = None) -> tuple[Entry, ...]:
         """Of the newest generation, or of an earlier one; the first is 0."""
-        if running_context() is not None:
-            raise NotInWorkflowError("handle.history() in the body of a workflow: read it in an activity.")
+        _refuse_in_workflow("history")
         return await self._client.read_history(self.instance_id, generation)
+
+    async def get(self, key: str, default: Any = None, *, type: Any = Any) -> Any:
+        """What the run said last with `ctx.set(key, ...)`."""
+        _refuse_in_workflow("get")
+        fact = await self._client.read_fact(self.instance_id, key)
+        return default if fact is None else self._client.codec.decode(fact.value, type)
+
+    async def wait(self, key: str, timeout: float | None = None, *, type: Any = Any) -> Any:
+        """As `get`, once there is a value; `ValueNotSetError` if the run ends without one."""
+        _refuse_in_workflow("wait")
+        fact = await self._client.await_fact(self.instance_id, key, timeout)
+        return self._client.codec.decode(fact.value, type)
 
     async def _status(self) -> RunStatus:
         return (await self._client.read_run(self.instance_id)).status
@@ -56,3 +67,8 @@ class WorkflowHandle(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<handle of run {self.instance_id}>"
+
+
+def _refuse_in_workflow(verb: str) -> None:
+    if running_context() is not None:
+        raise NotInWorkflowError(f"handle.{verb}() in the body of a workflow: read it in an activity.")

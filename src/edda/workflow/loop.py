@@ -224,7 +224,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         if (self.unwinding or self.closing) and not self.defied:
             self.raise_suspended()  # TaskGroup.__aexit__ and Condition.wait would wait for ever
         future = WorkflowFuture(loop=self)
-        future.number = self.next_number()
+        self._numbers += 1
+        future.number = self._numbers
         return future
 
     def create_task(  # newer Pythons pass options of their own, such as eager_start, which are ignored on purpose

@@ -13,10 +13,11 @@ from msgspec import UNSET
 
 from edda.cloudevents import http_binding, json_format
 from edda.cloudevents.event import CloudEvent, check, make
-from edda.errors import EventDeliveryError
+from edda.core.model import Outgoing, RunId
+from edda.errors import EventDeliveryError, NotInWorkflowError
 
 from .activity import inline_step
-from .context import ActivityContext, RunContext
+from .context import ActivityContext, RunContext, WorkflowContext
 from .current import current_or_fallback, here
 
 POST_TIMEOUT = 30.0
@@ -49,6 +50,54 @@ def send_event(
     if isinstance(context, RunContext):
         return inline_step(context, "send_event", _send, (attributes, id, broker_url), None)
     return _send(attributes, id, broker_url)
+
+
+def send_event_transactional(
+    ctx: WorkflowContext,
+    event_type: str,
+    event_source: str,
+    event_data: Any = UNSET,
+    content_type: str | None = "application/json",
+    *,
+    key: str | None = None,
+    id: str | None = None,
+    subject: str | None = None,
+    time: datetime | str | None = None,
+    dataschema: str | None = None,
+    extensions: Mapping[str, Any] | None = None,
+) -> Coroutine[Any, Any, str]:
+    """Put an event into the outbox, in the same commit as the step's record; returns its id.
+
+    The relayer delivers it, at least once, and those of one `key` in order; the key is the run's id if none is given.
+    """
+    attributes = describe_event(
+        event_type, event_source, event_data, content_type, subject, time, dataschema, None, extensions
+    )
+    make(id=id or "-", **attributes)
+    args = (attributes, id, key)
+    if isinstance(ctx, RunContext):
+        return inline_step(ctx, "send_event_transactional", _put_out, args, None)
+    if isinstance(ctx, ActivityContext):
+        return _put_out(*args)
+    raise NotInWorkflowError("send_event_transactional() needs the context of a workflow or an activity")
+
+
+async def _put_out(attributes: Mapping[str, Any], id: str | None, key: str | None) -> str:
+    ctx = here.get()
+    assert isinstance(ctx, ActivityContext)
+    event = complete(attributes, id, "", ctx.now())
+    ctx.work.send(
+        Outgoing(
+            event.id,
+            key or ctx.instance_id,
+            event.type,
+            event.source,
+            ctx.values.seal(json_format.emit_stored(event)),
+            ctx.microseconds,
+            RunId(ctx.instance_id),
+        )
+    )
+    return event.id
 
 
 def describe_event(

@@ -9,14 +9,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from edda.core.signature import Signature
-from edda.errors import UnknownWorkflowError
+from edda.errors import NotInWorkflowError, UnknownWorkflowError
 
 from .children import running_context, start_child
-from .context import RunContext, WorkflowContext, seconds_to_microseconds
-from .current import current
+from .context import ActivityContext, RunContext, WorkflowContext, seconds_to_microseconds
+from .current import current, here
 from .handle import WorkflowHandle
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
     from .current import Client
 
 P = ParamSpec("P")
@@ -32,6 +34,8 @@ class StartOptions:
     delay: int = 0
     detached: bool = False
     """A child that goes on when its parent is cancelled."""
+    session: Any = None
+    """The caller's own transaction, which it is started in."""
 
 
 class Workflow(Generic[P, R]):
@@ -62,14 +66,16 @@ class Workflow(Generic[P, R]):
         timeout: float | timedelta | None = None,
         delay: float | timedelta | None = None,
         detached: bool = False,
+        session: AsyncSession | None = None,
     ) -> Starter[P, R]:
         """`id` makes the start idempotent; `timeout` bounds the whole run; `delay` puts its beginning off (seconds).
 
-        A `detached` child goes on when the workflow that started it is cancelled.
+        A `detached` child goes on when the workflow that started it is cancelled. With a `session` the run is started
+        in the caller's own transaction: it exists if and when that commits.
         """
         if id is not None and (not isinstance(id, str) or not id.strip() or len(id) > 255):
             raise ValueError(f"{self.name}.options(id={id!r}): expected a text of 1 to 255 characters")
-        options = StartOptions(id, detached=detached)
+        options = StartOptions(id, detached=detached, session=session)
         if timeout is not None:
             options = replace(options, timeout=seconds_to_microseconds(timeout, f"{self.name}.options(timeout=)"))
         if delay is not None:
@@ -98,10 +104,12 @@ class Starter(Generic[P, R]):
         """In a workflow the new run is its child, and a plain function takes the child's id when it is called."""
         ctx = self._parent
         if ctx is not None:
+            self._refuse_session("in a workflow's own code")
             return start_child(ctx, self._workflow, self._options, args, kwargs, is_awaited=False)
         return (self._client or current()).launch(self._workflow, self._options, args, kwargs)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        self._refuse_session("with run(), which would wait for a run that is not committed: use start()")
         ctx = self._parent
         if ctx is not None:
             return start_child(ctx, self._workflow, self._options, args, kwargs, is_awaited=True)
@@ -111,8 +119,18 @@ class Starter(Generic[P, R]):
     def _parent(self) -> RunContext | None:
         return running_context() if self._client is None else None
 
+    def _refuse_session(self, where: str) -> None:
+        if self._options.session is not None:
+            raise ValueError(f"{self._workflow.name}.options(session=...) {where}")
+
     async def _launch_and_wait(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         client = self._client or current()
+        ctx = here.get()
+        if isinstance(ctx, ActivityContext) and ctx.has_transaction:
+            raise NotInWorkflowError(
+                f"{self._workflow.name}.run() in an activity with an open transaction would wait for a run that begins "
+                "only when that is committed: use start()"
+            )
         instance_id = await client.launch(self._workflow, self._options, args, kwargs)
         result: R = await client.await_result(instance_id, self._workflow.signature.returns, None)
         return result

@@ -1,0 +1,113 @@
+"""Takes what was decided in somebody's commit into the log of events: messages and events of steps and of handlers.
+
+They could not go there at once: who stores an event holds the locks of its keys until its commit, and a user's
+transaction may be long. So they wait in a table, and go over in one commit with their removal. Whoever comes first does
+it; if two do the same, one of them is turned away as a whole, so nothing is stored twice or out of order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from edda.cloudevents import json_format
+from edda.core.channels import again, unpack_message
+from edda.core.codec import Codec
+from edda.core.model import DispatchKind, StoredDispatch
+from edda.errors import EddaError, EventError, StorageConflictError, StorageRejectedError, StorageUnavailableError
+from edda.storage.ports import Events
+
+from .backoff import Backoff
+from .intake import Intake, Item
+
+logger = logging.getLogger(__name__)
+
+MOST = 500
+
+
+class Forwarder:
+    def __init__(self, storage: Events, intake: Intake, codec: Codec, poll: float) -> None:
+        self._storage = storage
+        self._intake = intake
+        self._codec = codec
+        self._poll = poll
+        self._woken = asyncio.Event()
+        self._busy = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._busy and not self._woken.is_set()
+
+    def wake(self) -> None:
+        """There is something to forward."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """For ever. What others left behind is found by looking now and then."""
+        backoff = Backoff()
+        while True:
+            try:
+                async with asyncio.timeout(self._poll):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+            self._busy = True
+            self._woken.clear()
+            try:
+                while await self.forward():
+                    pass
+                backoff = Backoff()
+            except (StorageUnavailableError, StorageConflictError) as error:
+                self._woken.set()
+                backoff.warn(logger, "forwarding failed: %s", error)
+                await backoff.pause()
+            finally:
+                self._busy = False
+
+    async def forward(self) -> bool:
+        """Some of it; False if there is no more."""
+        dispatches = await self._storage.dispatches(MOST)
+        if dispatches:
+            await self._move(dispatches)
+        return len(dispatches) == MOST
+
+    async def _move(self, dispatches: Sequence[StoredDispatch]) -> None:
+        items = [item for dispatch in dispatches if (item := self._item_of(dispatch)) is not None]
+        try:
+            accepted = await self._intake.store(items, [dispatch.seq for dispatch in dispatches])
+        except StorageRejectedError as error:
+            await self._isolate(dispatches, error)
+            return
+        if accepted.woke:
+            self._intake.tell()
+
+    async def _isolate(self, dispatches: Sequence[StoredDispatch], error: StorageRejectedError) -> None:
+        """One that the database refuses must not stop the others."""
+        if len(dispatches) == 1:
+            logger.error("the database refuses a message or event; it is dropped: %s", error)
+            await self._intake.store([], [dispatches[0].seq])
+            return
+        middle = len(dispatches) // 2
+        await self._move(dispatches[:middle])
+        await self._move(dispatches[middle:])
+
+    def _item_of(self, dispatch: StoredDispatch) -> Item | None:
+        try:
+            if dispatch.kind is DispatchKind.EVENT:
+                return self._event_item(dispatch.body)
+            message = unpack_message(self._codec, dispatch.body)
+            if dispatch.kind is DispatchKind.OFFER:
+                return self._intake.message_item(again(message))
+            return self._intake.message_item(message, dispatch.body)
+        except (EddaError, ValueError) as error:
+            logger.error("a message or event cannot be read, and is dropped: %s", error)
+            return None
+
+    def _event_item(self, body: bytes) -> Item:
+        event = json_format.parse_stored(self._codec.unseal(body))
+        try:
+            return self._intake.item_of(event)
+        except EventError as error:  # who sent it is gone; the event itself is kept for those who wait for it
+            logger.error("event %r of type %s starts nothing: %s", event.id, event.type, error)
+            return self._intake.item_of(event, starting=False)

@@ -1,0 +1,29 @@
+"""What is done in the transaction of somebody who is no step, such as a web handler: it exists if that commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from edda.core.model import Dispatch, Start
+from edda.storage import joint as joints
+
+
+class Guests:
+    def __init__(self, on_start: Callable[[], None], on_dispatch: Callable[[], None]) -> None:
+        self._on_start = on_start
+        self._on_dispatch = on_dispatch
+
+    async def start(self, session: Any, run: Start) -> bool:
+        """False if there is a run with this id."""
+        from edda.storage.alchemy import after_commit, join
+
+        is_new = await joints.start(join(session), run)
+        after_commit(session, self._on_start)
+        return is_new
+
+    async def dispatch(self, session: Any, dispatch: Dispatch) -> None:
+        from edda.storage.alchemy import after_commit, join
+
+        await joints.dispatch(join(session), (dispatch,))
+        after_commit(session, self._on_dispatch)

@@ -1,0 +1,271 @@
+"""What one attempt of a step does through Edda: it counts only together with the attempt's outcome.
+
+Without a transaction, messages and outgoing events wait in memory and go in with the step's entry, in the journal's own
+commit. With one, the step's record is written into it: business rows, record, messages and events are one commit. The
+entry of the history follows, and whoever goes on with the run after a crash finds the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from edda.core.model import MICROSECONDS, Dispatch, Done, Outgoing, RunId, Start, WorkerId
+from edda.errors import NotInWorkflowError
+from edda.storage import joint as joints
+from edda.storage.ports import Joint, Joints
+
+from .backoff import Backoff
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    from edda.storage.alchemy import Sessions
+
+    from .clock import Clock
+
+logger = logging.getLogger(__name__)
+
+LEASE = 60 * MICROSECONDS
+"""How long a message that an activity took is kept from the others, until it is offered again."""
+_FIRST_LOOK = 0.05
+_LAST_LOOK = 1.0
+
+
+class Registrar(Protocol):
+    """What work needs of the worker."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    worker_id: WorkerId
+    joints: Joints
+    draining: bool
+
+    @property
+    def sessions(self) -> Sessions: ...
+
+    def tell_committed(self, *, dispatches: bool, outgoing: bool, starts: bool) -> None:
+        """A step's own transaction has left something for others to do."""
+        ...
+
+
+class StepKey(Struct, frozen=True):
+    run_id: RunId
+    epoch: int
+    gen: int
+    step: str
+    attempt: int
+
+
+class Bench:
+    """Where an attempt's work lies, once it does any: few do."""
+
+    __slots__ = ("_registrar", "_step", "work")
+
+    def __init__(self, registrar: Registrar, run_id: RunId, epoch: int, gen: int, step: str, attempt: int) -> None:
+        self._registrar = registrar
+        self._step = (run_id, epoch, gen, step, attempt)
+        self.work: Work | None = None
+
+    def __call__(self) -> Work:
+        if self.work is None:
+            self.work = Work(self._registrar, StepKey(*self._step))
+        return self.work
+
+
+class Work:
+    def __init__(self, registrar: Registrar, key: StepKey) -> None:
+        self.dispatches: list[Dispatch] = []
+        self.outgoing: list[Outgoing] = []
+        self._registrar = registrar
+        self._key = key
+        self._joint: Joint | None = None
+        self._session: AsyncSession | None = None
+        self._blocks = 0
+        self._taken: list[int] = []
+        self._unused: list[int] = []
+        self._starts = 0
+        self._is_over = False
+
+    # What the body does
+
+    @property
+    def is_open(self) -> bool:
+        return self._joint is not None and (self._session is None or self._session.in_transaction())
+
+    @property
+    def session(self) -> AsyncSession:
+        self._check_place("ctx.session")
+        if self._session is None:
+            if self._joint is not None:
+                raise NotInWorkflowError(f"{self._key.step} uses ctx.transaction() already: use one of the two")
+            self._session, self._joint = self._registrar.sessions.make(self)
+        return self._session
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        self._check_place("ctx.transaction()")
+        if self._session is not None:
+            raise NotInWorkflowError(f"{self._key.step} uses ctx.session already: use its begin_nested()")
+        return self._block()
+
+    @asynccontextmanager
+    async def _block(self) -> AsyncIterator[Any]:
+        """The first block needs no savepoint: there is nothing before it that could be kept."""
+        is_first, mark = self._joint is None, self.mark()
+        if is_first:
+            self._joint, self._blocks = await self._registrar.joints.begin(), 0
+        joint = self._joint
+        assert joint is not None
+        self._blocks += 1
+        savepoint = f"edda_{self._blocks}"
+        if not is_first:
+            await joint.execute(f"SAVEPOINT {savepoint}", {})
+        try:
+            yield joint.connection
+        except BaseException:
+            self.cut(mark)
+            if is_first:
+                await self._drop()
+            elif self._joint is joint:
+                await joint.execute(f"ROLLBACK TO SAVEPOINT {savepoint}", {})
+            raise
+        if not is_first:
+            await joint.execute(f"RELEASE SAVEPOINT {savepoint}", {})
+
+    def mark(self) -> tuple[int, int, int]:
+        """How much it has sent and taken so far."""
+        return len(self.dispatches), len(self.outgoing), len(self._taken)
+
+    def cut(self, mark: tuple[int, int, int]) -> None:
+        """What came after the mark was rolled back. Messages that were taken are offered again."""
+        dispatches, outgoing, taken = mark
+        self._unused += self._taken[taken:]
+        del self.dispatches[dispatches:], self.outgoing[outgoing:], self._taken[taken:]
+
+    def dispatch(self, dispatch: Dispatch) -> None:
+        self.dispatches.append(dispatch)
+
+    def send(self, event: Outgoing) -> None:
+        self.outgoing.append(event)
+
+    async def start(self, run: Start) -> bool:
+        assert self._joint is not None
+        self._starts += 1
+        return await joints.start(self._joint, run)
+
+    async def take(self, key: bytes, patience: int) -> bytes | None:
+        self._check_place("receive()")
+        if self._joint is not None and self._joint.dialect == "sqlite" and self.is_open:
+            return await joints.take(self._joint, key)  # nobody else can write before the commit
+        pause, until = _FIRST_LOOK, self._registrar.loop.time() + patience / MICROSECONDS
+        while True:
+            offer = await self._registrar.joints.take(key, LEASE)
+            if offer is not None:
+                self._taken.append(offer.seq)
+                return offer.body
+            rest = until - self._registrar.loop.time()
+            if rest <= 0:
+                return None
+            await asyncio.sleep(min(pause, rest))
+            pause = min(pause * 1.5, _LAST_LOOK)
+
+    def _check_place(self, what: str) -> None:
+        if self._is_over:
+            raise NotInWorkflowError(f"{what} was used after {self._key.step} was over: nobody would commit it")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is not self._registrar.loop:
+            raise NotInWorkflowError(f"{what} needs an `async def` activity: {self._key.step} runs in a thread")
+
+    # Its end
+
+    @property
+    def needs_commit(self) -> bool:
+        return self.is_open or bool(self._taken)
+
+    async def commit(self, value: bytes) -> None:
+        """The user's writes and the step's record, or neither. After an error that leaves it open what happened, ask
+        `find_done`."""
+        self._is_over = True
+        if self._session is not None:
+            await self._session.flush()
+        joint = self._joint
+        if joint is None or not self.is_open:
+            joint = self._joint = await self._registrar.joints.begin()
+        key = self._key
+        record = joints.StepRecord(
+            self._registrar.worker_id,
+            key.run_id,
+            key.epoch,
+            key.gen,
+            Done(key.step, key.attempt, value, self._registrar.clock.now()),
+            tuple(self.dispatches),
+            tuple(self.outgoing),
+            tuple(self._taken),
+        )
+        await joints.record(joint, record)
+        await joint.commit()
+        self._forget()
+        self._taken.clear()
+        self._registrar.tell_committed(
+            dispatches=bool(self.dispatches), outgoing=bool(self.outgoing), starts=bool(self._starts)
+        )
+
+    async def find_done(self) -> Done | None:
+        """Whether the record is in, whoever wrote it. A commit whose answer was lost may still be on its way: it is
+        waited for, or the step would fail, or be tried again, while it goes through."""
+        backoff, key = Backoff(), self._key
+        while True:
+            try:
+                await self._wait_for_others()
+                return await self._registrar.joints.done(key.run_id, key.gen, key.step)
+            except Exception as error:  # the joint's are the driver's own: without an answer nobody knows
+                if self._registrar.draining:  # whoever goes on with the run finds the record
+                    raise
+                backoff.warn(logger, "asking whether a step is done failed: %s", error)
+                await backoff.pause()
+
+    async def _wait_for_others(self) -> None:
+        joint = await self._registrar.joints.begin()
+        try:
+            await joints.wait_for_others(joint, self._key.run_id)
+        finally:
+            await joint.rollback()
+
+    async def roll_back(self) -> None:
+        """Whatever is left, for good."""
+        self._is_over = True
+        await self._drop()
+        unused, self._unused, self._taken = [*self._unused, *self._taken], [], []
+        if unused:
+            await self._give_back(unused)
+
+    async def _give_back(self, offers: Sequence[int]) -> None:
+        """At once, if that can be done; else the lease sees to it."""
+        with suppress(Exception):
+            joint = await self._registrar.joints.begin()
+            try:
+                await joints.give_back(joint, offers)
+                await joint.commit()
+            except BaseException:
+                await joint.rollback()
+                raise
+            self._registrar.tell_committed(dispatches=True, outgoing=False, starts=False)
+
+    async def _drop(self) -> None:
+        """A connection that fails at it is dropped by its owner, and its transaction with it."""
+        joint = self._joint
+        self._forget()
+        if joint is not None:
+            with suppress(Exception):
+                await joint.rollback()
+
+    def _forget(self) -> None:
+        self._joint = self._session = None
