@@ -15,7 +15,7 @@ from .pages import ROOT, Block
 KILLED = "# Killed"
 """Ends the line of a command that has to die of SIGKILL."""
 
-ELSEWHERE = frozenset({"cd", "createdb", "curl", "docker", "export", "git", "kill", "pip", "uvicorn"})
+ELSEWHERE = frozenset({"cd", "createdb", "curl", "docker", "export", "git", "gunicorn", "kill", "pip", "uvicorn"})
 """Commands that are not ours to check."""
 
 
@@ -82,9 +82,12 @@ def _problem_with_edda(rest: list[str]) -> str | None:
     assert isinstance(main, click.Group)
     if not rest or rest[0].startswith("-"):
         return None
-    command = main.commands.get(rest[0])
-    if command is None:
-        return f"edda has no command {rest[0]!r}"
+    command: click.Command = main
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        name, *rest = rest
+        if name not in command.commands:
+            return f"edda has no command {name!r}"
+        command = command.commands[name]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
-    unknown = [word for word in rest[1:] if word.startswith("-") and word.partition("=")[0] not in known]
-    return f"edda {rest[0]} has no option {', '.join(unknown)}" if unknown else None
+    unknown = [word for word in rest if word.startswith("-") and word.partition("=")[0] not in known]
+    return f"edda {command.name} has no option {', '.join(unknown)}" if unknown else None

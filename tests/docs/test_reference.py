@@ -13,8 +13,10 @@ import click
 import pytest
 
 import edda
+import edda.channels
 import edda.events
 import edda.hooks
+import edda.outbox
 import edda.retry
 import edda.testing
 from edda import (
@@ -63,7 +65,9 @@ def public(cls: type) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", [edda, edda.events, edda.retry, edda.hooks, edda.testing], ids=lambda module: module.__name__
+    "module",
+    [edda, edda.channels, edda.events, edda.outbox, edda.retry, edda.hooks, edda.testing],
+    ids=lambda module: module.__name__,
 )
 def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
     assert missing(module.__all__, *REFERENCE.glob("*.md")) == []
@@ -162,7 +166,10 @@ def test_every_command_and_option_is_in_the_reference() -> None:
     for name, command in main.commands.items():
         section = text.partition(f"## `edda {name}")[2].partition("\n## ")[0]
         assert section, f"edda {name} is not documented"
-        for parameter in command.params:
+        parts = [*command.commands.values()] if isinstance(command, click.Group) else []
+        for part in parts:
+            assert f"`edda {name} {part.name}" in section, f"edda {name} {part.name} is not documented"
+        for parameter in (parameter for one in (command, *parts) for parameter in one.params):
             shown = parameter.opts[0] if isinstance(parameter, click.Option) else (parameter.metavar or "")
             assert f"`{shown}`" in section or shown in text, f"edda {name} {shown} is not documented"
 

@@ -28,7 +28,7 @@ async def test_a_wait_that_is_over_raises_a_timeout_error_and_the_workflow_goes_
             await wait_event(ctx, "paid", SHORT, match={"order": 1})
         except TimeoutError as error:
             live.append(f"{type(error).__name__}: {error}")
-        await sleep(ctx, 0.01)
+        await sleep(ctx, 0.3)
         return live[-1]
 
     assert await app.run(order) == "EventTimeoutError: no event came within 0.05 seconds: paid where order = 1"

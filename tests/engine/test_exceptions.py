@@ -73,7 +73,7 @@ async def test_an_exception_of_an_activity_is_the_same_live_and_on_replay(app: E
             except Exception as error:
                 found[name] = facts(error)
         seen.append(found)
-        await sleep(ctx, 0.02)
+        await sleep(ctx, 0.3)
 
     await app.run(collect)
     assert len(seen) >= 2, "it was replayed"

@@ -64,7 +64,7 @@ async def test_exceptions_are_caught_by_the_same_clause_live_and_on_replay(app: 
         except TerminalError as error:
             caught.append(f"terminal: {error}")
         live.append(",".join(caught))
-        await wait_timer(ctx, 0.02)
+        await wait_timer(ctx, 0.3)
         return caught
 
     assert await app.run(order) == ["exhausted by ConnectionError", "terminal: no such card"]
@@ -191,7 +191,7 @@ async def test_values_have_the_same_types_live_and_on_replay(app: EddaApp) -> No
     async def order(ctx: WorkflowContext) -> int:
         values = await items(ctx), await counts(ctx), await spot(ctx)
         seen.append(repr(values))
-        await sleep(ctx, 0.02)
+        await sleep(ctx, 0.3)
         return values[0][0].price + values[2][0].x
 
     assert await app.run(order) == 3

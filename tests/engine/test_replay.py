@@ -27,7 +27,7 @@ async def test_clock_ids_and_chance_are_the_same_on_replay(app: EddaApp) -> None
         for _ in range(3):
             drawn += [ctx.now(), ctx.uuid4(), ctx.random(), ctx.rng.randint(1, 1000)]
             seen.append(repr(drawn))
-            await sleep(ctx, 0.01)
+            await sleep(ctx, 0.3)
 
     await app.run(draw)
     assert len(seen) >= 6, "it was replayed"

@@ -92,7 +92,7 @@ async def test_a_run_sees_the_same_values_live_and_after_a_replay(app: EddaApp) 
     @workflow
     async def collect(ctx: WorkflowContext) -> None:
         seen.append({name: await one(ctx) for name, one in produce.items()})
-        await sleep(ctx, 0.02)
+        await sleep(ctx, 0.3)
 
     await app.run(collect)
     expected = {name: value for name, (_, value) in CASES.items()}
