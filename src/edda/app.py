@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 H = TypeVar("H", bound=Callable[..., Any] | Workflow[Any, Any])
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_URL = "sqlite:///edda.db"
 
@@ -100,7 +103,7 @@ class EddaApp:
         self._handlers: dict[str, list[Workflow[Any, Any]]] = {}
         self._web = Web(self, _with_access(_with_webhooks(web or WebOptions(), webhooks), auth, tokens))
         self._storage = storage or open_storage(self.db_url, pool_size=pool_size, probe=probe, now=_now_of(clock))
-        self._sink = choose_sink(broker_url, sink, outbox_secret) if outbox_enabled else None
+        self._sink = _sink_of(broker_url, sink, outbox_secret) if outbox_enabled else None
         self._open_sessions = partial(open_sessions, self.db_url, self._storage, engine, pool_size, probe)
         self._clock = clock or DatabaseClock()
         self._ids = ids or Ids()
@@ -356,6 +359,14 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
 
 def _url_of(engine: AsyncEngine | None) -> str | None:
     return None if engine is None else engine.url.render_as_string(hide_password=False)
+
+
+def _sink_of(broker_url: str | None, sink: Sink | None, secret: str | Sequence[str] | None) -> Sink | None:
+    """Without a receiver events are stored all the same: a relayer elsewhere may know where they go."""
+    if broker_url is None and sink is None:
+        logger.warning("outbox_enabled without broker_url or sink: this app stores events, and sends none")
+        return None
+    return choose_sink(broker_url, sink, secret)
 
 
 def _now_of(clock: Clock | None) -> Callable[[], int]:

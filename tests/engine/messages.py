@@ -40,6 +40,11 @@ async def start_receiving(app: EddaApp, workflow: Any, *args: Any) -> str:
     return run_id
 
 
+async def run(app: EddaApp, workflow: Any, *args: Any) -> Any:
+    """As `app.run`, but not for ever."""
+    return await app.handle(await app.start(workflow, *args)).result(timeout=PATIENCE)
+
+
 async def publish_all(app: EddaApp, channel: str, *data: Any) -> None:
     for one in data:
         await publish(app, channel, one)

@@ -40,6 +40,7 @@ from .messages import (
     kill,
     logged,
     publish_all,
+    run,
     start_receiving,
     until_logged,
 )
@@ -48,7 +49,7 @@ from .posting import result_of, send, until_waiting_for
 SHORT = 0.05
 
 
-@workflow
+@workflow(name="take_and_crash")
 async def take(ctx: WorkflowContext, count: int) -> list[Any]:
     await subscribe(ctx, "jobs", "competing")
     return [(await receive(ctx, "jobs")).data for _ in range(count)]
@@ -156,7 +157,7 @@ async def test_a_message_that_went_back_survives_the_crash_of_who_gave_it_back(
     await until_recorded(door, loser, EntryKind.STRAY)
     await kill(first, door)
     second = await make_app()
-    assert await second.run(take, 1) == ["work"]
+    assert await run(second, take, 1) == ["work"]
 
 
 async def test_a_run_that_dies_while_it_ends_gives_its_message_back_all_the_same(
@@ -179,7 +180,7 @@ async def test_a_run_that_dies_while_it_ends_gives_its_message_back_all_the_same
     await kill(first, door)
     second = await make_app()
     name = await result_of(second, run_id)
-    left = [] if name == "job" else await second.run(take, 1)
+    left = [] if name == "job" else await run(second, take, 1)
     assert (name, left) in [("job", []), ("go", ["work"])]
 
 
@@ -277,7 +278,7 @@ async def test_what_was_recorded_goes_out_though_the_process_died_before_it_coul
     door = await make_app(worker=False)
     first = await make_app()
     stop_forwarding(first, monkeypatch)
-    await first.run(talk)
+    await run(first, talk)
     assert await logged(door, "news") == []
     await kill(first, door)
     second = await make_app()
@@ -375,5 +376,5 @@ async def test_a_stream_goes_on_through_many_crashes(make_app: MakeApp) -> None:
     await result_of(app, talker)
     assert await result_of(app, listener) == list(range(30))
     taken = [number for run_id in workers for number in await result_of(app, run_id)]
-    left = await app.run(take, 30 - len(taken)) if len(taken) < 30 else []
+    left = await run(app, take, 30 - len(taken)) if len(taken) < 30 else []
     assert sorted([*taken, *left]) == list(range(30))

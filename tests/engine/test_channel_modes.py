@@ -45,6 +45,7 @@ from .messages import (
     is_recur,
     is_timeout,
     publish_all,
+    run,
     start_receiving,
 )
 from .posting import registered, result_of, send, until_waiting_for
@@ -194,7 +195,7 @@ async def test_every_message_goes_to_one_of_those_who_compete(app: EddaApp) -> N
 async def test_messages_wait_for_the_first_who_competes(app: EddaApp) -> None:
     """Also from before anybody was started."""
     await publish_all(app, "jobs", *range(6))
-    taken = [await app.run(take, 2) for _ in range(3)]
+    taken = [await run(app, take, 2) for _ in range(3)]
     assert taken == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -228,7 +229,7 @@ async def test_a_message_that_comes_with_a_timeout_goes_to_another_who_competes(
         message = await receive(ctx, "jobs")
         return [message.data, message.id]
 
-    assert await app.run(patient) == ["work", message_id]
+    assert await run(app, patient) == ["work", message_id]
     await until_waiting_for(app, loser, "never:1")
     assert EntryKind.STRAY in await kinds_in(app, loser)
 
@@ -265,7 +266,7 @@ async def test_the_message_of_a_run_that_is_cancelled_goes_to_another(
     held.let_go()
     with pytest.raises(WorkflowCancelledError):
         await result_of(app, doomed)
-    assert await app.run(take_one) == "work"
+    assert await run(app, take_one) == "work"
 
 
 async def test_the_message_of_a_run_that_ends_otherwise_goes_to_another(
@@ -287,7 +288,7 @@ async def test_the_message_of_a_run_that_ends_otherwise_goes_to_another(
     await publish(app, "jobs", "work")
     held.let_go()
     assert await result_of(app, doomed) == "go"
-    assert await app.run(take_one) == "work"
+    assert await run(app, take_one) == "work"
 
 
 async def test_messages_that_go_back_and_forth_are_neither_lost_nor_doubled(app: EddaApp) -> None:
@@ -309,7 +310,7 @@ async def test_messages_that_go_back_and_forth_are_neither_lost_nor_doubled(app:
         await asyncio.sleep(0.005)
     taken = [number for run_id in run_ids for number in await result_of(app, run_id)]
     left = 40 - len(taken)
-    assert sorted([*taken, *await app.run(take, left)]) == list(range(40))
+    assert sorted([*taken, *await run(app, take, left)]) == list(range(40))
 
 
 async def test_messages_that_went_back_are_forgotten(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +379,7 @@ async def test_a_run_can_change_from_getting_everything_to_competing(app: EddaAp
     run_id = await start_receiving(app, change)
     await publish_all(app, "jobs", 1, 2)
     assert await result_of(app, run_id) == [1, 2]
-    assert await app.run(take_one) == 1
+    assert await run(app, take_one) == 1
 
 
 # In an activity
@@ -402,9 +403,9 @@ async def test_an_activity_takes_a_message_and_it_is_gone(app: EddaApp) -> None:
 
     done = await start_receiving(app, hear, "done", 3)
     await publish_all(app, "jobs", 1, 2, 3)
-    assert sorted([await app.run(job) for _ in range(3)]) == [1, 2, 3]
+    assert sorted([await run(app, job) for _ in range(3)]) == [1, 2, 3]
     assert sorted(await result_of(app, done)) == [1, 2, 3]
-    assert await app.run(take_rest, "jobs") == []
+    assert await run(app, take_rest, "jobs") == []
 
 
 @on_a_database
@@ -435,7 +436,7 @@ async def test_the_message_of_an_activity_that_fails_goes_to_another_at_once(app
 
     await publish(app, "jobs", "work")
     with pytest.raises(TerminalError):
-        await app.run(job)
+        await run(app, job)
     assert await app.handle(await app.start(take_one)).result(timeout=20) == "work"
 
 
@@ -452,8 +453,8 @@ async def test_an_activity_waits_for_a_message_as_long_as_it_says(app: EddaApp) 
     async def job(ctx: WorkflowContext, patience: float | None = None) -> str:
         return await work(ctx, patience)
 
-    assert await app.run(job) == "no message came on jobs"
-    assert await app.run(job, 0.2) == "no message came on jobs within 0.2 seconds"
+    assert await run(app, job) == "no message came on jobs"
+    assert await run(app, job, 0.2) == "no message came on jobs within 0.2 seconds"
     run_id = await app.start(job, 20)
     await publish(app, "jobs", "work")
     assert await result_of(app, run_id) == "work"
@@ -472,8 +473,8 @@ async def test_a_sync_activity_cannot_receive(app: EddaApp) -> None:
         return await work(ctx)
 
     await publish(app, "jobs", "work")
-    assert await app.run(job) == "receive() needs an `async def` activity: work:1 runs in a thread"
-    assert await app.run(take_one) == "work"
+    assert await run(app, job) == "receive() needs an `async def` activity: work:1 runs in a thread"
+    assert await run(app, take_one) == "work"
 
 
 # Direct
@@ -586,7 +587,7 @@ async def test_an_end_of_a_subscription_goes_over_to_the_next_generation_too(app
         return "received"
 
     with pytest.raises(Exception, match="is not subscribed"):
-        await app.run(listen)
+        await run(app, listen)
 
 
 # Afterwards

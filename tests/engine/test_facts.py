@@ -170,6 +170,7 @@ async def test_a_value_is_there_before_the_next_step_has_an_effect(app: EddaApp)
 
     @workflow
     async def work(ctx: WorkflowContext) -> list[Any]:
+        await sleep(ctx, 0.01)
         seen = []
         for number in range(3):
             ctx.set("number", number)
@@ -251,7 +252,7 @@ async def test_a_value_that_was_set_before_a_crash_in_an_activity_is_there_and_i
     first, door = await make_app(), await make_app(worker=False)
     run_id = await first.start(job)
     await asyncio.wait_for(begun.wait(), 30)
-    assert await door.handle(run_id).get("stage") == "before"
+    assert await door.handle(run_id).wait("stage", timeout=30) == "before"
     is_stuck = False
     await kill(first, door)
     second = await make_app()
@@ -392,7 +393,7 @@ async def test_set_belongs_into_a_workflow(app: EddaApp) -> None:
 async def test_reading_belongs_outside_or_into_an_activity(app: EddaApp) -> None:
     @activity
     async def read(ctx: WorkflowContext, run_id: str) -> Any:
-        return [await app.handle(run_id).get("number"), await app.handle(run_id).wait("number", timeout=30)]
+        return [await app.handle(run_id).wait("number", timeout=30), await app.handle(run_id).get("number")]
 
     @workflow
     async def work(ctx: WorkflowContext) -> list[Any]:

@@ -93,7 +93,7 @@ async def test_is_replaying_is_true_only_while_recorded_steps_are_gone_through(a
     async def order(ctx: WorkflowContext) -> bool:
         seen.append(("start", ctx.is_replaying))
         in_activity = await work(ctx)
-        await sleep(ctx, 0.02)
+        await sleep(ctx, 0.3)
         seen.append(("end", ctx.is_replaying))
         return in_activity
 

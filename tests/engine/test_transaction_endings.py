@@ -31,6 +31,7 @@ from edda.testing import How, SimulatedCrash
 from tests.conftest import Database, MakeDatabase
 
 from .conftest import MORTAL, RESTLESS, MakeApp, url_of
+from .facts import until
 from .histories import entries_of, kinds_in, undos_of, until_recorded
 from .messages import kill
 from .orders import SQL_KINDS, WAYS, Order, Orders, open_orders
@@ -38,8 +39,8 @@ from .posting import result_of
 
 ONCE = RetryPolicy(max_attempts=1)
 AT_ONCE = RetryPolicy(initial_interval=0.0, max_attempts=3)
-SOON = 0.1
-"""Seconds that are over soon."""
+SHORT = 2.0
+"""Seconds: enough for a busy machine, and over soon."""
 
 Write = Callable[[WorkflowContext, str], Awaitable[None]]
 
@@ -168,7 +169,7 @@ async def test_an_attempt_that_takes_too_long_is_rolled_back(app: EddaApp, order
         await write(ctx, "lute")
         return ctx.attempt
 
-    assert await app.run(of_one_step(body, retry_policy=AT_ONCE, timeout=2)) == 2
+    assert await app.run(of_one_step(body, retry_policy=AT_ONCE, timeout=SHORT)) == 2
     assert await orders.items() == ["lute"]
 
 
@@ -193,13 +194,13 @@ async def test_a_statement_that_takes_too_long_is_rolled_back(app: EddaApp, orde
                 await connection.fetch(SLOW[orders.kind])
 
     async def body(ctx: WorkflowContext) -> int:
-        await orders.write(way, ctx, "lute")
+        await orders.write(way, ctx, f"lute {ctx.attempt}")
         if ctx.attempt == 1:
             await linger(ctx)
         return ctx.attempt
 
-    assert await app.run(of_one_step(body, retry_policy=AT_ONCE, timeout=2)) == 2
-    assert await orders.items() == ["lute"]
+    assert await app.run(of_one_step(body, retry_policy=AT_ONCE, timeout=SHORT)) == 2
+    assert await orders.items() == ["lute 2"]
 
 
 async def test_a_body_that_goes_on_after_it_was_given_up_commits_nothing(
@@ -216,7 +217,7 @@ async def test_a_body_that_goes_on_after_it_was_given_up_commits_nothing(
                 given_up.append(ctx.attempt)
         return ctx.attempt
 
-    assert await app.run(of_one_step(body, retry_policy=AT_ONCE, timeout=2)) == 2
+    assert await app.run(of_one_step(body, retry_policy=AT_ONCE, timeout=SHORT)) == 2
     assert given_up == [1]
     assert await orders.items() == ["lute 2"]
 
@@ -237,7 +238,7 @@ async def test_a_step_that_its_workflow_gives_up_is_rolled_back(app: EddaApp, or
     @workflow
     async def shop(ctx: WorkflowContext) -> str:
         try:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(SHORT):
                 await place(ctx)
         except TimeoutError:
             await note(ctx)
@@ -283,7 +284,7 @@ async def test_on_sqlite_a_cancel_comes_after_the_transaction(app: EddaApp, orde
     run_id = await app.start(shop)
     await begun.wait()
     cancelling = asyncio.create_task(app.cancel(run_id))
-    await asyncio.sleep(SOON)
+    await asyncio.sleep(0.1)
     assert not cancelling.done()
     go.set()
     await cancelling
@@ -317,21 +318,21 @@ async def test_a_commit_that_goes_through_though_its_step_was_given_up_is_record
         await write(ctx, "lute")
         return "ordered"
 
+    @activity
+    async def watch(ctx: WorkflowContext) -> None:
+        await begun.wait()
+
     @workflow
-    async def shop(ctx: WorkflowContext) -> str:
-        try:
-            async with asyncio.timeout(SOON):
-                return await place(ctx)
-        except TimeoutError:
-            go.set()
-            return "gave up"
+    async def shop(ctx: WorkflowContext) -> None:
+        placing = asyncio.create_task(place(ctx))
+        await watch(ctx)
+        placing.cancel()
+        go.set()
 
     run_id = await app.start(shop)
-    outcome = await result_of(app, run_id)
-    assert begun.is_set()
+    await result_of(app, run_id)
     assert await orders.items() == ["lute"]
-    kind = EntryKind.LATE if outcome == "gave up" else EntryKind.STEP
-    (entry,) = await entries_of(app, run_id, kind)
+    (entry,) = await entries_of(app, run_id, EntryKind.LATE)
     assert (entry.name, entry.ok, app.engine.codec.decode(entry.value)) == ("place", True, "ordered")
     assert await app.engine.storage.done(RunId(run_id), 0, "place:1") is None
 
@@ -452,6 +453,33 @@ async def test_a_step_that_is_killed_with_its_process_is_done_again(
     assert await orders.items() == ["lute 2"]
 
 
+async def test_a_process_that_is_killed_while_it_commits_leaves_nothing_behind(
+    make_app: MakeApp, orders: Orders, write: Write, slow_commit: tuple[asyncio.Event, asyncio.Event]
+) -> None:
+    begun, go = slow_commit
+    bodies = 0
+
+    async def body(ctx: WorkflowContext) -> int:
+        nonlocal bodies
+        bodies += 1
+        await write(ctx, f"lute {bodies}")
+        return bodies
+
+    one_step = of_one_step(body)
+    before = asyncio.all_tasks()
+    first, second = await make_app(), await make_app(worker=False)
+    run_id = await first.start(one_step)
+    await begun.wait()
+    await kill(first, second)
+    go.set()
+    await second.shutdown()
+    await until(lambda: asyncio.all_tasks() <= before, "nothing of it runs any more")
+    third = await make_app()
+    assert await orders.items() in ([], ["lute 1"])
+    expected = await result_of(third, run_id)
+    assert await orders.items() == [f"lute {expected}"]
+
+
 class Strike:
     """At a step's record or the commit of it: the process dies before or after, or lives on without the answer."""
 
@@ -461,7 +489,7 @@ class Strike:
         self._is_near = False
         self._loop = asyncio.get_running_loop()
         self.struck = asyncio.Event()
-        self.is_dead = False
+        self.has_struck = self.is_dead = False
 
     def before(self, statement: str) -> None:
         self._refuse_if_dead()
@@ -475,10 +503,11 @@ class Strike:
             self._strike()
 
     def _is_here(self, statement: str) -> bool:
-        return self._is_near and ("edda_done" if self._what == "record" else "COMMIT") in statement
+        wanted = "edda_done" if self._what == "record" else "COMMIT"
+        return self._is_near and not self.has_struck and wanted in statement
 
     def _strike(self) -> None:
-        self._is_near = False
+        self.has_struck = True
         self._loop.call_soon_threadsafe(self.struck.set)
         self.is_dead = self._how is not How.UNKNOWN
         self._refuse_if_dead()
@@ -637,7 +666,7 @@ async def test_a_transaction_that_was_lost_before_the_commit_is_tried_again(
 
 
 async def test_a_commit_that_is_still_on_its_way_is_waited_for(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is lost, and the database is not done yet: who looked at once would find nothing, and fail the step."""
+    """The answer is lost, and the database is not done yet: who looked at once would find nothing and fail the step."""
     storage, committing = app.engine.storage, []
 
     async def commit_late(joint: Any) -> None:

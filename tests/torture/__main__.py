@@ -13,10 +13,12 @@ from tempfile import TemporaryDirectory
 import click
 
 from .acknowledged import acknowledge
+from .books import Bookkeeper
+from .competing import compete
 from .control import CONTROLS
 from .drain import roll
 from .duplicates import repeat
-from .hammer import Report, Task, hammer
+from .hammer import Hammer, Report, Task, hammer
 from .memory import measure
 from .places import KINDS, fresh
 from .programs import programs
@@ -36,10 +38,16 @@ def main(
     """Without a command: everything at once, on one database after the other.
 
     Runs wait for events, begin anew, start and await others, fail and are undone, pass their deadlines and are
-    cancelled, while their workers are killed, stopped, robbed and cut off.
+    cancelled, while their workers are killed, stopped, robbed and cut off. The last third of the time is the ledger's.
     """
-    if context.invoked_subcommand is None:
-        _hit_with_everything(database, seconds, False, "", seed, keep)
+    if context.invoked_subcommand is not None:
+        return
+    reports = []
+    for kind in database or KINDS:
+        of_run = _seed() if seed is None else seed
+        reports.append(_strike(Task(kind, None, seconds * 2 / 3, of_run, events=True), keep))
+        reports.append(_strike(Task(kind, None, seconds / 3, of_run, trades=True), keep))
+    _finish(reports)
 
 
 def _hit_with_everything(
@@ -88,7 +96,7 @@ def journal(
 def events(
     database: tuple[str, ...], seconds: float, crashes: bool, control: str | None, seed: int | None, keep: Path | None
 ) -> None:
-    """Everything at once, as without a command, also with crashing servers or a protocol that is broken."""
+    """Everything at once but the ledger, also with crashing servers or a protocol that is broken."""
     _hit_with_everything(database, seconds, crashes, control or "", seed, keep)
 
 
@@ -116,6 +124,42 @@ def duplicates(database: str, events: int, seed: int | None) -> None:
         outcome = asyncio.run(repeat(place, Path(folder), events, _seed() if seed is None else seed, _say))
     _tell(outcome, outcome.violations)
     sys.exit(0 if outcome.is_sound else 1)
+
+
+@main.command()
+@click.option("--database", type=click.Choice(KINDS), default="postgres", show_default=True)
+@click.option("--messages", type=int, default=50_000, show_default=True)
+@click.option("--consumers", type=int, default=4, show_default=True)
+@click.option("--control", is_flag=True, help="Commit rows before their steps' records; fails if nobody notices.")
+@click.option("--seed", type=int, help="Of a run before.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep ledgers and logs in a new folder below this one.")
+def competing(database: str, messages: int, consumers: int, control: bool, seed: int | None, keep: Path | None) -> None:
+    """Publish many messages to a few runs that compete for them, on workers that are killed and stopped in bursts."""
+    of_run = _seed() if seed is None else seed
+    kept = None if keep is None else _below(keep, f"competing-{database}-{of_run}")
+    with TemporaryDirectory(prefix="edda_torture_") as folder, fresh(database, Path(folder)) as place:
+        there, what = kept or Path(folder), "records" if control else ""
+        contest = asyncio.run(compete(place, there, messages, consumers, of_run, _say, control=what))
+    _tell(contest, contest.violations)
+    sys.exit(1 if bool(contest.violations) != control else 0)
+
+
+@main.command()
+@click.option("--database", type=click.Choice(KINDS), multiple=True, help="All of them, if none is named.")
+@click.option("--seconds", type=float, default=600.0, show_default=True, help="Of noise, on each.")
+@click.option("--crashes", is_flag=True, help="Crash the database server too, every few seconds.")
+@click.option("--control", type=click.Choice(CONTROLS), help="What to break on purpose; fails if nobody notices.")
+@click.option("--seed", type=int, help="Of a run before.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep ledgers and logs in a new folder below this one.")
+def ledger(
+    database: tuple[str, ...], seconds: float, crashes: bool, control: str | None, seed: int | None, keep: Path | None
+) -> None:
+    """Runs that write users' rows, publish and send, and handlers who start some: compare all of it with histories."""
+    reports = []
+    for kind in database or KINDS:
+        of_run = _seed() if seed is None else seed
+        reports.append(_strike(Task(kind, None, seconds, of_run, crashes, control or "", trades=True), keep))
+    _finish(reports, expected=bool(control))
 
 
 @main.command()
@@ -159,16 +203,21 @@ def _seed() -> int:
     return secrets.randbelow(1_000_000)
 
 
+def _below(keep: Path, name: str) -> Path:
+    folder = keep / name
+    folder.mkdir(parents=True)
+    return folder
+
+
 def _strike(task: Task, keep: Path | None) -> Report:
     began = time.monotonic()
 
     def progress(line: str) -> None:
         click.echo(f"  {task.database} {time.monotonic() - began:4.0f} s: {line}", err=True)
 
-    if keep is not None:
-        keep /= f"{task.database}-{task.seed}"
-        keep.mkdir(parents=True)
-    report = hammer(task, progress, keep)
+    name = f"{'ledger-' if task.trades else ''}{task.database}-{task.seed}"
+    folder = None if keep is None else _below(keep, name)
+    report = hammer(task, progress, folder, Bookkeeper if task.trades else Hammer)
     _tell(report, report.violations)
     return report
 

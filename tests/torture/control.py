@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from edda.core.model import Accepted, Bundle, End, Fence, Incoming, Move, Recur, WorkerId, WorkerInfo, Written
 from edda.engine.ids import Ids
-from edda.storage.ports import Pulse, Storage
+from edda.storage import joint
+from edda.storage.joint import StepRecord
+from edda.storage.ports import Joint, Pulse, Storage
 from edda.workflow.undoing import Undoing
 
 _LEASE = 1_000_000
@@ -160,6 +162,35 @@ def break_undoing(storage: Storage) -> None:
     patch.object(Undoing, "settle_late", lambda undoing, entry: None).start()
 
 
+def break_records(storage: Storage) -> None:
+    """What a step wrote is committed some time before its record is. Not on SQLite, which has no such statement."""
+    record = joint.record
+
+    async def record_apart(mine: Joint, step: StepRecord) -> None:
+        await mine.execute("COMMIT AND CHAIN", {})
+        await asyncio.sleep(random.uniform(0, 0.3))
+        await record(mine, step)
+
+    patch.object(joint, "record", record_apart).start()
+
+
+_OWNED = "AND owner = :worker AND epoch = :epoch AND gen = :gen"
+_ANYBODY = joint._RECORD.replace(_OWNED, "AND :worker <> '' AND :epoch >= 0 AND :gen >= 0")
+assert _ANYBODY != joint._RECORD
+
+
+def break_owners(storage: Storage) -> None:
+    """Whoever has a step's record writes it, whosever the run is by then, and often it takes its time."""
+    record = joint.record
+
+    async def record_late(mine: Joint, step: StepRecord) -> None:
+        await asyncio.sleep(random.choice((0.0, 0.0, 0.5)))
+        await record(mine, step)
+
+    patch.object(joint, "_RECORD", _ANYBODY).start()
+    patch.object(joint, "record", record_late).start()
+
+
 CONTROLS: dict[str, Callable[[Storage], None]] = {
     "fence": break_fence,
     "locks": break_locks,
@@ -168,4 +199,6 @@ CONTROLS: dict[str, Callable[[Storage], None]] = {
     "recurs": break_recurs,
     "letters": break_letters,
     "undoing": break_undoing,
+    "records": break_records,
+    "owners": break_owners,
 }

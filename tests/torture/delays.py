@@ -1,7 +1,8 @@
 """Sleeps inside the product's own transactions, put there by triggers.
 
 Beside history rows: now and then for longer than a lease, so that leases lapse while a batch is on its way. Behind
-waits and keys: there whoever stores an event and whoever asks for it could miss each other.
+waits and keys: there whoever stores an event and whoever asks for it could miss each other. Behind a step's record:
+between it and the commit its run must not pass on.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ STATEMENTS = (
     Delay("hist", "AFTER", 0.01, 0.15),
     Delay("wait", "AFTER", 0.01, 0.5),
     Delay("event_key", "AFTER", 0.005, 0.5),
+    Delay("done", "AFTER", 0.01, 0.3),
 )
 ROWS = (
     Delay("hist", "BEFORE", 0.003, 0.07),
     Delay("hist", "AFTER", 0.003, 0.07),
     Delay("wait", "AFTER", 0.003, 0.2),
     Delay("event_key", "AFTER", 0.0005, 0.05),
+    Delay("done", "AFTER", 0.01, 0.3),
 )
 
 

@@ -21,7 +21,7 @@ from .endings import UNDO
 from .fleet import Fleet, complaints
 from .glance import Glance
 from .invariants import success, violations
-from .ledger import read_ledgers
+from .ledger import Testimony, read_ledgers
 from .noise import WORKERS, Noise
 from .places import Crashable, Place, crashable, fresh
 from .receipts import Mail, event_violations, read_mail
@@ -44,6 +44,8 @@ class Task(Struct, frozen=True):
     """What the workers do wrong on purpose."""
     events: bool = False
     """There are events, runs that wait for them, runs that begin anew, children, and undos, beside the others."""
+    trades: bool = False
+    """Instead of all these: runs that write users' rows, publish and send, and handlers who start them."""
 
     @property
     def patience(self) -> float:
@@ -60,9 +62,8 @@ class Report(Struct, frozen=True):
         task = self.task
         name = f"{task.database}{'+crashes' if task.crashes else ''}{f'+broken {task.control}' if task.control else ''}"
         facts = self.counts | {"violations": len(self.violations), "seed": task.seed}
-        return f"{'everything' if task.events else 'journal'} {name} " + " ".join(
-            f"{key}={value}" for key, value in facts.items()
-        )
+        what = "ledger" if task.trades else "everything" if task.events else "journal"
+        return f"{what} {name} " + " ".join(f"{key}={value}" for key, value in facts.items())
 
 
 class Hammer:
@@ -75,9 +76,9 @@ class Hammer:
         self._line = place.line()
         self._glance = Glance()
         orders = Orders(place.url, str(folder), "w", seed=task.seed * 100_000, is_wild=True)
-        orders = structs.replace(orders, hears=task.events, control=task.control)
+        orders = structs.replace(orders, hears=task.events, trades=task.trades, control=task.control)
         self._fleet = Fleet(orders)
-        self._noise = Noise(place, self._fleet, folder, self._rng, events=task.events)
+        self._noise = Noise(place, self._fleet, folder, self._rng, events=task.events, trades=task.trades)
         self._over = asyncio.Event()
         self._crashes = 0
         self._deadlocks = 0
@@ -86,7 +87,7 @@ class Hammer:
 
     async def strike(self, progress: Callable[[str], None]) -> Report:
         began = time.monotonic()
-        await self._place.prepare()
+        await self._prepare()
         await self._place.slow_down()
         self._deadlocks = await self._place.deadlocks()
         try:
@@ -101,6 +102,9 @@ class Hammer:
             self._fleet.close()
             await self._noise.close()
             self._line.close()
+
+    async def _prepare(self) -> None:
+        await self._place.prepare()
 
     async def _make_noise(self, progress: Callable[[str], None]) -> None:
         end = time.monotonic() + self._task.seconds
@@ -169,19 +173,7 @@ class Hammer:
         mail = await read_mail(self._line)
         found = [*self._found, *self._glance.violations, *violations(remains, told), *complaints(self._folder)]
         found += [*self._noise.feeder.faults, *event_violations(mail, remains, told)]
-        deadlocks = await self._place.deadlocks() - self._deadlocks
-        if deadlocks and self._place.counts_only_its_own:
-            found.append(f"{deadlocks} deadlocks")
-        counts: dict[str, object] = {
-            "takeovers": remains.takeovers,
-            "moved": remains.moved,
-            "kills": self._noise.kills,
-            "stops": self._noise.stops,
-            "steals": self._noise.steals,
-            "cuts": self._noise.cuts + told.cuts,
-            "deadlocks": deadlocks,
-            "crashes": self._crashes,
-            "runs": len(remains.runs),
+        counts = await self._noise_counts(remains, told) | {
             "steps": sum(1 for _ in remains.records),
             "effects": len(told.effects),
             **(self._whole_counts(mail, remains) if self._task.events else {}),
@@ -189,7 +181,24 @@ class Hammer:
             "seconds": round(seconds),
             "rest": round(rest, 1),
         }
-        return Report(self._task, counts, tuple(found))
+        return Report(self._task, counts, (*found, *self._deadlock_violations(counts)))
+
+    async def _noise_counts(self, remains: Remains, told: Testimony) -> dict[str, object]:
+        return {
+            "takeovers": remains.takeovers,
+            "moved": remains.moved,
+            "kills": self._noise.kills,
+            "stops": self._noise.stops,
+            "steals": self._noise.steals,
+            "cuts": self._noise.cuts + told.cuts,
+            "deadlocks": await self._place.deadlocks() - self._deadlocks,
+            "crashes": self._crashes,
+            "runs": len(remains.runs),
+        }
+
+    def _deadlock_violations(self, counts: dict[str, object]) -> list[str]:
+        is_ours = counts["deadlocks"] and self._place.counts_only_its_own
+        return [f"{counts['deadlocks']} deadlocks"] if is_ours else []
 
     def _whole_counts(self, mail: Mail, remains: Remains) -> dict[str, object]:
         receipts = sum(record.is_receipt for record in remains.records)
@@ -211,13 +220,18 @@ class Hammer:
         }
 
 
-def hammer(task: Task, progress: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Report:
+def hammer(
+    task: Task,
+    progress: Callable[[str], None] = lambda line: None,
+    keep: Path | None = None,
+    kind: type[Hammer] = Hammer,
+) -> Report:
     """Synchronous, and without a loop of its own until the zygote is there."""
     with (
         tempfile.TemporaryDirectory(prefix="edda_torture_", ignore_cleanup_errors=True) as folder,
         _place_for(task, Path(folder)) as (place, crasher),
     ):
-        return asyncio.run(Hammer(task, place, crasher, keep or Path(folder)).strike(progress))
+        return asyncio.run(kind(task, place, crasher, keep or Path(folder)).strike(progress))
 
 
 @contextmanager

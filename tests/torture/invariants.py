@@ -24,15 +24,14 @@ CLOCK_SLACK = 5_000
 WORTH = 0.9
 """Of the attempted work must have succeeded, or the run proves nothing."""
 
-_ONCE = frozenset({EntryKind.STEP, EntryKind.TIMER, EntryKind.EVENT, EntryKind.START, EntryKind.CHILD})
+_ONCE = frozenset(
+    {EntryKind.STEP, EntryKind.TIMER, EntryKind.EVENT, EntryKind.MESSAGE, EntryKind.START, EntryKind.CHILD}
+)
 
 
 def violations(remains: Remains, told: Testimony) -> Iterator[str]:
-    yield from _lost_starts(remains, told)
-    for run_id in remains.runs:
-        yield from _broken_run(run_id, remains)
-    yield from _zombie_rows(remains)
-    yield from _illegal_moves(remains)
+    yield from lost_starts(remains, told)
+    yield from history_violations(remains)
     yield from _wrong_effects(remains, told.effects)
     yield from _records_without_effect(remains, told.effects)
     yield from _early_timers(told.effects)
@@ -42,7 +41,15 @@ def violations(remains: Remains, told: Testimony) -> Iterator[str]:
     yield from _too_little_work(remains, told)
 
 
-def _lost_starts(remains: Remains, told: Testimony) -> Iterator[str]:
+def history_violations(remains: Remains) -> Iterator[str]:
+    """Of any workflow."""
+    for run_id in remains.runs:
+        yield from _broken_run(run_id, remains)
+    yield from _zombie_rows(remains)
+    yield from _illegal_moves(remains)
+
+
+def lost_starts(remains: Remains, told: Testimony) -> Iterator[str]:
     for run_id in sorted(told.acked - remains.runs):
         yield f"start() returned, but run {run_id} is not stored"
 

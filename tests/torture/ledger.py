@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from edda import WorkflowContext
 from edda.core.model import WorkerId
@@ -81,18 +81,21 @@ class Testimony(Struct):
     refused: int = 0
     """Events whose sender was told that they are not."""
     cuts: int = 0
+    hosted: set[str] = field(default_factory=set)
+    """Runs whose handler was told that its transaction is committed."""
+    shunned: set[str] = field(default_factory=set)
+    """Runs whose handler rolled back."""
 
 
 def read_ledgers(folder: Path) -> Testimony:
     told = Testimony([], set(), set(), [], set())
+    runs = {"acked": told.acked, "cancel": told.cancelled, "hosted": told.hosted, "shunned": told.shunned}
     for kind, *fields in _lines(folder):
         match kind:
             case "effect":
                 told.effects.append(_effect(*fields))
-            case "acked":
-                told.acked.add(fields[0])
-            case "cancel":
-                told.cancelled.add(fields[0])
+            case "acked" | "cancel" | "hosted" | "shunned":
+                runs[kind].add(fields[0])
             case "failed":
                 told.failures.append(fields[0])
             case "posted":

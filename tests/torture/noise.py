@@ -14,6 +14,7 @@ from .fleet import Fleet
 from .ledger import Ledger
 from .lines import text
 from .places import Place
+from .trades import listener, start_trade
 from .worker import PROGRAM, start_some
 from .workload import LEASE
 
@@ -34,22 +35,25 @@ _TERMINATE = {"postgres": "SELECT pg_terminate_backend({pid})", "mysql": "KILL {
 class Noise:
     """Counts what it did."""
 
-    def __init__(self, place: Place, fleet: Fleet, folder: Path, rng: random.Random, *, events: bool) -> None:
+    def __init__(
+        self, place: Place, fleet: Fleet, folder: Path, rng: random.Random, *, events: bool, trades: bool = False
+    ) -> None:
         self._place = place
         self._fleet = fleet
         self._line = place.line()
         self._rng = rng
         self._events = events
-        self._client = EddaApp("supervisor", place.url, workflows=PROGRAM, worker=False, auto_migrate=False)
-        self.feeder = Feeder(self._client, self._line)
+        self._trades = trades
+        self.client = EddaApp("supervisor", place.url, workflows=PROGRAM, worker=False, auto_migrate=False)
+        self.feeder = Feeder(self.client, self._line)
         self._ledger = Ledger(folder / "supervisor.ledger")
         self.kills = self.stops = self.steals = self.cuts = self.pruned = self.cancels = 0
 
     async def open(self) -> None:
-        await self._client.initialize()
+        await self.client.initialize()
 
     async def close(self) -> None:
-        await self._client.shutdown()
+        await self.client.shutdown()
         self._line.close()
         self._ledger.close()
 
@@ -65,7 +69,7 @@ class Noise:
             self._cancel,
             self._nothing,
         )
-        often, very_often = (6, 15) if self._events else (0, 0)
+        often, very_often = 6 * self._events, 15 * (self._events or self._trades)
         await self._rng.choices(deeds, weights=(6, 30, 20, 6, 10, often, often, very_often, 28))[0]()
 
     async def _nothing(self) -> None:
@@ -85,15 +89,22 @@ class Noise:
     async def _start(self) -> None:
         """A run that nobody owns yet, often one that a worker starts at the same moment."""
         try:
-            self._ledger.note("acked", await start_some(self._client, self._events, sharing=0.5))
+            self._ledger.note("acked", await self._start_any())
         except EddaError as error:
             self._ledger.note("failed", repr(error))
+
+    async def _start_any(self) -> str:
+        if not self._trades:
+            return await start_some(self.client, self._events, sharing=0.5)
+        if self._rng.random() < 0.2:
+            return await self.client.start(listener)
+        return await start_trade(self.client)
 
     async def _steal(self) -> None:
         """One run from a worker that lives."""
         owned = await self._line.rows(OWNED)
         try:
-            if owned and await self._client.engine.storage.disown(RunId(text(self._rng.choice(owned)[0]))):
+            if owned and await self.client.engine.storage.disown(RunId(text(self._rng.choice(owned)[0]))):
                 self.steals += 1
         except EddaError:  # the database is away or busy; another run will be stolen another time
             return
@@ -106,7 +117,7 @@ class Noise:
         run_id = text(self._rng.choice(runs)[0])
         self._ledger.note("cancel", run_id)
         try:
-            if await self._client.cancel(run_id):
+            if await self.client.cancel(run_id):
                 self.cancels += 1
         except EddaError:  # nobody knows whether the run was asked; it may end either way
             return
@@ -120,7 +131,7 @@ class Noise:
         oldest = (await self._line.rows(OLDEST_OPEN))[0][0]
         if oldest is None:
             return
-        storage, before = self._client.engine.storage, oldest - PRUNE_MARGIN
+        storage, before = self.client.engine.storage, oldest - PRUNE_MARGIN
         try:
             self.pruned += await storage.prune_events(before, 100) + await storage.prune_letters(before, 100)
         except EddaError:  # the database is away or busy; it is removed another time

@@ -1,13 +1,20 @@
-"""The short form of the torture: about twenty seconds on each database, and proof that it would have noticed."""
+"""The short form of the torture: about twenty seconds on each database, and proof that it would have noticed.
+
+What runs say and write is tried on one database at a time, whichever it is this time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from pathlib import Path
 
 import pytest
 
+from .books import Bookkeeper
+from .competing import compete
 from .hammer import Task, hammer
-from .places import KINDS
+from .places import KINDS, fresh
 
 pytestmark = pytest.mark.pair
 
@@ -46,5 +53,40 @@ def test_a_worker_that_breaks_the_protocol_is_found_out(control: str) -> None:
         seed = secrets.randbelow(1_000_000)
         report = hammer(Task("postgres", seconds=6.0, seed=seed, control=control, events=control != "fence"))
         if any(symptom in violation for violation in report.violations for symptom in SYMPTOMS[control]):
+            return
+    pytest.fail(f"nobody noticed: {report}")
+
+
+BOOK_SYMPTOMS = {
+    "records": ("in the till 1 times, but the history has it 0 times",),
+    "owners": ("in the till 1 times, but the history has it 0 times", "('step', True), ('late', True)"),
+}
+BOOK_HAPPENINGS = ("takeovers", "rows", "heard", "taken", "sent", "hosted", "shunned", "retries", "undone")
+
+
+@pytest.mark.timeout(180)
+def test_each_message_counts_once_though_those_who_compete_for_it_are_killed(tmp_path: Path) -> None:
+    with fresh(secrets.choice(KINDS), tmp_path) as place:
+        contest = asyncio.run(compete(place, tmp_path, 250, 4, secrets.randbelow(1_000_000), seconds=8.0))
+    assert contest.violations == (), f"{contest}"
+    assert contest.kills, f"nobody was killed: {contest}"
+
+
+@pytest.mark.timeout(180)
+def test_what_steps_wrote_said_and_sent_is_what_their_histories_say() -> None:
+    task = Task(secrets.choice(KINDS), seconds=9.0, seed=secrets.randbelow(1_000_000), trades=True)
+    report = hammer(task, kind=Bookkeeper)
+    assert report.violations == (), f"{report}"
+    for what in BOOK_HAPPENINGS:
+        assert report.counts[what], f"no {what}: {report}"
+
+
+@pytest.mark.timeout(180)
+def test_a_step_that_is_recorded_apart_from_its_rows_or_by_another_is_found_out() -> None:
+    control = secrets.choice(tuple(BOOK_SYMPTOMS))
+    for _ in range(TRIES):
+        task = Task("postgres", seconds=7.0, seed=secrets.randbelow(1_000_000), control=control, trades=True)
+        report = hammer(task, kind=Bookkeeper)
+        if any(symptom in violation for violation in report.violations for symptom in BOOK_SYMPTOMS[control]):
             return
     pytest.fail(f"nobody noticed: {report}")

@@ -10,28 +10,34 @@ import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import uvicorn
 from msgspec import Struct
 
 from edda import EddaApp
-from edda.core.model import RunId, WorkerId
+from edda.core.model import MICROSECONDS, RunId, WorkerId
 from edda.databases import open_storage
+from edda.engine import relayer, work
+from edda.engine.relayer import RelaySettings
 from edda.engine.settings import Settings
 from edda.errors import EddaError, StorageError
 
+from .contest import CONTESTANTS
 from .control import CONTROLS
+from .hosts import Drop, Host
 from .ledger import Holder, WorkerLedger
 from .posts import Sender, new_type
 from .sabotage import Saboteur
+from .trades import TRADES, start_trade
 from .ventures import VENTURES, venture
 from .vigils import TYPES, VIGILS, vigil
 from .workload import LEASE, WORKFLOWS, World, errand
 
 logger = logging.getLogger(__name__)
 
-PROGRAM = (*WORKFLOWS, *VIGILS, *VENTURES)
+PROGRAM = (*WORKFLOWS, *VIGILS, *VENTURES, *CONTESTANTS, *TRADES)
 HASTY = Settings(
     lease=LEASE,
     heartbeat=LEASE / 5,
@@ -43,6 +49,8 @@ HASTY = Settings(
     capacity=24,
     parked_first=0.5,
 )
+
+HASTY_RELAY = RelaySettings(lease=2.0, timeout=1.0, poll=0.2, first_pause=0.05, longest_pause=0.5)
 
 
 class Orders(Struct, frozen=True):
@@ -57,6 +65,8 @@ class Orders(Struct, frozen=True):
     """Starts runs of its own, and sabotages itself."""
     hears: bool = False
     """Takes in events, and starts runs that wait for them, and for others."""
+    trades: bool = False
+    """Starts runs that trade instead, itself and as a handler, and sends what is in the outbox."""
     control: str = ""
     """What is broken on purpose in this process."""
     port: int | None = None
@@ -105,6 +115,8 @@ class Life:
             group.create_task(self._start_runs(self._app))
             if self._orders.hears:
                 group.create_task(self._send_events(self._app))
+            if self._orders.trades:
+                group.create_task(self._host(self._app))
             group.create_task(self._cut_lines())
 
     def _calm_down(self) -> None:
@@ -125,10 +137,21 @@ class Life:
 
     def _make_app(self) -> EddaApp:
         url, settings = self._orders.url, self._orders.settings
-        storage = open_storage(url, pool_size=3, probe=self._saboteur if self._orders.is_wild else None)
+        probe = self._saboteur if self._orders.is_wild else None
+        storage = open_storage(url, pool_size=3, probe=probe)
         if self._orders.control:
             CONTROLS[self._orders.control](storage)
-        return EddaApp("torture", url, workflows=PROGRAM, settings=settings, storage=storage, auto_migrate=False)
+        return EddaApp(
+            "torture",
+            url,
+            workflows=PROGRAM,
+            settings=settings,
+            storage=storage,
+            probe=probe,
+            auto_migrate=False,
+            outbox_enabled=self._orders.trades,
+            sink=Drop(Path(self._orders.folder)) if self._orders.trades else None,
+        )
 
     def _holder_of(self, run_id: str) -> Holder:
         """Asked by a body as it begins. A body of a run that this process no longer holds was never to begin."""
@@ -146,7 +169,7 @@ class Life:
             if not self._starting or worker is None or len(worker.live) > HASTY.capacity // 2:
                 continue
             try:
-                run_id = await start_some(app, self._orders.hears)
+                run_id = await (start_trade(app) if self._orders.trades else start_some(app, self._orders.hears))
                 self._ledger.note("acked", run_id)
                 self._started.append(run_id)
                 if random.random() < 0.06:
@@ -159,6 +182,13 @@ class Life:
             await asyncio.sleep(random.uniform(0.02, 0.25))
             if self._starting:
                 await self._sender.send(app)
+
+    async def _host(self, app: EddaApp) -> None:
+        host = Host(self._orders.name, self._orders.url, self._ledger)
+        while True:
+            await asyncio.sleep(random.uniform(0.05, 0.5))
+            if self._starting:
+                await host.serve(app)
 
     async def _cancel(self, app: EddaApp, run_id: str) -> None:
         await asyncio.sleep(random.uniform(0, 0.3))
@@ -190,6 +220,9 @@ async def start_some(app: EddaApp, hears: bool, sharing: float = 0.1) -> str:
 
 def live(orders: Orders) -> None:
     random.seed(orders.seed)
+    if orders.lease is not None:
+        patch.object(relayer, "RelaySettings", lambda: HASTY_RELAY).start()
+        patch.object(work, "LEASE", MICROSECONDS).start()  # of a message that was taken by a step
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(filename=orders.file("log"), level=logging.INFO, format=form)
     try:

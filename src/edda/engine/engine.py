@@ -43,6 +43,7 @@ from edda.errors import (
     ValueNotSetError,
     WorkflowCancelledError,
 )
+from edda.storage.joint import Known
 from edda.storage.ports import Storage
 from edda.workflow.context import ActivityContext, WorkflowContext, as_datetime
 from edda.workflow.current import here
@@ -180,6 +181,8 @@ class Engine:
             self.relayer.kill()
         if self.worker is not None:
             self.worker.kill()
+        if self._sessions is not None:
+            self._sessions.kill()
         self.storage.kill()
         self._threads.close()
 
@@ -227,7 +230,11 @@ class Engine:
             self.relayer.nudge()
 
     def _worker_lost(self, lost: Worker) -> None:
-        if self.worker is lost and not self._stopping and self._rebirth is None:
+        if self.worker is not lost:
+            return
+        if self._stopping:
+            lost.kill()  # nobody follows it: what it held goes on elsewhere
+        elif self._rebirth is None:
             self._rebirth = asyncio.create_task(self._replace(lost), name="edda-rebirth")
 
     async def _replace(self, lost: Worker) -> None:
@@ -272,10 +279,10 @@ class Engine:
         if start.ready_at is None and await self._begin_here(start):
             return start.run_id
         if options.session is not None:
-            await self._join(start, self._guests.start(options.session, start))
+            await self._join(start, self._guests.start(options.session, start), effect is not None)
             return start.run_id
         if isinstance(context, ActivityContext) and context.has_transaction:
-            await self._join(start, context.work.start(start))
+            await self._join(start, context.work.start(start), effect is not None)
             return start.run_id
         await self.store(start, is_effect=effect is not None)
         return start.run_id
@@ -301,19 +308,19 @@ class Engine:
     async def store(self, start: Start, *, is_effect: bool = False) -> None:
         """For anybody to claim. With an effect's id it may be there with other arguments: the first ones count."""
         if not await self._patiently(self.storage.start, [start]) and not is_effect:
-            await self._check_same(start)  # there already, maybe by our own call whose answer was lost
+            # There already, maybe by our own call whose answer was lost.
+            self._check_same(start, await self.read_run(start.run_id))
         await self._patiently(self.storage.announce)
         if self.worker is not None:
             self.worker.nudge()
 
-    async def _join(self, start: Start, starting: Awaitable[bool]) -> None:
+    async def _join(self, start: Start, starting: Awaitable[Known | None], is_effect: bool) -> None:
         """In somebody's transaction: it exists if and when that commits."""
-        if not await starting:
-            with suppress(InstanceNotFoundError):  # made in the very same transaction
-                await self._check_same(start)
+        known = await starting
+        if known is not None and not is_effect:
+            self._check_same(start, known)
 
-    async def _check_same(self, start: Start) -> None:
-        known = await self.read_run(start.run_id)
+    def _check_same(self, start: Start, known: RunRecord | Known) -> None:
         # Of a run that has begun anew the first arguments may be gone.
         if known.workflow == start.workflow and (known.gen > 0 or self.codec.same(known.input, start.input)):
             return
@@ -352,6 +359,7 @@ class Engine:
         return records
 
     async def request_cancel(self, instance_id: str, reason: str) -> CancelOutcome:
+        _refuse_in_transaction("to cancel a run")
         value = self.codec.encode(reason)
         outcome: CancelOutcome = await self._patiently(self.storage.cancel, RunId(instance_id), value)
         if outcome is CancelOutcome.MISSING:
@@ -431,6 +439,7 @@ class Engine:
         return found[0] if found else None
 
     async def await_fact(self, instance_id: str, name: str, timeout: float | None) -> Fact:
+        _refuse_in_transaction("to wait for what another run says")
         try:
             async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
                 return await self._look_for_fact(instance_id, name)
@@ -468,6 +477,7 @@ class Engine:
 
     async def _await_end(self, run_id: RunId) -> tuple[RunStatus, bytes]:
         """Runs of this process tell us; for others we look, less and less often."""
+        _refuse_in_transaction("to wait for another run")
         ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(ended)
         pause = 0.02
@@ -504,6 +514,15 @@ class Engine:
         for waiter in self._waiters.get(run_id, ()):
             if not waiter.done():
                 waiter.set_result(end)
+
+
+def _refuse_in_transaction(what: str) -> None:
+    """It would be no part of it, and on SQLite wait for the very transaction that waits for it."""
+    context = here.get()
+    if isinstance(context, ActivityContext) and context.has_transaction:
+        raise NotInWorkflowError(
+            f"{context.activity_id} has an open transaction, which is no place {what}: do it before, or in another step"
+        )
 
 
 def _effect_id(context: WorkflowContext | None) -> str | None:

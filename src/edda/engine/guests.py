@@ -7,6 +7,7 @@ from typing import Any
 
 from edda.core.model import Dispatch, Start
 from edda.storage import joint as joints
+from edda.storage.joint import Known
 
 
 class Guests:
@@ -14,13 +15,14 @@ class Guests:
         self._on_start = on_start
         self._on_dispatch = on_dispatch
 
-    async def start(self, session: Any, run: Start) -> bool:
-        """False if there is a run with this id."""
+    async def start(self, session: Any, run: Start) -> Known | None:
+        """None if it is started; else the run that has its id already."""
         from edda.storage.alchemy import after_commit, join
 
-        is_new = await joints.start(join(session), run)
+        joint = join(session)
+        is_new = await joints.start(joint, run)
         after_commit(session, self._on_start)
-        return is_new
+        return None if is_new else await joints.find(joint, run.run_id)
 
     async def dispatch(self, session: Any, dispatch: Dispatch) -> None:
         from edda.storage.alchemy import after_commit, join

@@ -18,6 +18,7 @@ from msgspec import Struct
 from edda.core.model import MICROSECONDS, Dispatch, Done, Outgoing, RunId, Start, WorkerId
 from edda.errors import NotInWorkflowError
 from edda.storage import joint as joints
+from edda.storage.joint import Known
 from edda.storage.ports import Joint, Joints
 
 from .backoff import Backoff
@@ -153,10 +154,11 @@ class Work:
     def send(self, event: Outgoing) -> None:
         self.outgoing.append(event)
 
-    async def start(self, run: Start) -> bool:
+    async def start(self, run: Start) -> Known | None:
         assert self._joint is not None
         self._starts += 1
-        return await joints.start(self._joint, run)
+        is_new = await joints.start(self._joint, run)
+        return None if is_new else await joints.find(self._joint, run.run_id)
 
     async def take(self, key: bytes, patience: int) -> bytes | None:
         self._check_place("receive()")
@@ -228,7 +230,7 @@ class Work:
                 return await self._registrar.joints.done(key.run_id, key.gen, key.step)
             except Exception as error:  # the joint's are the driver's own: without an answer nobody knows
                 if self._registrar.draining:  # whoever goes on with the run finds the record
-                    raise
+                    raise asyncio.CancelledError from error
                 backoff.warn(logger, "asking whether a step is done failed: %s", error)
                 await backoff.pause()
 

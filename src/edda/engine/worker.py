@@ -321,8 +321,7 @@ class Worker:
                 run.pump()
 
     def taken_over(self) -> None:
-        if not self.draining:
-            self._on_lost(self)
+        self._on_lost(self)
 
     # Duties
 

@@ -6,6 +6,7 @@ costs nothing. On SQLite its transaction begins with the file's turn and BEGIN I
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
@@ -14,8 +15,10 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, CursorResult, Engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction, create_async_engine
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.pool import AsyncAdaptedQueuePool, ConnectionPoolEntry
 from sqlalchemy.util import await_only
 
 from edda.errors import AppError, NotInWorkflowError, StorageUnavailableError
@@ -24,10 +27,15 @@ from .ports import Dialect, Joints, Probe, Turn
 
 _WAITING = "edda_waiting"
 
+# SQLAlchemy tells of every connection that was cut, with a traceback and under the name of our class. It is replaced.
+logging.getLogger(f"{__name__}._PatientPool").setLevel(logging.CRITICAL)
+
 # As the connections of `ctx.transaction()`: no locks for ever, and never data that was cut to fit.
 _MYSQL_SETUP = """SET SESSION sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')
     /*M! , idle_transaction_timeout = 60 */ /*!80000 , wait_timeout = 60 */"""
 _POSTGRES_SETTINGS = {"application_name": "edda", "idle_in_transaction_session_timeout": "60s"}
+_LOOK_EVERY = 1.0
+"""Seconds between two looks of who waits for a connection."""
 _BUSY_TIMEOUT = 30
 """Seconds that SQLite waits for a foreign writer."""
 
@@ -208,7 +216,11 @@ class Sessions:
         self._is_own = engine is None
         self._storage = storage
         self._probe = probe
+        self._connections: set[Any] = set()
         self.dialect = dialect_of(self._engine.dialect.name)
+        if self._is_own:
+            event.listen(self._engine.sync_engine, "connect", lambda made, _: self._connections.add(made))
+            event.listen(self._engine.sync_engine, "close", lambda gone, _: self._connections.discard(gone))
 
     def make(self, ledger: Ledger) -> tuple[StepSession, SessionJoint]:
         session = StepSession(
@@ -219,6 +231,12 @@ class Sessions:
     async def close(self) -> None:
         if self._is_own:
             await self._engine.dispose()
+
+    def kill(self) -> None:
+        """Drop our own connections at once, as a dying process would."""
+        for connection in tuple(self._connections):
+            with suppress(Exception):  # closed already, in one of many ways
+                connection.terminate()
 
 
 def _check(engine: AsyncEngine | None, url: str) -> None:
@@ -235,20 +253,39 @@ def _commits_by_itself(engine: AsyncEngine) -> bool:
     return known == "AUTOCOMMIT" and engine.dialect.name != "sqlite"
 
 
+class _PatientPool(AsyncAdaptedQueuePool):
+    """Whoever finds no free connection waits for one, however long that takes."""
+
+    __module__ = AsyncAdaptedQueuePool.__module__  # the log is named by it: what the pool says is SQLAlchemy's to say
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        while True:
+            try:
+                return super()._do_get()
+            except PoolTimeoutError:  # it has to look now and then: nobody is told of a connection that failed
+                continue
+
+
 def _open_engine(url: str, size: int) -> AsyncEngine:
-    """Connected as the storage is, whose URL may say more than SQLAlchemy understands. Whoever finds no free
-    connection waits for one, however long that takes."""
+    """Connected as the storage is, whose URL may say more than SQLAlchemy understands."""
     scheme, _, place = url.partition("://")
-    pool: dict[str, Any] = {"max_overflow": 0, "pool_timeout": None, "pool_pre_ping": True}
+    pool: dict[str, Any] = {
+        "poolclass": _PatientPool,
+        "pool_size": size,
+        "max_overflow": 0,
+        "pool_timeout": _LOOK_EVERY,
+        "pool_pre_ping": True,
+    }
     match dialect_of(scheme.partition("+")[0]):
-        case "sqlite":  # one can write at a time, and reading begins with BEGIN IMMEDIATE too
+        case "sqlite":
+            pool["pool_size"] = 1  # one can write at a time, and who reads begins with BEGIN IMMEDIATE too
             path = make_url(url).set(drivername="sqlite+aiosqlite", query={})
-            return create_async_engine(path, pool_size=1, connect_args={"timeout": _BUSY_TIMEOUT}, **pool)
+            return create_async_engine(path, connect_args={"timeout": _BUSY_TIMEOUT}, **pool)
         case "postgresql":
             connect, driver = _to_postgres(f"postgresql://{place}"), "postgresql+asyncpg://"
         case "mysql":
             connect, driver = _to_mysql(f"mysql://{place}"), "mysql+asyncmy://"
-    return create_async_engine(driver, async_creator=connect, isolation_level="READ COMMITTED", pool_size=size, **pool)
+    return create_async_engine(driver, async_creator=connect, isolation_level="READ COMMITTED", **pool)
 
 
 def _to_postgres(url: str) -> Callable[[], Awaitable[Any]]:

@@ -31,6 +31,14 @@ class StepRecord(Struct, frozen=True):
     """Offers of messages that the step has used: they must not be offered again."""
 
 
+class Known(Struct, frozen=True):
+    """A run whose id was asked for again."""
+
+    workflow: str
+    gen: int
+    input: bytes
+
+
 # A process that is stopped between the record and the commit must not hold the row for ever: all runs of its worker
 # would wait for it. From the record on the server is patient no longer, also with a user's own connections.
 _HASTE = " AND set_config('idle_in_transaction_session_timeout', '5s', true) IS NOT NULL"
@@ -57,6 +65,9 @@ INSERT INTO edda_outbox (id, order_key, type, source, body, run_id, created_at, 
 VALUES (:id, :key, :type, :source, :body, :run_id, :created_at, 0, 0, 'pending')"""
 
 _EXISTS = "SELECT 1 FROM edda_run WHERE id = :run_id LIMIT 1"
+# On MySQL only a locking read sees what was committed after the transaction began.
+_KNOWN = "SELECT workflow, gen, input FROM edda_run WHERE id = :run_id ORDER BY gen DESC LIMIT 1"
+_FRESH = {"postgresql": "", "mysql": " LOCK IN SHARE MODE", "sqlite": ""}
 # A statement of its own: on MySQL a subquery in an INSERT would lock the end of the log against who stores an event.
 _NEWEST = {
     "postgresql": "SELECT last_value FROM edda_event_seq",
@@ -156,6 +167,15 @@ async def start(joint: Joint, run: Start) -> bool:
     moment = {"run_id": run.run_id, "workflow": run.workflow, "ready_at": run.ready_at, "newest": int(newest)}
     await joint.execute(_SCHED, moment)
     return True
+
+
+async def find(joint: Joint, run_id: RunId) -> Known | None:
+    """A run that is there, maybe since a moment ago in the same transaction."""
+    rows = await joint.fetch(_KNOWN + _FRESH[joint.dialect], {"run_id": run_id})
+    if not rows:
+        return None
+    ((workflow, gen, input),) = rows  # MySQL keeps the name as bytes, which no collation compares
+    return Known(workflow.decode() if isinstance(workflow, bytes) else workflow, gen, bytes(input))
 
 
 def _run_statement(dialect: Dialect) -> str:

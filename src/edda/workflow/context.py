@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edda.core.model import Dispatch, Outgoing, Start
     from edda.core.retry import RetryPolicy
     from edda.core.signature import Signature
+    from edda.storage.joint import Known
 
     from .channels import Subscription
     from .execution import Execution
@@ -263,8 +264,8 @@ class Work(Protocol):
 
     def send(self, event: Outgoing) -> None: ...
 
-    async def start(self, run: Start) -> bool:
-        """In the transaction; False if there is a run with this id."""
+    async def start(self, run: Start) -> Known | None:
+        """In the transaction; else the run that has its id already."""
         ...
 
     async def take(self, key: bytes, patience: int) -> bytes | None:

@@ -37,7 +37,8 @@ _LEFT = """EXISTS (
 SOUGHT = (
     """sought AS MATERIALIZED (
     SELECT a.*, CASE WHEN a.step IS NOT NULL AND a.delivered = a.absorbed THEN least(
-           CASE WHEN a.place > 1 THEN {nth} ELSE {key} END, {own_key}) END AS candidate
+           CASE WHEN a.place > 1 THEN {nth} ELSE {key} END, CASE WHEN a.own_key <> a.key THEN {own_key} END)
+           END AS candidate
       FROM (SELECT asked.*, CASE WHEN once AND delivered = absorbed THEN row_number() OVER (
                    PARTITION BY key, once, delivered = absorbed ORDER BY run_id, step) ELSE 1 END AS place
               FROM asked) a),
