@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from . import databases
 from .effort import Effort
 from .figures import (
+    Booking,
     Commits,
     Figures,
     Idling,
@@ -18,6 +19,7 @@ from .figures import (
     Recovery,
     Replay,
     Sample,
+    Talking,
     Throughput,
     Waking,
 )
@@ -98,6 +100,16 @@ def summary(figures: Figures) -> str:
             return f"{figures.seconds:8.1f} s, {figures.finished} of {figures.held} finished"
         case Replay():
             return ", ".join(f"{point.steps}: {point.total_seconds:.2f} s" for point in figures.points)
+        case Booking():
+            failed = f", {figures.work.errors} errors" if figures.work.errors else ""
+            strays = f", {figures.strays:+} LINES" if figures.strays else ""
+            return f"{figures.rate:8.1f} steps/s, {figures.cpu_ms:.2f} ms CPU each{failed}{strays}"
+        case _:
+            return summary_of_waiting(figures)
+
+
+def summary_of_waiting(figures: Waking | Idling | Punctuality | Posting | Talking) -> str:
+    match figures:
         case Waking():
             across = "-" if figures.across is None else f"{figures.across.p50:.1f} ms"
             return f"{figures.burst.rate:8.1f} events/s, woken in {figures.here.p50:.1f} ms, across {across}"
@@ -108,3 +120,7 @@ def summary(figures: Figures) -> str:
         case Posting():
             lost = f", {figures.lost} LOST" if figures.lost else ""
             return f"{figures.single.rate:8.0f} events/s, {figures.batched.rate:.0f} in batches{lost}"
+        case Talking():
+            lost = f", {figures.lost} LOST" if figures.lost else ""
+            competing, broadcast, outbox = (f"{flow.rate:.0f}" for flow in figures.flows)
+            return f"{competing:>8} messages/s, broadcast {broadcast}, outbox {outbox}{lost}"

@@ -19,6 +19,7 @@ class Effort:
     idle_seconds: float = 20.0
     timer_limit: int = 2_000
     lone_timers: int = 10
+    message_limit: int = 10_000
 
 
 QUICK = Effort(
@@ -33,4 +34,5 @@ QUICK = Effort(
     idle_seconds=5.0,
     timer_limit=500,
     lone_timers=3,
+    message_limit=2_000,
 )

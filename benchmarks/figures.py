@@ -218,7 +218,100 @@ class Posting:
     """Answered and not in the database."""
 
 
-Figures = Throughput | Latency | Commits | Recovery | Replay | Waking | Idling | Punctuality | Posting
+@dataclass(frozen=True)
+class Listening:
+    address: str
+
+
+@dataclass(frozen=True)
+class Emitted:
+    at: float
+    """When the first workflow was started."""
+    seconds: float
+    """Until the last one ended."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    count: int
+    """Different ones."""
+    at: float
+    """The last one."""
+    repeated: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Messages or events, all sent at once."""
+
+    expected: int
+    """Arrivals: a broadcast message arrives once for each subscriber."""
+    arrived: int
+    seconds: float
+    """From the first send until all had arrived and were recorded; if some never did, to the last that arrived."""
+    cpu_seconds: float
+    repeated: int = 0
+    copies: int = 1
+    """Arrivals of one message."""
+
+    @property
+    def rate(self) -> float:
+        """Messages, not arrivals."""
+        return self.arrived / self.copies / self.seconds if self.arrived else 0.0
+
+    @property
+    def cpu_ms(self) -> float:
+        return 1000 * self.cpu_seconds * self.copies / max(1, self.arrived)
+
+    @property
+    def lost(self) -> int:
+        return self.expected - self.arrived
+
+
+@dataclass(frozen=True)
+class Talking:
+    competing: Flow
+    broadcast: Flow
+    outbox: Flow
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        return self.competing, self.broadcast, self.outbox
+
+    @property
+    def lost(self) -> int:
+        return sum(flow.lost for flow in self.flows)
+
+
+@dataclass(frozen=True)
+class Booking:
+    work: Throughput
+    steps: int
+    """In a workflow, each with its line."""
+    lines: int
+    """In the ledger, of the whole session."""
+
+    @property
+    def rate(self) -> float:
+        return self.work.rate * self.steps
+
+    @property
+    def cpu_ms(self) -> float:
+        return self.work.cpu_ms / self.steps
+
+    @property
+    def commits_each(self) -> float | None:
+        return None if self.work.commits_each is None else self.work.commits_each / self.steps
+
+    @property
+    def strays(self) -> int:
+        """Lines more, or fewer, than the workflows that succeeded have steps."""
+        return self.lines - self.work.session_workflows * self.steps
+
+
+Figures = (
+    Throughput | Latency | Commits | Recovery | Replay | Waking | Idling | Punctuality | Posting | Talking | Booking
+)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .bench import Plan
-from .figures import Commits, Idling, Latency, Posting, Punctuality, Recovery, Replay, Throughput, Waking
+from .figures import (
+    Booking,
+    Commits,
+    Flow,
+    Idling,
+    Latency,
+    Posting,
+    Punctuality,
+    Recovery,
+    Replay,
+    Talking,
+    Throughput,
+    Waking,
+)
 from .results import Results, median
-from .systems import OURS, RAW, System
+from .systems import OURS, RAW, REFERENCE, System
 
 COLOURS = {"ours": "#1b6ca8", "reference": "#c8553d", "dbos": "#7a9e48", "raw": "#a5a5a5"}
 LINES = {"postgresql": "-", "sqlite": "--", "mysql": ":"}
@@ -106,6 +119,29 @@ def draw_replay(axes: Axes, plan: Plan, results: Results) -> None:
     axes.grid(visible=True, which="both", alpha=0.2)
 
 
+def draw_talking(axes: Axes, plan: Plan, results: Results) -> None:
+    axes.set_title("J  messages and outbox events per second (more is better)")
+    found = [
+        group(plan, results, f"{system.label},\n{label}", system, flow_rate(flow_of))
+        for label, flow_of in FLOWS.items()
+        for system in (OURS, REFERENCE)
+    ]
+    draw_groups(axes, found, log=True)
+    axes.tick_params(axis="x", labelsize=7)
+
+
+def draw_booking(axes: Axes, plan: Plan, results: Results) -> None:
+    axes.set_title("K  steps per second, each with a row through the ORM (more is better)")
+    bars(axes, plan, results, [system for system in plan.systems if not system.is_raw], booking_rate)
+
+
+FLOWS: dict[str, Callable[[Talking], Flow]] = {
+    "competing": lambda each: each.competing,
+    "broadcast": lambda each: each.broadcast,
+    "outbox": lambda each: each.outbox,
+}
+
+
 PANELS = {
     "A": draw_throughput,
     "B": draw_latency,
@@ -115,6 +151,8 @@ PANELS = {
     "F": draw_recovery,
     "G": draw_replay,
     "I": draw_posting,
+    "J": draw_talking,
+    "K": draw_booking,
 }
 
 
@@ -128,8 +166,7 @@ class Group:
 
 def bars(axes: Axes, plan: Plan, results: Results, systems: Sequence[System], value: Value) -> None:
     """On a log scale: the differences are orders of magnitude."""
-    draw_groups(axes, [group(plan, results, system.label, system, value) for system in systems])
-    axes.set_yscale("log")
+    draw_groups(axes, [group(plan, results, system.label, system, value) for system in systems], log=True)
 
 
 def group(plan: Plan, results: Results, label: str, system: System, value: Value) -> Group:
@@ -137,8 +174,10 @@ def group(plan: Plan, results: Results, label: str, system: System, value: Value
     return Group(label, COLOURS[system.name], {database: height for database, height in found if height})
 
 
-def draw_groups(axes: Axes, groups: Sequence[Group]) -> None:
+def draw_groups(axes: Axes, groups: Sequence[Group], *, log: bool = False) -> None:
     """A group per label, a bar per database."""
+    if log and any(each.heights for each in groups):  # without a figure there is no scale either
+        axes.set_yscale("log")
     for place, each in enumerate(groups):
         for offset, (database, height) in enumerate(each.heights.items()):
             bar = axes.bar(place + offset * BAR, height, BAR * 0.95, color=each.colour)
@@ -181,6 +220,17 @@ def batched_rate(results: Results, system: str, database: str) -> float | None:
 
 def raw_rate(results: Results, system: str, database: str) -> float | None:
     return median(results.figures(Commits, "I", RAW.name, database), lambda each: each.rate)
+
+
+def flow_rate(flow_of: Callable[[Talking], Flow]) -> Value:
+    def rate_of(results: Results, system: str, database: str) -> float | None:
+        return median(results.figures(Talking, "J", system, database), lambda each: flow_of(each).rate)
+
+    return rate_of
+
+
+def booking_rate(results: Results, system: str, database: str) -> float | None:
+    return median(results.figures(Booking, "K", system, database), lambda each: each.rate)
 
 
 def _figure(value: float) -> str:

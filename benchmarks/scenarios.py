@@ -12,7 +12,8 @@ from .measures.idle import idling
 from .measures.posts import posting
 from .measures.recovery import recovery
 from .measures.replay import replay
-from .measures.steps import latency, throughput
+from .measures.steps import booking, latency, throughput
+from .measures.talks import talking
 from .measures.timers import punctuality
 from .measures.wakes import waking
 from .systems import DBOS, OURS, RAW, REFERENCE, System
@@ -31,9 +32,12 @@ class Scenario:
     """None: as many as asked for."""
     systems: tuple[System, ...] = COMPLETE
     databases: tuple[str, ...] = (POSTGRES, SQLITE)
+    without: frozenset[tuple[System, str]] = frozenset()
 
     def takes(self, system: System, database: str) -> bool:
         """The peers are set up for the databases that both of them have."""
+        if (system, database) in self.without:
+            return False
         return system in self.systems and database in self.databases and (database != MYSQL or system is OURS)
 
 
@@ -56,5 +60,13 @@ SCENARIOS = {
         Scenario("G", "replay of a long history in a fresh process", replay, rounds=1),
         # The reference answers before anything is stored, so its figures would be of something else.
         Scenario("I", "HTTP: events posted, each stored before its answer", posting, systems=(OURS, RAW)),
+        # DBOS has neither channels nor an outbox.
+        Scenario("J", "talking: competing and broadcast channels, the outbox", talking, systems=(OURS, REFERENCE)),
+        Scenario(
+            "K",
+            "booking: five steps with a row through the ORM each, 100 workflows in flight",
+            booking,
+            without=frozenset({(DBOS, SQLITE)}),
+        ),
     )
 }

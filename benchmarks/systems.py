@@ -31,6 +31,10 @@ class System:
     """Due at one instant; fewer where setting them takes minutes."""
     timer_lead: float = 0.0
     """Seconds in which they can all be set."""
+    messages: int = 0
+    """Through a channel, and out of the outbox; fewer where that takes minutes."""
+    talks_in_flight: int = 100
+    """Messages that are being published at once, or workflows that send."""
 
     @property
     def python(self) -> Path:
@@ -51,6 +55,7 @@ OURS = System(
     crowds=(10_000, 90_000),
     timers=2_000,
     timer_lead=10.0,
+    messages=10_000,
 )
 REFERENCE = System(
     "reference",
@@ -64,6 +69,7 @@ REFERENCE = System(
     senders=frozenset({"postgresql"}),
     timers=200,
     timer_lead=60.0,
+    messages=40,
 )
 # Without its separate recovery service a worker recovers only what its own executor id left behind, when it starts.
 DBOS = System(

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .bench import Plan
 from .effort import Effort
-from .figures import Commits, Delays, Idling, Latency, Posting, Posts, Punctuality, Recovery, Replay, Throughput, Waking
+from .figures import (
+    Booking,
+    Commits,
+    Delays,
+    Flow,
+    Idling,
+    Latency,
+    Posting,
+    Posts,
+    Punctuality,
+    Recovery,
+    Replay,
+    Talking,
+    Throughput,
+    Waking,
+)
 from .machine import Machine
 from .results import Results, median
 from .systems import OURS, RAW, System
@@ -160,6 +175,45 @@ def posts(label: str, found: Sequence[Posts], raw: float | None) -> Row:
     )
 
 
+def talking(results: Results, database: str, systems: Sequence[System], effort: Effort) -> Iterator[Row]:
+    yield ("", "", "per second", "of ours", "CPU ms each", "arrived", "more than once")
+    mine = results.figures(Talking, "J", OURS.name, database)
+    for system in systems:
+        found = results.figures(Talking, "J", system.name, database)
+        for label, flow_of in FLOWS.items():
+            if found:
+                yield system.label, *flow(label, [flow_of(each) for each in found], [flow_of(each) for each in mine])
+
+
+FLOWS: dict[str, Callable[[Talking], Flow]] = {
+    "messages, 10 compete": lambda each: each.competing,
+    "messages, to both of 2": lambda each: each.broadcast,
+    "events out of the outbox": lambda each: each.outbox,
+}
+
+
+def flow(label: str, found: Sequence[Flow], mine: Sequence[Flow]) -> Row:
+    rate, cpu = (
+        statistics.median(values) for values in zip(*((each.rate, each.cpu_ms) for each in found), strict=True)
+    )
+    ours = statistics.median([each.rate for each in mine]) if mine else None
+    arrived = f"{sum(each.arrived for each in found)} of {sum(each.expected for each in found)}"
+    repeated = str(sum(each.repeated for each in found))
+    return label, number(rate, 1), times(rate, ours), number(cpu, 2), arrived, repeated
+
+
+def booking(results: Results, database: str, systems: Sequence[System], effort: Effort) -> Iterator[Row]:
+    yield ("", "steps/s", "of ours", "CPU ms each", "commits each", "errors", "rows too many or too few")
+    mine = median(results.figures(Booking, "K", OURS.name, database), lambda each: each.rate)
+    for system in systems:
+        found = results.figures(Booking, "K", system.name, database)
+        if found:
+            rate = median(found, lambda each: each.rate)
+            cpu, commits = median(found, lambda each: each.cpu_ms), median(found, lambda each: each.commits_each)
+            wrong = str(sum(each.work.errors for each in found)), str(sum(each.strays for each in found))
+            yield system.label, number(rate, 1), times(rate, mine), number(cpu, 2), number(commits, 2), *wrong
+
+
 ROWS = {
     "A": throughput,
     "B": latency,
@@ -169,4 +223,6 @@ ROWS = {
     "F": recovery,
     "G": replay,
     "I": posting,
+    "J": talking,
+    "K": booking,
 }

@@ -8,12 +8,16 @@ import sys
 import time
 from typing import Any
 
-from .driver import PATIENCE, REST_SECONDS, Probe, until, until_told
+from .driver import LEDGER, PATIENCE, REST_SECONDS, Probe, until, until_told
+from .ledger import line
 from .session import serve
 
 # Not installed where this file is type-checked.
 dbos: Any = importlib.import_module("dbos")
 probe = Probe()
+
+# By default it is SERIALIZABLE: PostgreSQL turns some away, and it tries them again. This is what the others have.
+TRANSACTION = {"name": "book", "isolation_level": "READ COMMITTED"}
 
 
 async def _step(number: int) -> int:
@@ -35,6 +39,17 @@ step, gate, mark = (dbos.DBOS.step()(body) for body in (_step, _gate, _mark))
 async def _run_steps(steps: int) -> int:
     for number in range(steps):
         await step(number)
+    return steps
+
+
+async def _book(ledger: Any, number: int) -> int:
+    ledger.sql_session().add(line(number))
+    return number
+
+
+async def _book_lines(steps: int) -> int:
+    for number in range(steps):
+        await driver.ledger.run_tx_step_async(TRANSACTION, _book, driver.ledger, number)
     return steps
 
 
@@ -66,27 +81,31 @@ async def _doze(number: int, due: float) -> None:
     await mark(number)
 
 
-run_steps, be_interrupted, rest, expect, doze = (
-    dbos.DBOS.workflow()(body) for body in (_run_steps, _be_interrupted, _rest, _expect, _doze)
+run_steps, book_lines, be_interrupted, rest, expect, doze = (
+    dbos.DBOS.workflow()(body) for body in (_run_steps, _book_lines, _be_interrupted, _rest, _expect, _doze)
 )
 
 
 class DbosDriver:
     statements: int | None = None
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *flags: str) -> None:
         self.config = {
             "name": "bench",
             "system_database_url": url.replace("postgresql://", "postgresql+psycopg://"),
             "log_level": "WARNING",
         }
+        self.books = LEDGER in flags
         self.client: Any = None
+        self.ledger: Any = None
 
     async def open(self, worker: bool) -> None:
         if not worker:
             self.client = dbos.DBOSClient(system_database_url=self.config["system_database_url"])
             return
         dbos.DBOS(config=self.config)
+        if self.books:  # not possible once it is launched
+            self.ledger = await dbos.AsyncSQLAlchemyDatasource.create(self.config["system_database_url"])
         # Blocking by design; its own examples launch before the loop starts.
         await asyncio.to_thread(dbos.DBOS.launch)
 
@@ -95,6 +114,9 @@ class DbosDriver:
 
     async def run(self, steps: int) -> None:
         await run_steps(steps)
+
+    async def book(self, steps: int) -> None:
+        await book_lines(steps)
 
     async def hold(self, number: int) -> None:
         await dbos.DBOS.start_workflow_async(be_interrupted, number)
@@ -131,4 +153,5 @@ class DbosDriver:
 
 
 if __name__ == "__main__":
-    serve(DbosDriver(sys.argv[1]), probe, uvloop=False)
+    driver = DbosDriver(*sys.argv[1:])
+    serve(driver, probe, uvloop=False)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, Protocol
 
 REST_SECONDS = 3.0
 """How long a workflow of the replay scenario sleeps: long enough to end its process meanwhile."""
 
 PATIENCE = 600.0
 """Seconds for writing a long history."""
+
+Mode = Literal["competing", "broadcast"]
+
+BROKER = "--broker="
+"""Begins the flag that says where the outbox delivers to."""
+LEDGER = "--ledger"
+"""There will be lines to book."""
 
 
 class Probe:
@@ -23,6 +30,7 @@ class Probe:
         self.held: set[int] = set()
         self.marks: dict[int, float] = {}
         self.dates: dict[int, float] = {}
+        self.heard: dict[tuple[int, int], float] = {}
         self.gate_closed = False
 
     def begin(self) -> None:
@@ -43,6 +51,10 @@ class Probe:
         self.dates[number] = time.time()
         self.marks[number] = time.monotonic()
 
+    def hear(self, listener: int, number: int) -> None:
+        """A message, in a workflow's own code: on replay it is the same one again."""
+        self.heard.setdefault((listener, number), time.monotonic())
+
 
 class Driver(Protocol):
     @property
@@ -58,6 +70,10 @@ class Driver(Protocol):
 
     async def run(self, steps: int) -> None:
         """One workflow of trivial steps, from its start to its result."""
+        ...
+
+    async def book(self, steps: int) -> None:
+        """The same, and each step adds a line to the ledger, in one transaction with its own record."""
         ...
 
     async def hold(self, number: int) -> None:
@@ -89,6 +105,26 @@ class Driver(Protocol):
         ...
 
 
+class Talker(Protocol):
+    """Of the systems that have channels and an outbox."""
+
+    async def listen(self, number: int, channel: str, mode: Mode) -> None:
+        """Start a workflow that receives from a channel for ever."""
+        ...
+
+    async def publish(self, channel: str, number: int) -> None:
+        """From outside of any workflow."""
+        ...
+
+    async def emit(self, events: int) -> None:
+        """One workflow of steps that each put an event into the outbox, from its start to its result."""
+        ...
+
+
+def flag_of(flags: Sequence[str], beginning: str) -> str | None:
+    return next((flag.removeprefix(beginning) for flag in flags if flag.startswith(beginning)), None)
+
+
 async def until(fact: Callable[[], bool], timeout: float) -> bool:
     """Look every few milliseconds; what is timed is noted by the bodies, not here."""
 
@@ -105,3 +141,12 @@ async def until_told(ask: Callable[[], Awaitable[bool]], timeout: float) -> bool
             return False
         await asyncio.sleep(0.005)
     return True
+
+
+async def until_still(count: Callable[[], int], wanted: int, stall: float) -> None:
+    """Until there are as many, or there has been no new one for so long."""
+    known, since = count(), time.monotonic()
+    while known < wanted and time.monotonic() < since + stall:
+        await asyncio.sleep(0.005)
+        if (now := count()) != known:
+            known, since = now, time.monotonic()

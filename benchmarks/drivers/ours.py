@@ -5,9 +5,21 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 
-from edda import EddaApp, WorkflowContext, activity, sleep_until, wait_event, wait_timer, workflow
+from edda import (
+    EddaApp,
+    WorkflowContext,
+    activity,
+    receive,
+    send_event_transactional,
+    sleep_until,
+    subscribe,
+    wait_event,
+    wait_timer,
+    workflow,
+)
 
-from .driver import PATIENCE, REST_SECONDS, Probe, until, until_told
+from .driver import BROKER, PATIENCE, REST_SECONDS, Mode, Probe, flag_of, until, until_told
+from .ledger import line
 from .session import serve
 
 probe = Probe()
@@ -29,11 +41,43 @@ async def mark(ctx: WorkflowContext, number: int) -> None:
     probe.mark(number)
 
 
+@activity
+async def book(ctx: WorkflowContext, number: int) -> int:
+    ctx.session.add(line(number))
+    return number
+
+
+@activity
+async def tell(ctx: WorkflowContext, number: int) -> None:
+    await send_event_transactional(ctx, "bench.told", "/bench", {"number": number})
+
+
 @workflow
 async def run_steps(ctx: WorkflowContext, steps: int) -> int:
     for number in range(steps):
         await step(ctx, number)
     return steps
+
+
+@workflow
+async def book_lines(ctx: WorkflowContext, steps: int) -> int:
+    for number in range(steps):
+        await book(ctx, number)
+    return steps
+
+
+@workflow
+async def tell_others(ctx: WorkflowContext, events: int) -> None:
+    for number in range(events):
+        await tell(ctx, number)
+
+
+@workflow
+async def listen(ctx: WorkflowContext, number: int, channel: str, mode: Mode) -> None:
+    await subscribe(ctx, channel, mode)
+    while True:
+        message = await receive(ctx, channel)
+        probe.hear(number, message.data["number"])
 
 
 @workflow
@@ -80,8 +124,9 @@ class Tally:
 
 
 class OurDriver:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *flags: str) -> None:
         self.url = url
+        self.broker = flag_of(flags, BROKER)
         self.tally = Tally()
 
     @property
@@ -89,7 +134,14 @@ class OurDriver:
         return self.tally.statements
 
     async def open(self, worker: bool) -> None:
-        self.app = EddaApp(service_name="bench", db_url=self.url, worker=worker, probe=self.tally)
+        self.app = EddaApp(
+            service_name="bench",
+            db_url=self.url,
+            worker=worker,
+            probe=self.tally,
+            outbox_enabled=self.broker is not None,
+            broker_url=self.broker,
+        )
         await self.app.initialize()
 
     async def close(self) -> None:
@@ -97,6 +149,18 @@ class OurDriver:
 
     async def run(self, steps: int) -> None:
         await run_steps.run(steps=steps)
+
+    async def book(self, steps: int) -> None:
+        await book_lines.run(steps=steps)
+
+    async def listen(self, number: int, channel: str, mode: Mode) -> None:
+        await listen.start(number=number, channel=channel, mode=mode)
+
+    async def publish(self, channel: str, number: int) -> None:
+        await self.app.publish(channel, {"number": number})
+
+    async def emit(self, events: int) -> None:
+        await tell_others.run(events=events)
 
     async def hold(self, number: int) -> None:
         await be_interrupted.start(number=number)
@@ -129,4 +193,5 @@ class OurDriver:
 
 
 if __name__ == "__main__":
-    serve(OurDriver(sys.argv[1]), probe, uvloop=True)
+    driver = OurDriver(*sys.argv[1:])
+    serve(driver, probe, uvloop=True, talker=driver)

@@ -7,7 +7,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from .driver import Probe
+from .driver import BROKER, Mode, Probe, flag_of
+from .ledger import line
 from .session import serve
 
 # The reference's package has our name: imported as such, the checker would read ours for it.
@@ -31,13 +32,40 @@ async def _mark(ctx: Any, number: int) -> None:
     probe.mark(number)
 
 
-step, gate, mark = (edda.activity(body) for body in (_step, _gate, _mark))
+async def _book(ctx: Any, number: int) -> int:
+    ctx.session.add(line(number))
+    return number
+
+
+async def _tell(ctx: Any, number: int) -> None:
+    await edda.send_event_transactional(ctx, "bench.told", "/bench", {"number": number})
+
+
+step, gate, mark, book, tell = (edda.activity(body) for body in (_step, _gate, _mark, _book, _tell))
 
 
 async def _run_steps(ctx: Any, steps: int) -> int:
     for number in range(steps):
         await step(ctx, number)
     return steps
+
+
+async def _book_lines(ctx: Any, steps: int) -> int:
+    for number in range(steps):
+        await book(ctx, number)
+    return steps
+
+
+async def _tell_others(ctx: Any, events: int) -> None:
+    for number in range(events):
+        await tell(ctx, number)
+
+
+async def _listen(ctx: Any, number: int, channel: str, mode: str) -> None:
+    await edda.subscribe(ctx, channel, mode)
+    while True:
+        message = await edda.receive(ctx, channel)
+        probe.hear(number, message.data["number"])
 
 
 async def _be_interrupted(ctx: Any, number: int) -> None:
@@ -70,6 +98,7 @@ async def _doze(ctx: Any, number: int, due: float) -> None:
 run_steps, be_interrupted, rest, expect, doze = (
     edda.workflow(body) for body in (_run_steps, _be_interrupted, _rest, _expect, _doze)
 )
+book_lines, tell_others, listen = (edda.workflow(body) for body in (_book_lines, _tell_others, _listen))
 
 
 class ReferenceDriver:
@@ -78,7 +107,10 @@ class ReferenceDriver:
     def __init__(self, url: str, *flags: str) -> None:
         url = url.replace("postgresql://", "postgresql+asyncpg://")
         options = EAGER if "--eager" in flags else {}
-        self.app = edda.EddaApp(service_name="bench", db_url=url, **options)
+        broker = flag_of(flags, BROKER)
+        self.app = edda.EddaApp(
+            service_name="bench", db_url=url, outbox_enabled=broker is not None, broker_url=broker, **options
+        )
 
     async def open(self, worker: bool) -> None:
         """Its app is always a worker; one that only sends opens the storage alone."""
@@ -90,6 +122,18 @@ class ReferenceDriver:
     async def run(self, steps: int) -> None:
         # Its start() comes back when the workflow is done or waits.
         await run_steps.start(steps=steps)
+
+    async def book(self, steps: int) -> None:
+        await book_lines.start(steps=steps)
+
+    async def listen(self, number: int, channel: str, mode: Mode) -> None:
+        await listen.start(number=number, channel=channel, mode=mode)
+
+    async def publish(self, channel: str, number: int) -> None:
+        await edda.publish(self.app.storage, channel, {"number": number}, worker_id=self.app.worker_id)
+
+    async def emit(self, events: int) -> None:
+        await tell_others.start(events=events)
 
     async def hold(self, number: int) -> None:
         await be_interrupted.start(number=number)
@@ -116,4 +160,5 @@ class ReferenceDriver:
 
 
 if __name__ == "__main__":
-    serve(ReferenceDriver(*sys.argv[1:]), probe, uvloop=True)
+    driver = ReferenceDriver(*sys.argv[1:])
+    serve(driver, probe, uvloop=True, talker=driver)

@@ -10,8 +10,9 @@ from itertools import pairwise
 
 from benchmarks.figures import Finished, Held, Latency, Opened, Replayed, Suspended, Throughput
 
-from .driver import Driver, Probe, until
+from .driver import Driver, Probe, Talker, until
 from .pipe import Operation, serve_pipe
+from .talks import Talks
 from .waits import Waits
 
 STEPS_PER_WORKFLOW = 5
@@ -19,10 +20,11 @@ STEPS_IN_A_ROW = 10
 
 
 class Session:
-    def __init__(self, driver: Driver, probe: Probe) -> None:
+    def __init__(self, driver: Driver, probe: Probe, talker: Talker | None) -> None:
         self.driver = driver
         self.probe = probe
         self.waits = Waits(driver, probe)
+        self.talks = Talks(talker, probe, driver.is_quiet) if talker else None
         self.opened = False
         self.background: list[asyncio.Task[None]] = []
 
@@ -37,6 +39,7 @@ class Session:
             "suspend": self.suspend,
             "replay": self.replay,
             **self.waits.operations,
+            **(self.talks.operations if self.talks else {}),
         }
 
     async def open(self, worker: bool = True) -> Opened:
@@ -48,15 +51,16 @@ class Session:
         if self.opened:
             await self.driver.close()
 
-    async def throughput(self, count: int, in_flight: int) -> Throughput:
+    async def throughput(self, count: int, in_flight: int, booking: bool = False) -> Throughput:
         turns, errors = iter(range(count)), 0
+        run = self.driver.book if booking else self.driver.run
 
         async def one_after_another() -> None:
             nonlocal errors
             for _ in turns:
                 # A peer's error is a figure of the bench, not a reason to stop it.
                 try:
-                    await self.driver.run(STEPS_PER_WORKFLOW)
+                    await run(STEPS_PER_WORKFLOW)
                 except Exception as error:
                     errors += 1
                     print(repr(error), file=sys.stderr)
@@ -107,6 +111,6 @@ class Session:
         return Replayed(at - started, at - self.probe.bodies[-1])
 
 
-def serve(driver: Driver, probe: Probe, *, uvloop: bool) -> None:
-    session = Session(driver, probe)
+def serve(driver: Driver, probe: Probe, *, uvloop: bool, talker: Talker | None = None) -> None:
+    session = Session(driver, probe, talker)
     serve_pipe(session.operations, session.close, uvloop=uvloop)

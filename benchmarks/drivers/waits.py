@@ -92,11 +92,11 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def each_of(numbers: Iterable[int], do: Callable[[int], Awaitable[None]]) -> None:
+async def each_of(numbers: Iterable[int], do: Callable[[int], Awaitable[None]], in_flight: int = IN_FLIGHT) -> None:
     turns = iter(numbers)
 
     async def one_after_another() -> None:
         for number in turns:
             await do(number)
 
-    await asyncio.gather(*(one_after_another() for _ in range(IN_FLIGHT)))
+    await asyncio.gather(*(one_after_another() for _ in range(in_flight)))

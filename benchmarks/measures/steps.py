@@ -1,12 +1,15 @@
-"""A and B: workflows of trivial steps, beside the bare driver's commits."""
+"""A, B and K: workflows of steps, beside the bare driver's commits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from benchmarks.databases import Database, commits
+from benchmarks.drivers.driver import LEDGER
+from benchmarks.drivers.ledger import count_lines, create_ledger
+from benchmarks.drivers.session import STEPS_PER_WORKFLOW
 from benchmarks.effort import Effort
-from benchmarks.figures import Commits, Figures, Latency, Throughput
+from benchmarks.figures import Booking, Commits, Figures, Latency, Throughput
 from benchmarks.process import DriverProcess, migrate, opened
 from benchmarks.systems import System
 
@@ -20,25 +23,37 @@ async def throughput(system: System, database: Database, effort: Effort) -> Figu
     if system.is_raw:
         return await raw_commits(system, database, effort, RAW_IN_FLIGHT)
     await migrate(system, database)
+    return await run_many(system, database, effort, booking=False)
+
+
+async def booking(system: System, database: Database, effort: Effort) -> Figures:
+    """The same, and each step writes a row through SQLAlchemy's ORM, in one transaction with its own record."""
+    await migrate(system, database)
+    await create_ledger(database.url)
+    work = await run_many(system, database, effort, booking=True)
+    return Booking(work, STEPS_PER_WORKFLOW, await count_lines(database.url))
+
+
+async def run_many(system: System, database: Database, effort: Effort, *, booking: bool) -> Throughput:
     before = await commits(database)
-    async with opened(system, database) as driver:
+    async with opened(system, database, *([LEDGER] if booking else [])) as driver:
         # The first one alone: the reference breaks when a workflow it has not seen is started twice at once.
-        await driver.ask(Throughput, "throughput", count=1, in_flight=1)
-        warm_ups = await warm_up(driver)
+        await driver.ask(Throughput, "throughput", count=1, in_flight=1, booking=booking)
+        warm_ups = await warm_up(driver, booking)
         count = max(IN_FLIGHT, int(warm_ups[-1].rate * effort.seconds))
-        measured = await driver.ask(Throughput, "throughput", count=count, in_flight=IN_FLIGHT)
+        measured = await driver.ask(Throughput, "throughput", count=count, in_flight=IN_FLIGHT, booking=booking)
     after = await commits(database)
     spent = None if before is None or after is None else after - before
     workflows = 1 + sum(each.workflows for each in (*warm_ups, measured))
     return replace(measured, commits=spent, session_workflows=workflows)
 
 
-async def warm_up(driver: DriverProcess) -> list[Throughput]:
+async def warm_up(driver: DriverProcess, booking: bool) -> list[Throughput]:
     """More and more, until it took long enough to tell how many fill the time box."""
     warm_ups: list[Throughput] = []
     count = IN_FLIGHT
     while not warm_ups or warm_ups[-1].seconds < WARM_SECONDS:
-        warm_ups.append(await driver.ask(Throughput, "throughput", count=count, in_flight=IN_FLIGHT))
+        warm_ups.append(await driver.ask(Throughput, "throughput", count=count, in_flight=IN_FLIGHT, booking=booking))
         count *= 4
     return warm_ups
 
