@@ -18,7 +18,7 @@ WITH_TESTS_OF_THEIR_OWN = frozenset(
     {
         *(path for path in EXAMPLES if path.name.startswith("demo")),  # test_demo.py
         ROOT / "examples" / "event_waiting_workflow.py",  # test_event_waiting_example.py
-        *(ROOT / "examples" / name for name in ("saga.py", "children.py", "recurring.py")),  # test_examples.py
+        *(ROOT / "examples" / f"{one}.py" for one in ("saga", "children", "recurring", "channels")),  # test_examples.py
         DOCS / "how-to" / "nats.md",  # test_nats_page.py
         DOCS / "tutorial" / "waiting-for-events.md",  # test_event_waiting_page.py
     }

@@ -1,4 +1,4 @@
-"""What the examples of sagas, children and recurring print: it is what they are there for."""
+"""What the examples of sagas, children, recurring and channels print: it is what they are there for."""
 
 from __future__ import annotations
 
@@ -46,9 +46,18 @@ too hot in round 3
 balance 250.0, entries in the last history: 52
 """
 
+CHANNELS = """\
+soup, hot
+fish, hot
+cake, hot
+tea, hot
+4 dishes, each cooked once
+"""
+
 
 @pytest.mark.parametrize(
-    ("example", "output"), [("saga.py", SAGA), ("children.py", CHILDREN), ("recurring.py", RECURRING)]
+    ("example", "output"),
+    [("saga.py", SAGA), ("children.py", CHILDREN), ("recurring.py", RECURRING), ("channels.py", CHANNELS)],
 )
 def test_an_example_shows_the_same_the_first_and_the_second_time(example: str, output: str, tmp_path: Path) -> None:
     for _ in range(2):  # on the same database: what is left of the first time must not matter

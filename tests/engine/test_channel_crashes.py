@@ -232,6 +232,26 @@ async def test_a_message_that_came_while_a_generation_was_written_survives_the_c
     assert sorted(await result_of(second, run_id)) == [1, 2]
 
 
+@pytest.mark.parametrize("mode", ["broadcast", "competing"])
+async def test_a_deploy_in_the_middle_of_a_stream_loses_nothing(make_app: MakeApp, mode: Any) -> None:
+    """An orderly shutdown, with runs in memory that are just receiving."""
+
+    @workflow
+    async def listen(ctx: WorkflowContext) -> list[Any]:
+        await subscribe(ctx, "jobs", mode)
+        return [(await receive(ctx, "jobs")).data for _ in range(40)]
+
+    door = await make_app(worker=False)
+    app = await make_app()
+    run_id = await start_receiving(app, listen)
+    for number in range(40):
+        await publish(door, "jobs", number)
+        if number % 10 == 5:
+            await app.shutdown()
+            app = await make_app()
+    assert await result_of(app, run_id) == list(range(40))
+
+
 # Whoever publishes dies
 
 

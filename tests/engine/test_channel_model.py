@@ -63,7 +63,7 @@ numbers = st.integers(0, 5)
 
 
 @workflow(name="model_receiver")
-async def listen(ctx: WorkflowContext, mode: Any, plan: list[tuple[str, int | None]]) -> None:
+async def listen(ctx: WorkflowContext, mode: Any, plan: list[tuple[Act, int | None]]) -> None:
     await subscribe(ctx, CHANNEL, mode)
     for place, (act, seconds) in enumerate(plan):
         if act == Act.RECUR:
@@ -72,7 +72,7 @@ async def listen(ctx: WorkflowContext, mode: Any, plan: list[tuple[str, int | No
             await _carry_out(ctx, act, seconds)
 
 
-async def _carry_out(ctx: WorkflowContext, act: str, seconds: int | None) -> None:
+async def _carry_out(ctx: WorkflowContext, act: Act, seconds: int | None) -> None:
     def hear() -> Coroutine[Any, Any, ChannelMessage[Any]]:
         return receive(ctx, CHANNEL, seconds)
 

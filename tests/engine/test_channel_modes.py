@@ -30,7 +30,7 @@ from edda import (
     workflow,
 )
 from edda.core.model import Bundle, EntryKind, Fence, Written
-from edda.errors import NotInWorkflowError
+from edda.errors import NotInWorkflowError, StorageRejectedError
 from edda.workflow.workflow import registry
 
 from .conftest import RESTLESS, MakeApp
@@ -209,13 +209,11 @@ async def test_a_message_that_comes_with_a_timeout_goes_to_another_who_competes(
     app: EddaApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @workflow
-    async def impatient(ctx: WorkflowContext) -> str:
+    async def impatient(ctx: WorkflowContext) -> None:
         await subscribe(ctx, "jobs", "competing")
-        try:
-            return (await receive(ctx, "jobs", SHORT)).data  # type: ignore[no-any-return]
-        except MessageTimeoutError:
-            await wait_event(ctx, "never")
-            return "late"
+        with pytest.raises(MessageTimeoutError):
+            await receive(ctx, "jobs", SHORT)
+        await wait_event(ctx, "never")
 
     held = Held(app, monkeypatch, is_timeout)
     loser = await app.start(impatient)
@@ -291,6 +289,35 @@ async def test_the_message_of_a_run_that_ends_otherwise_goes_to_another(
     assert await run(app, take_one) == "work"
 
 
+async def test_the_message_of_a_run_whose_record_is_refused_goes_to_another(
+    app: EddaApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run fails; the message comes while that is being written, and does not set it going again."""
+
+    @activity
+    async def work(ctx: WorkflowContext) -> None: ...
+
+    @workflow
+    async def odd(ctx: WorkflowContext) -> None:
+        await subscribe(ctx, "jobs", "competing")
+        job = asyncio.create_task(receive(ctx, "jobs"))
+        await wait_event(ctx, "go")
+        await work.with_id("no database stores a \0")(ctx)
+        await job
+
+    held = Held(app, monkeypatch, is_end)
+    doomed = await app.start(odd)
+    await until_waiting_for(app, doomed, "go:1", "jobs:1")
+    await send(app, "go")
+    await held.reached()
+    await publish(app, "jobs", "work")
+    held.let_go()
+    with pytest.raises(StorageRejectedError):
+        await result_of(app, doomed)
+    assert EntryKind.MESSAGE not in await kinds_in(app, doomed)
+    assert await run(app, take_one) == "work"
+
+
 async def test_messages_that_go_back_and_forth_are_neither_lost_nor_doubled(app: EddaApp) -> None:
     """Many who lose patience at every moment, and a few who have it."""
 
@@ -338,6 +365,22 @@ async def test_messages_that_went_back_are_forgotten(make_app: MakeApp, monkeypa
     (begun,) = await entries_of(app, run_id, EntryKind.RECUR)
     assert stray.step == "jobs:1"
     assert app.engine.codec.decode(begun.value)[1] == []
+
+
+async def test_runs_of_several_processes_compete(make_app: MakeApp) -> None:
+    apps = [await make_app() for _ in range(3)]
+    door = await make_app(worker=False)
+
+    @workflow
+    async def tell(ctx: WorkflowContext, first: int) -> None:
+        for number in range(first, first + 10):
+            await publish(ctx, "jobs", number)
+
+    run_ids = [await app.start(take, 5) for app in apps for _ in range(4)]
+    telling = [app.start(tell, 10 * place) for place, app in enumerate(apps)]
+    await asyncio.gather(*telling, publish_all(door, "jobs", *range(30, 60)))
+    taken = [number for run_id in run_ids for number in await result_of(door, run_id)]
+    assert sorted(taken) == list(range(60))
 
 
 async def test_two_branches_of_one_run_compete_with_each_other(app: EddaApp) -> None:
@@ -441,6 +484,31 @@ async def test_the_message_of_an_activity_that_fails_goes_to_another_at_once(app
 
 
 @on_a_database
+async def test_a_message_that_was_taken_in_a_block_that_is_rolled_back_goes_to_another_at_once(app: EddaApp) -> None:
+    @activity
+    async def work(ctx: WorkflowContext) -> list[Any]:
+        async with ctx.transaction():
+            kept = (await receive(ctx, "jobs")).data
+            with pytest.raises(ValueError, match="no"):
+                await give_up(ctx)
+        return [kept]
+
+    async def give_up(ctx: WorkflowContext) -> None:
+        async with ctx.transaction():
+            assert (await receive(ctx, "jobs")).data == 2
+            raise ValueError("no")
+
+    @workflow
+    async def job(ctx: WorkflowContext) -> list[Any]:
+        return await work(ctx)
+
+    await publish_all(app, "jobs", 1, 2)
+    assert await run(app, job) == [1]
+    assert await run(app, take_one) == 2
+    assert await run(app, take_rest, "jobs") == []
+
+
+@on_a_database
 async def test_an_activity_waits_for_a_message_as_long_as_it_says(app: EddaApp) -> None:
     @activity(retry_policy=RetryPolicy(max_attempts=1))
     async def work(ctx: WorkflowContext, patience: float | None) -> str:
@@ -465,7 +533,7 @@ async def test_a_sync_activity_cannot_receive(app: EddaApp) -> None:
     @activity
     def work(ctx: WorkflowContext) -> str:
         with pytest.raises(NotInWorkflowError) as refused:
-            asyncio.run(receive(ctx, "jobs"))  # type: ignore[arg-type]
+            asyncio.run(receive(ctx, "jobs"))
         return str(refused.value)
 
     @workflow

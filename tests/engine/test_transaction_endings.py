@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from edda import (
     EddaApp,
@@ -34,7 +35,7 @@ from .conftest import MORTAL, RESTLESS, MakeApp, url_of
 from .facts import until
 from .histories import entries_of, kinds_in, undos_of, until_recorded
 from .messages import kill
-from .orders import SQL_KINDS, WAYS, Order, Orders, open_orders
+from .orders import SQL_KINDS, WAYS, Order, Orders, driver_url, open_orders
 from .posting import result_of
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -220,6 +221,45 @@ async def test_a_body_that_goes_on_after_it_was_given_up_commits_nothing(
     assert await app.run(of_one_step(body, retry_policy=AT_ONCE, timeout=SHORT)) == 2
     assert given_up == [1]
     assert await orders.items() == ["lute 2"]
+
+
+async def test_an_attempt_that_waits_in_vain_for_its_turn_is_given_up(
+    make_app: MakeApp, database: Database, orders: Orders, way: str
+) -> None:
+    """For the file, or for the connections that the others have."""
+    engine = create_async_engine(driver_url(database), pool_size=1, max_overflow=0)
+    app = await make_app(engine=engine)
+    rivals = ["harp", "viol"] if way == "transaction" and orders.kind != "sqlite" else ["harp"]
+    holding: list[str] = []
+    given_up = asyncio.Event()
+
+    @activity
+    async def hold(ctx: WorkflowContext, item: str) -> None:
+        await orders.write(way, ctx, item)
+        holding.append(item)
+        await given_up.wait()
+
+    @activity(timeout=SHORT, retry_policy=RetryPolicy(initial_interval=0.0, max_attempts=None))
+    async def wait(ctx: WorkflowContext) -> int:
+        await until(lambda: len(holding) == len(rivals), "the others have it")
+        try:
+            await orders.write(way, ctx, "lute")
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+        return ctx.attempt
+
+    @workflow
+    async def shop(ctx: WorkflowContext) -> int:
+        holds = [asyncio.create_task(hold(ctx, item)) for item in rivals]
+        attempts = await wait(ctx)
+        await asyncio.gather(*holds)
+        return attempts
+
+    assert await app.run(shop) > 1
+    assert await orders.items() == sorted([*rivals, "lute"])
+    await app.shutdown()
+    await engine.dispose()
 
 
 # Cancels

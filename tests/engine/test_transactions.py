@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from edda import (
     EddaApp,
+    Happened,
     RetryExhaustedError,
     RetryPolicy,
     TerminalError,
@@ -211,6 +212,30 @@ async def test_an_undo_writes_in_a_transaction_too(app: EddaApp, orders: Orders,
     with pytest.raises(TerminalError, match="no courier"):
         await result_of(app, await app.start(shop))
     assert await orders.items() == ["lute", "no lute"]
+
+
+async def test_who_is_asked_whether_it_happened_can_look_in_the_same_transaction(app: EddaApp, orders: Orders) -> None:
+    async def look(ctx: WorkflowContext, item: str) -> Happened[str] | None:
+        found = await ctx.session.scalar(select(Order.item).where(Order.item == item))
+        return None if found is None else Happened("it was there")
+
+    @activity(reconcile=look, retry_policy=AT_ONCE)
+    async def place(ctx: WorkflowContext, item: str) -> str:
+        if ctx.attempt == 1:
+            if item == "harp":  # some other way, and the answer is lost
+                async with orders.session as session:
+                    session.add(Order(item=item))
+                    await session.commit()
+            raise ConnectionError("no answer")
+        ctx.session.add(Order(item=item))
+        return "placed now"
+
+    @workflow
+    async def shop(ctx: WorkflowContext) -> list[str]:
+        return [await place(ctx, item) for item in ("harp", "lute")]
+
+    assert await app.run(shop) == ["it was there", "placed now"]
+    assert await orders.items() == ["harp", "lute"]
 
 
 # ctx.transaction(): blocks

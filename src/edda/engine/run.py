@@ -693,6 +693,9 @@ class LiveRun:
         elif not isinstance(bundle.move, End):
             self._draft.replace(*self._departure.failed(error))
             self._silence()
+            if self._execution is not None:  # its code is over, even if it cannot end at once
+                with outside_task():
+                    self._execution.drop()
             self._host.journal.put(self)
             return
         self._close()

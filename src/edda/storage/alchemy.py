@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, CursorResult, Engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction, create_async_engine
 from sqlalchemy.orm import Session, SessionTransaction
@@ -139,9 +139,28 @@ class GuestJoint:
 
     async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
         self._tell_before(sql)
-        result = cast("CursorResult[Any]", await self.connection.execute(text(sql), dict(values)))
+        count = await self._send(sql, values)
         self._tell_after(sql)
-        return result.rowcount
+        return count
+
+    async def _send(self, sql: str, values: Mapping[str, Any]) -> int:
+        """Past SQLAlchemy where that is safe: a third of a step's time goes into what it does for a statement."""
+        driver = await self._asyncpg()
+        if driver is None:
+            return cast("CursorResult[Any]", await self.connection.execute(text(sql), dict(values))).rowcount
+        from .postgres.parameters import fill
+        from .postgres.session import touched
+
+        statement, arguments = fill(sql, values)
+        return touched(await driver.execute(statement, *arguments))
+
+    async def _asyncpg(self) -> Any | None:
+        """The driver's own connection, if it is that driver and SQLAlchemy has sent its BEGIN."""
+        if self.dialect != "postgresql" or self.connection.get_bind().dialect.driver != "asyncpg":
+            return None
+        pooled = (await self.connection.connection()).sync_connection
+        driver: Any = None if pooled is None else pooled.connection.driver_connection
+        return driver if driver is not None and driver.is_in_transaction() else None
 
     async def fetch(self, sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
         self._tell_before(sql)
@@ -229,8 +248,10 @@ class Sessions:
         return session, SessionJoint(session, self.dialect, self._probe)
 
     async def close(self) -> None:
+        """Whoever is still at work has been given up: its run is no longer ours, so it could not commit."""
         if self._is_own:
             await self._engine.dispose()
+            self.kill()
 
     def kill(self) -> None:
         """Drop our own connections at once, as a dying process would."""
@@ -271,10 +292,10 @@ def _open_engine(url: str, size: int) -> AsyncEngine:
     scheme, _, place = url.partition("://")
     pool: dict[str, Any] = {
         "poolclass": _PatientPool,
-        "pool_size": size,
+        # What one step holds while its code runs another cannot use: more of them share the server's commits.
+        "pool_size": 3 * size,
         "max_overflow": 0,
         "pool_timeout": _LOOK_EVERY,
-        "pool_pre_ping": True,
     }
     match dialect_of(scheme.partition("+")[0]):
         case "sqlite":
@@ -285,7 +306,17 @@ def _open_engine(url: str, size: int) -> AsyncEngine:
             connect, driver = _to_postgres(f"postgresql://{place}"), "postgresql+asyncpg://"
         case "mysql":
             connect, driver = _to_mysql(f"mysql://{place}"), "mysql+asyncmy://"
-    return create_async_engine(driver, async_creator=connect, isolation_level="READ COMMITTED", **pool)
+            pool["pool_pre_ping"] = True
+    engine = create_async_engine(driver, async_creator=connect, isolation_level="READ COMMITTED", **pool)
+    if engine.dialect.driver == "asyncpg":
+        event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    return engine
+
+
+def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
+    """The driver knows when the server has gone, so nobody has to ask: a ping would be three round trips per step."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError("the server has closed the connection")
 
 
 def _to_postgres(url: str) -> Callable[[], Awaitable[Any]]:
