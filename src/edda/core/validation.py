@@ -47,7 +47,9 @@ def validate(data: Any, raw_json: bytes | None, model: Any) -> Any:
     from pydantic import ValidationError
 
     try:
-        return adapter.validate_python(data) if raw_json is None else adapter.validate_json(raw_json)
+        if raw_json is None:  # a model that was stored has its fields' own names
+            return adapter.validate_python(data, by_alias=True, by_name=True)
+        return adapter.validate_json(raw_json)
     except ValidationError as error:
         raise Misfit(_errors(error)) from None
 

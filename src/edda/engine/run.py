@@ -224,7 +224,8 @@ class LiveRun:
         """With what happened since the last entry was written."""
         claimed = self._claimed
         for done in claimed.done:
-            self._outcomes.recall(execution, done, self._host.codec)
+            if not self._attempt(self._outcomes.recall, execution, done, self._host.codec):
+                return
         if claimed.entries and claimed.entries[-1].kind in STOPS:
             self._children.cancel_followers(len(claimed.entries))
         for letter in claimed.mail:
