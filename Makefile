@@ -4,9 +4,7 @@ demo: .venv/ready  ## kill a workflow twice with SIGKILL and watch it finish (SQ
 	$(PY) examples/demo.py
 
 test: .venv/ready  ## all tests, on every database that can be had
-	$(PY) -m pytest -q -n 4 -m "not alone and not pair" $(ARGS)
-	$(PY) -m pytest -q -n 2 -m pair $(ARGS)
-	$(PY) -m pytest -q -m alone $(ARGS)
+	$(PY) -m tests.suite $(ARGS)
 
 check: .venv/ready  ## style, types and the direction of imports
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports

@@ -175,5 +175,6 @@ async def storage(make_storage: MakeStorage) -> Storage:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """`make test` goes through the suite in three parts: of a few files, some parts are empty."""
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr:
+    options = session.config.option
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and options.markexpr and not options.lf:
         session.exitstatus = pytest.ExitCode.OK
