@@ -113,7 +113,9 @@ class Worker:
         self._emptied = asyncio.Event()
         self._sure = False
         self._planned_wake = 0
-        self._claiming = False
+        self._is_looking = True
+        """For something to claim; it begins with that."""
+        self._is_hearing = False
         self._was_fresh = True
         self._telling: asyncio.Task[None] | None = None
         self._wanting_mail: set[LiveRun] = set()
@@ -187,7 +189,8 @@ class Worker:
     def is_quiet(self) -> bool:
         """Nothing is under way in this process that could change anything by itself."""
         at_rest = all(run.is_resting for run in self.live.values())
-        busy = self._claiming or self._nudged.is_set() or self._fetching is not None or self._errands
+        looks = self._is_looking or self._is_hearing or self._nudged.is_set()
+        busy = looks or self._fetching is not None or self._errands
         return at_rest and self.journal.is_idle and not busy
 
     def alarms(self) -> list[int]:
@@ -370,17 +373,13 @@ class Worker:
 
     async def _claim_some(self, names: Sequence[str]) -> None:
         room = min(self.settings.capacity - len(self.live), self.settings.claim_batch)
-        self._claiming = True
-        try:
-            before = self.journal.ownership_reads
-            claim = await self._storage.claim(self.info.id, names, room)
-            self.clock.observe(claim.now, time.monotonic())
-            ours = await self._still_ours(claim.runs, before) if claim.runs else ()
-            for run in ours:
-                if not self.draining:
-                    self._adopt(run)
-        finally:
-            self._claiming = False
+        before = self.journal.ownership_reads
+        claim = await self._storage.claim(self.info.id, names, room)
+        self.clock.observe(claim.now, time.monotonic())
+        ours = await self._still_ours(claim.runs, before) if claim.runs else ()
+        for run in ours:
+            if not self.draining:
+                self._adopt(run)
 
     async def _still_ours(self, runs: Sequence[ClaimedRun], before: int) -> Sequence[ClaimedRun]:
         """A run stolen between its claim and now would be driven by two: if ownership was looked at
@@ -394,9 +393,11 @@ class Worker:
     async def _wait_for_work(self, pause: float) -> None:
         self._planned_wake = self.clock.now() + int(pause * MICROSECONDS)
         alarm = self.clock.call_at(self._planned_wake, self.nudge)
+        self._is_looking = False
         try:
             await self._nudged.wait()
         finally:
+            self._is_looking = True
             alarm.cancel()
 
     async def _listen(self) -> None:
@@ -404,11 +405,13 @@ class Worker:
         while not self.draining:
             try:
                 await self._storage.news(self.settings.poll)
+                self._is_hearing = True
                 if self.live:
                     await self._read_mail()
             except Transient as error:
                 logger.debug("listening failed: %s", error)
                 await self.clock.sleep(self.settings.poll)
+            self._is_hearing = False
             self.nudge()
             self._on_news()
 
