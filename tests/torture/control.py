@@ -74,8 +74,11 @@ def _forget_keys(storage: Storage) -> None:
     """Now and then an event is stored that no wait can find."""
     accept = storage.accept
 
-    async def accept_badly(post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted | None:
-        return await accept([replace(one, keys=()) if random.random() < 0.05 else one for one in post], versions)
+    async def accept_badly(
+        post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> Accepted | None:
+        forgetful = [replace(one, keys=()) if random.random() < 0.05 else one for one in post]
+        return await accept(forgetful, versions, forwarded)
 
     patch.object(storage, "accept", accept_badly).start()
 
@@ -88,7 +91,9 @@ def break_promise(storage: Storage) -> None:
         await asyncio.sleep(0.05)
         await accept(post, versions)
 
-    async def accept_later(post: Sequence[Incoming], versions: Mapping[str, int]) -> Accepted:
+    async def accept_later(
+        post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> Accepted:
         under_way.add(asyncio.create_task(store(post, versions)))
         return Accepted(frozenset(range(len(post))), woke=True)
 
