@@ -15,7 +15,7 @@ from edda.cloudevents import json_format
 from edda.core.channels import again, unpack_message
 from edda.core.codec import Codec
 from edda.core.model import DispatchKind, StoredDispatch
-from edda.errors import EddaError, EventError, StorageConflictError, StorageRejectedError, StorageUnavailableError
+from edda.errors import EventError, StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.ports import Events
 
 from .backoff import Backoff
@@ -34,6 +34,8 @@ class Forwarder:
         self._poll = poll
         self._woken = asyncio.Event()
         self._busy = False
+        self._aside: set[int] = set()
+        """What this process cannot forward, perhaps for want of a key: it stays for one that can, and stops nobody."""
 
     @property
     def is_idle(self) -> bool:
@@ -62,35 +64,43 @@ class Forwarder:
                 self._woken.set()
                 backoff.warn(logger, "forwarding failed: %s", error)
                 await backoff.pause()
+            except Exception:  # a fault of ours must not end it: nobody would be told anything any more
+                logger.exception("forwarding failed")
+                await backoff.pause()
             finally:
                 self._busy = False
 
     async def forward(self) -> bool:
         """Some of it; False if there is no more."""
-        dispatches = await self._storage.dispatches(MOST)
-        if dispatches:
-            await self._move(dispatches)
-        return len(dispatches) == MOST
+        found = await self._storage.dispatches(MOST + len(self._aside))
+        pairs = [
+            (one, item) for one in found if one.seq not in self._aside and (item := self._item_of(one)) is not None
+        ]
+        if pairs:
+            await self._move(pairs)
+        return len(pairs) >= MOST
 
-    async def _move(self, dispatches: Sequence[StoredDispatch]) -> None:
-        items = [item for dispatch in dispatches if (item := self._item_of(dispatch)) is not None]
+    async def _move(self, pairs: Sequence[tuple[StoredDispatch, Item]]) -> None:
         try:
-            accepted = await self._intake.store(items, [dispatch.seq for dispatch in dispatches])
+            accepted = await self._intake.store([item for _, item in pairs], [one.seq for one, _ in pairs])
         except StorageRejectedError as error:
-            await self._isolate(dispatches, error)
+            await self._isolate(pairs, error)
             return
         if accepted.woke:
             self._intake.tell()
 
-    async def _isolate(self, dispatches: Sequence[StoredDispatch], error: StorageRejectedError) -> None:
+    async def _isolate(self, pairs: Sequence[tuple[StoredDispatch, Item]], error: StorageRejectedError) -> None:
         """One that the database refuses must not stop the others."""
-        if len(dispatches) == 1:
-            logger.error("the database refuses a message or event; it is dropped: %s", error)
-            await self._intake.store([], [dispatches[0].seq])
+        if len(pairs) == 1:
+            self._put_aside(pairs[0][0], error)
             return
-        middle = len(dispatches) // 2
-        await self._move(dispatches[:middle])
-        await self._move(dispatches[middle:])
+        middle = len(pairs) // 2
+        await self._move(pairs[:middle])
+        await self._move(pairs[middle:])
+
+    def _put_aside(self, dispatch: StoredDispatch, error: Exception) -> None:
+        self._aside.add(dispatch.seq)
+        logger.error("dispatch %d, %s, cannot be forwarded here, and stays: %r", dispatch.seq, dispatch.kind, error)
 
     def _item_of(self, dispatch: StoredDispatch) -> Item | None:
         try:
@@ -100,8 +110,8 @@ class Forwarder:
             if dispatch.kind is DispatchKind.OFFER:
                 return self._intake.message_item(again(message))
             return self._intake.message_item(message, dispatch.body)
-        except (EddaError, ValueError) as error:
-            logger.error("a message or event cannot be read, and is dropped: %s", error)
+        except Exception as error:  # whatever a codec raises that has not the key
+            self._put_aside(dispatch, error)
             return None
 
     def _event_item(self, body: bytes) -> Item:
