@@ -15,6 +15,7 @@ from edda.storage.memory import MemoryStorage
 from edda.storage.memory_database import MemoryDatabase
 from edda.storage.ports import Probe, Storage
 from tests import databases
+from tests.sampling import sample
 
 # Deadlines of single examples say nothing on a shared machine; the whole test has its time-out.
 settings.register_profile("ci", max_examples=20, stateful_step_count=40, deadline=None, derandomize=True)
@@ -171,6 +172,14 @@ async def storage(make_storage: MakeStorage) -> Storage:
     storage = await make_storage()
     await storage.migrate()
     return storage
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = sample(items)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -1,4 +1,4 @@
-"""All tests, in three parts: side by side, two at a time, and alone.
+"""All tests, in three parts: side by side, two at a time, and alone. `--thorough`: also on every database.
 
 What fails in a crowd is tried once more by itself, and both are printed: a machine that is too busy fails tests that
 are right, a bug fails again. A test that only passes alone is to be mended all the same.
@@ -7,13 +7,16 @@ are right, a bug fails again. A test that only passes alone is to be mended all 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.sampling import SETTING
+
 PARTS: tuple[tuple[str, list[str]], ...] = (
-    ("not alone and not pair", ["-n", "4"]),
+    ("not alone and not pair", ["-n", "4", "--dist", "worksteal"]),
     ("pair", ["-n", "2"]),
     ("alone", []),
 )
@@ -21,10 +24,13 @@ FAILED = 1
 """pytest's exit code if tests failed; all others mean that something is wrong with the run itself."""
 MOST_AGAIN = 10
 """More than a busy machine explains."""
+THOROUGH = "--thorough"
 CACHE = Path(".pytest_cache/v/cache/lastfailed")
 
 
-def main(options: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
+    options = [one for one in arguments if one != THOROUGH]
+    os.environ[SETTING] = "" if THOROUGH in arguments else "1"
     for mark, workers in PARTS:
         CACHE.unlink(missing_ok=True)  # or it would name tests that failed another day
         code = run("-m", mark, *workers, *options)

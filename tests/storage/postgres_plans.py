@@ -51,6 +51,8 @@ def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def literal(value: object) -> str:
     if value is None:
         return "NULL"
+    if isinstance(value, bytes):
+        return rf"'\x{value.hex()}'"
     if isinstance(value, list | tuple):
         return "'{" + ", ".join(element(item) for item in value) + "}'"
     return str(value) if isinstance(value, int) else f"'{value}'"

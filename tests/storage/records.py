@@ -140,6 +140,18 @@ def done(value: bytes = b"result", watchers: int = 0) -> End:
     return End(RunStatus.COMPLETED, value, 9_000, watchers)
 
 
+def ended(status: RunStatus, at: int = 9_000) -> End:
+    return End(status, b"result", at)
+
+
+def parked(reason: str = "the code changed", ready_at: int | None = LATER) -> Release:
+    return Release(0, ready_at, RunStatus.PARKED, reason)
+
+
+def asleep(reason: str | None = TYPE, status: RunStatus = RunStatus.WAITING_FOR_EVENT) -> Release:
+    return Release(0, None, status, reason)
+
+
 def again(absorbed: int = 0, at: int = 5_000) -> Recur:
     """The next generation, which begins with what the one before leaves to it."""
     return Recur(absorbed, b"input again", at, Entry(1, EntryKind.RECUR, "", "", ok=True, at=at, value=b"left over"))

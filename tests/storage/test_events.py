@@ -12,7 +12,7 @@ from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
 
-from .records import ASLEEP, LATER, SOURCE, TYPE, born, bundle, incoming, start, wait
+from .records import ASLEEP, LATER, SOURCE, TYPE, born, bundle, incoming, key, start, wait
 from .worker import Worker
 
 R1, R2 = RunId("run-1"), RunId("run-2")
@@ -324,6 +324,19 @@ async def test_the_log_of_a_type_comes_by_number(storage: Storage) -> None:
     assert ids(await storage.log(TYPE, numbers[3], numbers[7], 100)) == ["e5", "e7"]
     assert ids(await storage.log(TYPE, numbers[1], numbers[9], 2)) == ["e3", "e5"]
     assert ids(await storage.log("unknown", 0, numbers[9], 100)) == []
+
+
+async def test_the_events_of_a_key_come_in_pages_by_number(storage: Storage) -> None:
+    await storage.accept([incoming(f"e{n}", "odd" if n % 2 else "even", "all") for n in range(10)], {})
+    numbers = [await number(storage, f"e{n}") for n in range(10)]
+
+    async def ids(name: str, after: int, limit: int = 100) -> list[bytes]:
+        return [stored.event.body for stored in await storage.page(key(name), after, limit)]
+
+    assert await ids("odd", 0) == [b"e1", b"e3", b"e5", b"e7", b"e9"]
+    assert await ids("odd", numbers[3], 2) == [b"e5", b"e7"]
+    assert await ids("all", numbers[7]) == [b"e8", b"e9"]
+    assert await ids("odd", numbers[9]) == await ids("none", 0) == []
 
 
 async def test_the_last_event_is_the_newest(storage: Storage) -> None:

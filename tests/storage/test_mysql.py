@@ -315,7 +315,7 @@ def test_a_storage_can_be_opened_again_on_another_loop(url: str) -> None:
 # Migrations and addresses
 
 
-MIGRATIONS = ("0001_core", "0002_events", "0003_lineage", "0004_talk")
+MIGRATIONS = ("0001_core", "0002_events", "0003_lineage", "0004_talk", "0005_control")
 
 
 @pytest.mark.parametrize(("point", "pending"), [(12, MIGRATIONS), (30, MIGRATIONS[1:]), (54, MIGRATIONS[3:])])

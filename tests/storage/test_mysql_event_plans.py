@@ -11,7 +11,7 @@ from edda.core.model import Absorb, Bundle, Event, EventKey, Incoming, RunId, Wa
 from edda.storage.mysql.acceptance import FIND_KNOWN, FIND_WAITS, VERSIONS, survey
 from edda.storage.mysql.acceptance import Look as Looking
 from edda.storage.mysql.buckets import HOLD, SHARE
-from edda.storage.mysql.events import FIND_EVENT, LOG, NEWEST, NEWEST_BEFORE, SHAPES, SHARE_EVENTS
+from edda.storage.mysql.events import FIND_EVENT, LOG, NEWEST, NEWEST_BEFORE, PAGE, SHAPES, SHARE_EVENTS
 from edda.storage.mysql.letters import Letter, deliver
 from edda.storage.mysql.moves import DROP_WAIT, END_WAITS
 from edda.storage.mysql.pruning import (
@@ -205,6 +205,12 @@ async def test_the_log_is_read_from_where_one_was(session: Session) -> None:
     seen = await look(session, LOG, "type1", 50_000, 99_000, 10)
     assert seen.rows == 10
     assert seen.reads <= 15
+
+
+async def test_a_key_is_read_from_where_one_was(session: Session) -> None:
+    seen = await look(session, PAGE, await key(session, "busy"), 50_000, 10)
+    assert seen.rows == 10
+    assert seen.reads <= 25
 
 
 async def test_the_newest_event_is_the_end_of_an_index(session: Session) -> None:

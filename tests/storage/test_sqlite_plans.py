@@ -6,7 +6,7 @@ import asyncio
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from edda.core.model import (
     WorkerId,
 )
 from edda.core.states import RunStatus
+from edda.core.survey import Audit, EventQuery, RunQuery
 from edda.storage.sqlite import SQLiteStorage
 
 from .probes import Listener
@@ -172,6 +173,7 @@ CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], s
     "learn": (lambda s: s.learn("t1", "order"), set()),
     "fill": (lambda s: s.fill("u1", "1001", [(KEY, 1), (KEY, 2)], 5), set()),
     "log": (lambda s: s.log("t1", 50_000, 90_000, 10), {"edda_event_by_type"}),
+    "page": (lambda s: s.page(KEY, 50_000, 10), set()),
     "last_event": (lambda s: s.last_event(), set()),
     "last_event before": (lambda s: s.last_event(50_000), {"edda_event_received"}),
     "find_event": (lambda s: s.find_event("/shop", "77"), {"edda_event_once"}),
@@ -220,24 +222,110 @@ def test_no_statement_reads_more_of_a_crowded_table_than_it_must(crowded: str, n
 
 
 async def plans_of(path: str, call: Callable[[SQLiteStorage], Coroutine[Any, Any, object]]) -> list[str]:
-    probe = Listener()
-    storage = await opened(path, probe)
-    await Worker(storage, "here").register(-HOUR)
-    probe.heard.clear()
-    await call(storage)
-    statements = {sql for _, sql in probe.heard if sql not in {"BEGIN IMMEDIATE", "COMMIT"}}
-    await storage.close()
+    heard = await statements_of(path, {"it": call})
     db = sqlite3.connect(path)
-    plans = [plan for sql in statements for plan in explain(db, sql)]
+    plans = [plan for sql in heard["it"] for plan in explain(db, sql)]
     db.close()
     return plans
 
 
+async def statements_of(
+    path: str, calls: Mapping[str, Callable[[SQLiteStorage], Coroutine[Any, Any, object]]]
+) -> dict[str, set[str]]:
+    probe = Listener()
+    storage = await opened(path, probe)
+    await Worker(storage, "here").register(-HOUR)
+    heard: dict[str, set[str]] = {}
+    for name, call in calls.items():
+        probe.heard.clear()
+        await call(storage)
+        heard[name] = {sql for _, sql in probe.heard if sql not in {"BEGIN IMMEDIATE", "COMMIT"}}
+    await storage.close()
+    return heard
+
+
 def explain(db: sqlite3.Connection, sql: str) -> list[str]:
-    named = dict.fromkeys(("run_id", "now"))
+    named = re.findall(r":([a-z_]+)", sql)
     numbered = [int(number) for number in re.findall(r"\?(\d)", sql)]
-    values = named if ":now" in sql else (None,) * max([*numbered, 0 if numbered else sql.count("?")])
+    values = dict.fromkeys(named) if named else (None,) * max([*numbered, 0 if numbered else sql.count("?")])
     return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+
+
+RARE = frozenset({RunStatus.PARKED, RunStatus.FAILED})
+BROADLY = {"edda_run_created", "edda_result_unusual"}
+# What is gone through from one end to the other: open runs, which are few among all, and what ends at a limit.
+OPEN_RUNS = {"SCAN s", "SCAN edda_sched"}
+# In every plan, but nothing is read of it unless a text is looked for.
+REASONS = {"SCAN edda_sched"}
+SURVEYS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], set[str], set[str]]] = {
+    "search": (lambda s: s.search(RunQuery(limit=10)), {"edda_run_created"}, REASONS),
+    "search far back": (lambda s: s.search(RunQuery(after=(1, R1))), {"edda_run_created"}, REASONS),
+    "search rare": (lambda s: s.search(RunQuery(statuses=RARE)), BROADLY, OPEN_RUNS),
+    "search workflow": (lambda s: s.search(RunQuery(workflow="wf3")), {"edda_run_workflow"}, REASONS),
+    "search id": (lambda s: s.search(RunQuery(id_prefix="run-0000")), {"sqlite_autoindex_edda_run_1"}, REASONS),
+    "search parent": (lambda s: s.search(RunQuery(parent=RunId("run-000002"))), {"edda_run_parent"}, REASONS),
+    "search text": (lambda s: s.search(RunQuery(text="x")), {"edda_run_created"}, OPEN_RUNS),
+    "count": (lambda s: s.count(RunQuery()), BROADLY | {"edda_result_ended"}, OPEN_RUNS | {"SCAN edda_result"}),
+    "count workflow": (lambda s: s.count(RunQuery(workflow="wf3")), {"edda_run_workflow"}, OPEN_RUNS),
+    "count text": (lambda s: s.count(RunQuery(text="x")), BROADLY, OPEN_RUNS),
+    "generations": (lambda s: s.generations(R1), set(), set()),
+    "find_events": (lambda s: s.find_events(EventQuery()), set(), set()),
+    "find_events type": (lambda s: s.find_events(EventQuery(type="t1")), {"edda_event_by_type"}, set()),
+    "find_events id": (lambda s: s.find_events(EventQuery(source="/shop", id="7")), {"edda_event_once"}, set()),
+    "find_events id alone": (
+        lambda s: s.find_events(EventQuery(id="7")),
+        {"edda_event_once"},
+        {"SCAN edda_event USING"},
+    ),
+    "find_events time": (
+        lambda s: s.find_events(EventQuery(received_from=5, received_to=9)),
+        {"edda_event_received"},
+        set(),
+    ),
+    "event": (lambda s: s.event(7), set(), set()),
+    "consumers": (lambda s: s.consumers(7, 10), {"edda_delivery_once"}, set()),
+    "standing": (lambda s: s.standing(None, ("run-000007", "w"), 10), set(), set()),
+    "crew": (lambda s: s.crew(), {"edda_sched_owner"}, {"SCAN w"}),
+    "backlog": (
+        lambda s: s.backlog(),
+        {"edda_sched_ready", "edda_sched_parked", "edda_outbox_pending", "edda_outbox_dead"},
+        OPEN_RUNS | {"SCAN edda_outbox", "SCAN edda_dispatch"},
+    ),
+    "buckets": (lambda s: s.buckets(0, 10, 2), {"edda_run_created", "edda_run_followed", "edda_result_ended"}, set()),
+    "latency": (lambda s: s.latency(0, 10), {"edda_result_ended"}, set()),
+    "forms": (lambda s: s.forms("wf3"), set(), set()),
+    "definitions": (lambda s: s.definitions(), set(), {"SCAN edda_definition"}),
+    "pulse_mark": (lambda s: s.pulse_mark(), set(), set()),
+    "reopen": (lambda s: s.reopen(RunId("old-000001"), 0, 1), set(), {"SCAN h", "SCAN d"}),
+    "resume": (lambda s: s.resume(R1), set(), set()),
+    "delete": (lambda s: s.delete(RunId("old-000001")), set(), set()),
+    "drop_outgoing": (lambda s: s.drop_outgoing(["2"]), {"edda_outbox_dead"}, set()),
+    "note": (lambda s: s.note(Audit(1, "me", "cancel", "run-1")), set(), set()),
+    "audits": (lambda s: s.audits(7, 10), set(), set()),
+}
+
+
+@pytest.fixture(scope="module")
+def surveyed(seeded: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The plans of all of them, on one copy."""
+    path = str(shutil.copy(seeded, tmp_path_factory.mktemp("surveyed") / "edda.db"))
+    heard = asyncio.run(statements_of(path, {name: call for name, (call, _, _) in SURVEYS.items()}))
+    db = sqlite3.connect(path)
+    plans = {name: [plan for sql in statements for plan in explain(db, sql)] for name, statements in heard.items()}
+    db.close()
+    return plans
+
+
+@pytest.mark.parametrize("name", SURVEYS)
+def test_what_people_ask_reads_no_more_of_a_crowded_table_than_it_must(
+    surveyed: dict[str, list[str]], name: str
+) -> None:
+    _, indexes, allowed = SURVEYS[name]
+    plans = surveyed[name]
+    few = (*allowed, "SCAN (subquery", "SCAN json_each", "SCAN CONSTANT ROW")
+    assert not [p for p in plans if p.startswith("SCAN") and "VIRTUAL TABLE" not in p and not p.startswith(few)]
+    assert not [p for p in plans if "AUTOMATIC" in p]
+    assert {i for i in indexes if any(i in p for p in plans)} == indexes
 
 
 async def test_pages_of_runs_come_from_the_index_however_far_back(crowded: str) -> None:

@@ -251,6 +251,9 @@ def record_of(cls: type) -> Record | None:
 
 
 def _is_pydantic(cls: type) -> bool:
-    """A class can only be pydantic's if pydantic is loaded; this does not load it."""
-    pydantic = sys.modules.get("pydantic.main")
-    return pydantic is not None and issubclass(cls, pydantic.BaseModel)
+    """A class can only be pydantic's if pydantic is loaded; this does not load it.
+
+    Another thread may be loading it just now: then the module is there, and its classes are not.
+    """
+    base = getattr(sys.modules.get("pydantic.main"), "BaseModel", None)
+    return base is not None and issubclass(cls, base)

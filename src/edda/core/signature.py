@@ -90,6 +90,10 @@ class Signature:
         return self._names
 
     @property
+    def defaults(self) -> Mapping[str, Any]:
+        return self._defaults
+
+    @property
     def required(self) -> tuple[str, ...]:
         """Those without a default."""
         return tuple(name for name in self._names if name not in self._defaults)

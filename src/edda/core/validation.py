@@ -41,7 +41,7 @@ class Misfit(Exception):  # noqa: N818 - no error yet: who asked for the model m
 
 def validate(data: Any, raw_json: bytes | None, model: Any) -> Any:
     """Takes the JSON if there is any, else the data."""
-    adapter = _find_adapter(model)
+    adapter = find_adapter(model)
     if adapter is None:
         return _fit(data, model)
     from pydantic import ValidationError
@@ -88,7 +88,8 @@ def _show(value: Any) -> str:
         return show(value)
 
 
-def _find_adapter(model: Any) -> TypeAdapter[Any] | None:
+def find_adapter(model: Any) -> TypeAdapter[Any] | None:
+    """None if pydantic does not know what this is."""
     try:
         hash(model)
     except TypeError:  # an `Annotated` with a `Field`, say

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
-from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, CursorResult, Engine, event, text
 from sqlalchemy.engine import make_url
@@ -61,8 +60,11 @@ class _StepSession(Session):
     def __init__(self, bind: Engine, joints: Joints, ledger: Ledger, **options: Any) -> None:
         self.joints = joints
         self.ledger = ledger
-        self.marks: WeakKeyDictionary[SessionTransaction, Any] = WeakKeyDictionary()
+        self.marks: dict[SessionTransaction, Any] = {}
+        """How much the step had sent when each of its transactions began."""
         self.turn: Turn | None = None
+        self.root: Connection | None = None
+        """What its transaction runs on, as long as there is one."""
         self.may_commit = False
         super().__init__(bind, **options)
 
@@ -78,10 +80,16 @@ def _cut(session: _StepSession, transaction: SessionTransaction) -> None:
 
 
 @event.listens_for(_StepSession, "after_begin")
-def _take_turn(session: _StepSession, transaction: SessionTransaction, connection: Connection) -> None:
+def _begun(session: _StepSession, transaction: SessionTransaction, connection: Connection) -> None:
+    if not transaction.nested:
+        if connection.engine is session.bind:  # a statement may be for another database of the user's
+            session.root = connection
+        if connection.dialect.name == "sqlite":
+            _take_turn(session, connection)
+
+
+def _take_turn(session: _StepSession, connection: Connection) -> None:
     """Runs between the session and its driver, where something can be awaited though this is no coroutine."""
-    if transaction.nested or connection.dialect.name != "sqlite":
-        return
     if session.turn is not None:  # of a transaction whose end was cancelled
         await_only(session.turn.end())
     session.turn = await_only(session.joints.take_turn())
@@ -93,9 +101,11 @@ def _take_turn(session: _StepSession, transaction: SessionTransaction, connectio
 @event.listens_for(_StepSession, "after_transaction_end")
 def _give_turn_back(session: _StepSession, transaction: SessionTransaction) -> None:
     """However it ended: by commit, rollback, `reset()` or a lost connection."""
-    if transaction.parent is None and session.turn is not None:
-        turn, session.turn = session.turn, None
-        await_only(turn.end())
+    if transaction.parent is None:
+        session.root = None
+        if session.turn is not None:
+            turn, session.turn = session.turn, None
+            await_only(turn.end())
 
 
 @event.listens_for(_StepSession, "before_commit")
@@ -120,11 +130,21 @@ class StepSession(AsyncSession):
     async def close(self) -> None:
         """Nothing: `async with ctx.session as session:` must not lose what was written."""
 
+    async def flush_pending(self) -> None:
+        """As `flush()`, but at no cost if there is nothing: SQLAlchemy would look for it on another stack."""
+        session = self.sync_session
+        if session.new or session.dirty or session.deleted:
+            await self.flush()
+
     async def end(self) -> None:
         """For good: whoever still has it meets an error, and opens no transaction that nobody ends."""
         try:
-            await super().close()
+            if self.in_transaction():
+                await super().close()
+            else:  # nothing is left that has to be awaited
+                self.sync_session.close()
         finally:
+            self.sync_session.marks.clear()  # they know the session, and it knows them
             if self.sync_session.turn is not None:
                 await self.sync_session.turn.end()
 
@@ -158,9 +178,12 @@ class GuestJoint:
         """The driver's own connection, if it is that driver and SQLAlchemy has sent its BEGIN."""
         if self.dialect != "postgresql" or self.connection.get_bind().dialect.driver != "asyncpg":
             return None
-        pooled = (await self.connection.connection()).sync_connection
-        driver: Any = None if pooled is None else pooled.connection.driver_connection
+        root = await self._root()
+        driver: Any = None if root is None else root.connection.driver_connection
         return driver if driver is not None and driver.is_in_transaction() else None
+
+    async def _root(self) -> Connection | None:
+        return (await self.connection.connection()).sync_connection
 
     async def fetch(self, sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
         self._tell_before(sql)
@@ -187,6 +210,9 @@ class SessionJoint(GuestJoint):
     """The session of a step: a transaction that the user's code and Edda share, and Edda ends."""
 
     connection: StepSession
+
+    async def _root(self) -> Connection | None:
+        return self.connection.sync_session.root
 
     async def commit(self) -> None:
         session = self.connection

@@ -40,6 +40,22 @@ from edda.core.model import (
     WorkerInfo,
     Written,
 )
+from edda.core.states import RunStatus
+from edda.core.survey import (
+    Audit,
+    Backlog,
+    Bucket,
+    Consumer,
+    Definition,
+    EventQuery,
+    Form,
+    Generation,
+    Latency,
+    Reopened,
+    RunQuery,
+    StandingWait,
+    WorkerRecord,
+)
 from edda.errors import AppError, StorageUnavailableError
 
 from .memory_database import MemoryDatabase
@@ -184,6 +200,9 @@ class MemoryStorage:
     async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
         return await self._commit(self.database.log, type, after, upto, limit)
 
+    async def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+        return await self._commit(self.database.page, key, after, limit)
+
     async def last_event(self, before: int | None = None) -> int:
         return await self._commit(self.database.last_event, before)
 
@@ -249,6 +268,69 @@ class MemoryStorage:
             async with asyncio.timeout(timeout):
                 await self._news.wait()
         self._news.clear()
+
+    async def search(self, query: RunQuery) -> tuple[RunRecord, ...]:
+        return await self._commit(self.database.search, query)
+
+    async def count(self, query: RunQuery) -> dict[RunStatus, int]:
+        return await self._commit(self.database.count, query)
+
+    async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
+        return await self._commit(self.database.generations, run_id)
+
+    async def find_events(self, query: EventQuery) -> tuple[StoredEvent, ...]:
+        return await self._commit(self.database.find_events, query)
+
+    async def event(self, seq: int) -> StoredEvent | None:
+        return await self._commit(self.database.event, seq)
+
+    async def consumers(self, seq: int, limit: int) -> tuple[Consumer, ...]:
+        return await self._commit(self.database.consumers, seq, limit)
+
+    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[StandingWait, ...]:
+        return await self._commit(self.database.standing, type, after, limit)
+
+    async def crew(self) -> tuple[WorkerRecord, ...]:
+        return await self._commit(self.database.crew)
+
+    async def backlog(self) -> Backlog:
+        return await self._commit(self.database.backlog)
+
+    async def buckets(self, since: int, width: int, count: int) -> tuple[Bucket, ...]:
+        return await self._commit(self.database.buckets, since, width, count)
+
+    async def latency(self, since: int, most: int) -> Latency:
+        return await self._commit(self.database.latency, since, most)
+
+    async def forms(self, workflow: str) -> tuple[Form, ...]:
+        return await self._commit(self.database.forms, workflow)
+
+    async def definitions(self) -> tuple[Definition, ...]:
+        return await self._commit(self.database.definitions)
+
+    async def pulse_mark(self) -> str:
+        return await self._commit(self.database.pulse_mark)
+
+    async def reopen(self, run_id: RunId, gen: int, keep: int) -> Reopened:
+        return await self._commit(self.database.reopen, run_id, gen, keep)
+
+    async def resume(self, run_id: RunId) -> bool:
+        return await self._commit(self.database.resume, run_id)
+
+    async def delete(self, run_id: RunId) -> bool:
+        return await self._commit(self.database.delete, run_id)
+
+    async def drop_outgoing(self, ids: Sequence[str]) -> int:
+        return await self._commit(self.database.drop_outgoing, ids)
+
+    async def note(self, audit: Audit) -> None:
+        await self._commit(self.database.note, audit)
+
+    async def audits(self, before: int | None, limit: int) -> tuple[Audit, ...]:
+        return await self._commit(self.database.audits, before, limit)
+
+    async def define(self, definitions: Sequence[Definition], forms: Sequence[Form]) -> None:
+        await self._commit(self.database.define, definitions, forms)
 
 
 class MemoryPulse:

@@ -35,16 +35,16 @@ from edda.core.model import (
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 
-from .memory_events import MemoryEvents
 from .memory_lineage import MemoryLineage
 from .memory_outbox import MemoryOutbox
-from .memory_pruning import MemoryPruning
+from .memory_steering import MemorySteering
+from .memory_survey import MemorySurvey
 from .memory_tables import Result, Sched, check_values, wall_clock
 
 TAKEOVER_LIMIT = 5_000
 
 
-class MemoryDatabase(MemoryEvents, MemoryLineage, MemoryOutbox, MemoryPruning):
+class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
     def __init__(self, now: Callable[[], int] = wall_clock) -> None:
         super().__init__(now)
         self.listeners: set[asyncio.Event] = set()
@@ -120,7 +120,7 @@ class MemoryDatabase(MemoryEvents, MemoryLineage, MemoryOutbox, MemoryPruning):
         sched = self.scheds.get(bundle.run_id)
         match bundle.move:
             case End(status, value, at) if not stays:
-                self.results[bundle.run_id] = Result(bundle.gen, status, value, at)
+                self.results[bundle.run_id] = Result(bundle.gen, status, value, at, bundle.epoch)
                 for rows in (self.scheds, self.waiting, self.watching):
                     rows.pop(bundle.run_id, None)
             case Recur() as move if sched and not stays:
@@ -149,6 +149,7 @@ class MemoryDatabase(MemoryEvents, MemoryLineage, MemoryOutbox, MemoryPruning):
         self.fences[worker.id] = Fence(worker.id, 0, 0)
         self.workers[worker.id] = now + lease
         self.infos[worker.id] = worker
+        self.registered[worker.id] = now
         return now
 
     def roster(self) -> tuple[Registered, ...]:
@@ -280,7 +281,7 @@ class MemoryDatabase(MemoryEvents, MemoryLineage, MemoryOutbox, MemoryPruning):
         return CancelOutcome.REQUESTED
 
     def get(self, run_id: RunId) -> RunRecord | None:
-        return self._record(run_id, self.now()) if run_id in self.runs else None
+        return self.record(run_id, self.now()) if run_id in self.runs else None
 
     def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
         check_values(watcher)
@@ -295,28 +296,9 @@ class MemoryDatabase(MemoryEvents, MemoryLineage, MemoryOutbox, MemoryPruning):
 
     def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:
         now = self.now()
-        records = [record for run_id in self.runs if _fits(record := self._record(run_id, now), filter)]
+        records = [record for run_id in self.runs if _fits(record := self.record(run_id, now), filter)]
         records.sort(key=lambda record: (record.created_at, record.run_id), reverse=True)
         return tuple(records[: filter.limit])
-
-    def _record(self, run_id: RunId, now: int) -> RunRecord:
-        gen, start = max(self.runs[run_id].items(), key=lambda item: item[0])
-        result, sched = self.results.get(run_id), self.scheds.get(run_id)
-        return RunRecord(
-            run_id=run_id,
-            workflow=start.workflow,
-            gen=gen,
-            status=result.status if result else self.scheds[run_id].status_at(now),
-            input=start.input,
-            created_at=start.created_at,
-            deadline=start.deadline,
-            owner=sched.owner if sched else None,
-            ready_at=sched.ready_at if sched else None,
-            reason=sched.reason if sched else None,
-            ended_at=result.ended_at if result else None,
-            value=result.value if result else None,
-            parent=start.parent,
-        )
 
     # News
 

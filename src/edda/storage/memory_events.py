@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import nsmallest
 
 from msgspec.structs import replace
 
@@ -163,6 +164,10 @@ class MemoryEvents(MemoryTalk):
     def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
         fitting = [s for s in self.events.values() if s.event.type == type and after < s.seq <= upto]
         return tuple(fitting[:limit])
+
+    def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+        above = nsmallest(limit, (seq for seq in self.keys.get(key, ()) if seq > after))
+        return tuple(self.events[seq] for seq in above)
 
     def last_event(self, before: int | None = None) -> int:
         if before is None:

@@ -58,10 +58,10 @@ class MemoryPruning(Tables):
         ]
         chosen = [run_id for _, run_id in sorted(old)[:limit]]
         for run_id in chosen:
-            self._remove(run_id)
+            self.remove(run_id)
         return len(chosen) + self._prune_generations(before, limit - len(chosen))
 
-    def _remove(self, run_id: RunId) -> None:
+    def remove(self, run_id: RunId) -> None:
         for gen in self.runs.pop(run_id):
             self.histories.pop((run_id, gen), None)
         self.inboxes.pop(run_id, None)

@@ -30,6 +30,7 @@ from edda.core.model import (
     WorkerInfo,
 )
 from edda.core.states import ENDED, WAITING, RunStatus
+from edda.core.survey import Audit, Definition, Form
 from edda.errors import StorageRejectedError
 
 _RESTING = WAITING | {RunStatus.PARKED}
@@ -88,6 +89,7 @@ class Result(Struct, frozen=True):
     status: RunStatus
     value: bytes
     ended_at: int
+    epoch: int
 
 
 class Tables:
@@ -96,6 +98,7 @@ class Tables:
         self.workers: dict[WorkerId, int] = {}
         """Worker -> end of its lease."""
         self.infos: dict[WorkerId, WorkerInfo] = {}
+        self.registered: dict[WorkerId, int] = {}
         self.fences: dict[WorkerId, Fence] = {}
         self.runs: dict[RunId, dict[int, Start]] = {}
         """Run -> generation -> how it was started."""
@@ -122,6 +125,10 @@ class Tables:
         """The number of the last event for others."""
         self.outbox: dict[int, OutgoingRecord] = {}
         self.said: dict[RunId, dict[str, Fact]] = {}
+        self.noted: list[Audit] = []
+        self.known_workflows: dict[str, Definition] = {}
+        self.known_forms: dict[tuple[str, str], Form] = {}
+        """(workflow, type of event) -> the form."""
 
     @property
     def newest(self) -> int:

@@ -40,6 +40,22 @@ from edda.core.model import (
     WorkerInfo,
     Written,
 )
+from edda.core.states import RunStatus
+from edda.core.survey import (
+    Audit,
+    Backlog,
+    Bucket,
+    Consumer,
+    Definition,
+    EventQuery,
+    Form,
+    Generation,
+    Latency,
+    Reopened,
+    RunQuery,
+    StandingWait,
+    WorkerRecord,
+)
 
 
 class Probe(Protocol):
@@ -181,6 +197,10 @@ class Events(Protocol):
         """Events of a type by number, `after` < number <= `upto`."""
         ...
 
+    async def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+        """Events under a key by number, those above `after`; who reads on from there misses none."""
+        ...
+
     async def last_event(self, before: int | None = None) -> int:
         """The number of the newest event, or of the newest one received before a moment; 0 if there is none."""
         ...
@@ -313,8 +333,94 @@ class News(Protocol):
         ...
 
 
+class Survey(Protocol):
+    """For people who look: nothing here takes a lock that a run would wait for, and each page is one of a keyset."""
+
+    async def search(self, query: RunQuery) -> tuple[RunRecord, ...]:
+        """The newest generation of each run that fits."""
+        ...
+
+    async def count(self, query: RunQuery) -> dict[RunStatus, int]:
+        """How many fit, by status, each counted up to `MOST_COUNTED`; statuses without any are left out. The query's
+        `after` and `limit` do not matter."""
+        ...
+
+    async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
+        """Those that were not pruned, the first first."""
+        ...
+
+    async def find_events(self, query: EventQuery) -> tuple[StoredEvent, ...]: ...
+
+    async def event(self, seq: int) -> StoredEvent | None: ...
+
+    async def consumers(self, seq: int, limit: int) -> tuple[Consumer, ...]:
+        """Runs to which the event was given, in the order they got it."""
+        ...
+
+    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[StandingWait, ...]:
+        """All that is waited for, by (run, step)."""
+        ...
+
+    async def crew(self) -> tuple[WorkerRecord, ...]:
+        """Everybody who is registered, the newest first."""
+        ...
+
+    async def backlog(self) -> Backlog: ...
+
+    async def buckets(self, since: int, width: int, count: int) -> tuple[Bucket, ...]:
+        """One for each stretch of `width` microseconds from `since` on, also where nothing happened."""
+        ...
+
+    async def latency(self, since: int, most: int) -> Latency:
+        """Of at most so many runs that ended last, after the moment."""
+        ...
+
+    async def forms(self, workflow: str) -> tuple[Form, ...]: ...
+
+    async def definitions(self) -> tuple[Definition, ...]:
+        """By name."""
+        ...
+
+    async def pulse_mark(self) -> str:
+        """Another text as soon as anything has changed that a page shows; cheap enough to be asked every second."""
+        ...
+
+
+class Steering(Protocol):
+    """For people who act."""
+
+    async def reopen(self, run_id: RunId, gen: int, keep: int) -> Reopened:
+        """Begin the next generation of a run that ended, with the input and the first `keep` entries of that one.
+
+        Its inbox is taken to be read; what ended it is forgotten; whoever waited for its end was told and stays so.
+        """
+        ...
+
+    async def resume(self, run_id: RunId) -> bool:
+        """Make a run that nobody has ready now: parked, or waiting for its next attempt. False if it is not such."""
+        ...
+
+    async def delete(self, run_id: RunId) -> bool:
+        """A run that has ended, with everything of its; False if it is open or unknown."""
+        ...
+
+    async def drop_outgoing(self, ids: Sequence[str]) -> int:
+        """Forget dead events; how many there were."""
+        ...
+
+    async def note(self, audit: Audit) -> None: ...
+
+    async def audits(self, before: int | None, limit: int) -> tuple[Audit, ...]:
+        """Newest first, those with lower numbers."""
+        ...
+
+    async def define(self, definitions: Sequence[Definition], forms: Sequence[Form]) -> None:
+        """Keep what the code says of its workflows; the newest word counts."""
+        ...
+
+
 @runtime_checkable
-class Storage(Journal, Workers, Queue, Runs, Events, Outbox, Facts, Joints, Pruning, News, Protocol):
+class Storage(Journal, Workers, Queue, Runs, Events, Outbox, Facts, Joints, Pruning, News, Survey, Steering, Protocol):
     """All of it, plus a life of its own."""
 
     async def open(self) -> None: ...

@@ -35,6 +35,11 @@ LOWER_FILLED = b"UPDATE edda_shape SET filled_from = LEAST(filled_from, %b) WHER
 _EVENTS = b"SELECT seq, received_at, source, id, type, target, body FROM edda_event "
 LOG = _EVENTS + b"FORCE INDEX (edda_event_type) WHERE type = %b AND seq > %b AND seq <= %b ORDER BY seq LIMIT %b"
 FIND_EVENT = _EVENTS + b"WHERE source = %b AND id = %b"
+PAGE = (
+    b"SELECT e.seq, e.received_at, e.source, e.id, e.type, e.target, e.body "
+    b"FROM edda_event_key k FORCE INDEX (PRIMARY) STRAIGHT_JOIN edda_event e ON e.seq = k.seq "
+    b"WHERE k.`key` = %b AND k.seq > %b ORDER BY k.seq LIMIT %b"
+)
 WAITS = b"SELECT step, `key`, own_key, type, `match`, due, once FROM edda_wait WHERE run_id = %b ORDER BY step"
 
 
@@ -95,6 +100,9 @@ class MySQLEvents:
 
     async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
         return tuple(map(stored_event, (await self._pool.run(LOG, type, after, upto, limit)).rows))
+
+    async def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+        return tuple(map(stored_event, (await self._pool.run(PAGE, key, after, limit)).rows))
 
     async def last_event(self, before: int | None = None) -> int:
         asked = bind(NEWEST) if before is None else bind(NEWEST_BEFORE, before)

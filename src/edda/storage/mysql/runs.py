@@ -34,21 +34,25 @@ WATCHERS = b"SELECT watcher, step FROM edda_watcher WHERE run_id = %b ORDER BY w
 
 # A run that rests but is due counts as running: somebody may claim it at any moment. One that undoes what it did is
 # compensating whatever it does, unless it is parked.
-_STATUS = (
-    b"COALESCE(e.status, CASE WHEN s.owner IS NULL AND s.ready_at <= " + NOW + b""
+OPEN_STATUS = (
+    b"CASE WHEN s.owner IS NULL AND s.ready_at <= " + NOW + b""
     b" THEN IF(s.undoing OR s.status = 'compensating', 'compensating', 'running')"
-    b" WHEN s.undoing AND s.status <> 'parked' THEN 'compensating' ELSE s.status END)"
+    b" WHEN s.undoing AND s.status <> 'parked' THEN 'compensating' ELSE s.status END"
+)
+STATUS = b"COALESCE(e.status, " + OPEN_STATUS + b")"
+COLUMNS = (
+    b"SELECT r.id, r.workflow, r.gen, " + STATUS + b", r.input, r.created_at, r.deadline,"
+    b" s.owner, s.ready_at, s.reason, e.ended_at, e.value, r.parent FROM "
 )
 # The end of the index, run by run: "no newer one" would be looked for in all generations, for each of them.
 RECORDS = (
-    b"SELECT r.id, r.workflow, r.gen, " + _STATUS + b", r.input, r.created_at, r.deadline,"
-    b" s.owner, s.ready_at, s.reason, e.ended_at, e.value, r.parent FROM edda_run r"
+    COLUMNS + b"edda_run r"
     b" LEFT JOIN edda_sched s ON s.run_id = r.id LEFT JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen"
     b" WHERE r.gen = (SELECT last.gen FROM edda_run last WHERE last.id = r.id ORDER BY last.gen DESC LIMIT 1)"
 )
 # The number beforehand: else all generations are read, each to find out whether it is the newest.
 NEWEST_OF_ID = b" AND r.id = %b AND r.gen = (SELECT MAX(gen) FROM edda_run WHERE id = %b)"
-OF_STATUS = b" AND " + _STATUS + b" = %b"
+OF_STATUS = b" AND " + STATUS + b" = %b"
 OF_WORKFLOW = b" AND r.workflow = %b"
 CREATED_FROM = b" AND r.created_at >= %b"
 CREATED_TO = b" AND r.created_at < %b"

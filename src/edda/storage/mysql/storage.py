@@ -7,7 +7,7 @@ import re
 from edda.errors import StorageError
 from edda.storage.ports import Probe
 
-from . import joints, schema
+from . import joints, schema, survey
 from .clock import READ_CLOCK
 from .dispatches import MySQLDispatches
 from .events import MySQLEvents
@@ -20,6 +20,8 @@ from .pool import Address, Pool
 from .pruning import MySQLPruning
 from .queue import MySQLQueue
 from .runs import MySQLRuns
+from .steering import MySQLSteering
+from .survey import MySQLSurvey
 from .workers import MySQLWorkers
 
 OLDEST_MARIADB = (10, 6)
@@ -37,6 +39,8 @@ class MySQLStorage(
     MySQLFacts,
     MySQLJoints,
     MySQLPruning,
+    MySQLSurvey,
+    MySQLSteering,
 ):
     """`url` is mysql://user:password@host/database, with ?ssl=true, ?ssl_ca=file or ?unix_socket=file if need be."""
 
@@ -49,6 +53,7 @@ class MySQLStorage(
         self._journal = Pool(self._address, 1)
         self._pool = Pool(self._address, self._pool_size)
         self._joints = Pool(self._address, self._pool_size, joints.SETUP)
+        self._survey = Pool(self._address, self._pool_size, survey.SETUP)
         self._news = MySQLNews()
 
     async def open(self) -> None:
@@ -65,6 +70,7 @@ class MySQLStorage(
         await self._journal.close()
         await self._pool.close()
         await self._joints.close()
+        await self._survey.close()
         self.kill()
 
     def kill(self) -> None:

@@ -41,6 +41,11 @@ _EVENT = "SELECT seq, received_at, source, id, type, target, body FROM edda_even
 LOG = f"{_EVENT} WHERE type = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT $4"
 FIND_EVENT = f"{_EVENT} WHERE source = $1 AND id = $2"
 
+PAGE = """
+SELECT e.seq, e.received_at, e.source, e.id, e.type, e.target, e.body
+  FROM edda_event_key k JOIN edda_event e ON e.seq = k.seq
+ WHERE k.key = $1 AND k.seq > $2 ORDER BY k.seq LIMIT $3"""
+
 LAST_EVENT = "SELECT seq FROM edda_event ORDER BY seq DESC LIMIT 1"
 LAST_EVENT_BEFORE = "SELECT seq FROM edda_event WHERE received_at < $1 ORDER BY received_at DESC, seq DESC LIMIT 1"
 
@@ -81,6 +86,11 @@ class PostgresEvents:
     async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(LOG, type, after, upto, limit)
+        return tuple(event_of(row) for row in rows)
+
+    async def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+        async with self._pool.session() as session:
+            rows = await session.fetch(PAGE, key, after, limit)
         return tuple(event_of(row) for row in rows)
 
     async def last_event(self, before: int | None = None) -> int:

@@ -29,6 +29,19 @@ _SETTINGS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
 }
+# Nobody waits for an answer for ever, and no question takes the processors away from the runs. Each is planned for what
+# it asks, but along the indexes and in their order: a page is full long before a sort or a hash of everything would be.
+_SURVEY_SETTINGS = _SETTINGS | {
+    "plan_cache_mode": "force_custom_plan",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "max_parallel_workers_per_gather": "0",
+    # What is gathered is sorted in memory.
+    "work_mem": "32MB",
+    "statement_timeout": "5s",
+    "default_transaction_read_only": "on",
+}
 # A user's statements are planned as everywhere, and may wait; only its locks must not outlive its mind.
 _SHARED_SETTINGS = {"application_name": "edda", "idle_in_transaction_session_timeout": "60s"}
 
@@ -41,6 +54,8 @@ class Address(Struct, frozen=True):
     probe: Probe | None
     is_shared: bool = False
     """Whether users' code works on its connections."""
+    is_survey: bool = False
+    """Whether they only serve people who look."""
 
     async def connect(self, answer_within: float | None) -> Session:
         try:
@@ -49,12 +64,18 @@ class Address(Struct, frozen=True):
                 timeout=CONNECT_TIMEOUT,
                 command_timeout=answer_within,
                 statement_cache_size=self.statement_cache_size,
-                server_settings=_SHARED_SETTINGS if self.is_shared else _SETTINGS,
+                server_settings=self._settings,
                 connection_class=SharedConnection if self.is_shared else asyncpg.Connection,
             )
         except Exception as error:  # refused, unreachable, unknown host, wrong password, starting up: not there
             raise StorageUnavailableError(f"cannot connect to PostgreSQL: {error}") from error
         return Session(connection, self.probe)
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        if self.is_shared:
+            return _SHARED_SETTINGS
+        return _SURVEY_SETTINGS if self.is_survey else _SETTINGS
 
 
 class Pool:

@@ -43,18 +43,23 @@ SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event FROM edda_
  WHERE run_id = $1 AND gen = coalesce($2::int, (SELECT max(gen) FROM edda_run WHERE id = $1)) ORDER BY seq"""
 
 # What waits, but is due and nobody's, runs as soon as somebody takes it: people should not read "waiting".
-_VIEW = timed("""
-SELECT r.id, r.workflow, r.gen, r.input, r.created_at, r.deadline, r.parent, s.owner, s.ready_at, s.reason,
-       e.ended_at, e.value, state.status
-  FROM edda_run r
+OPEN_STATUS = timed("""
+              CASE WHEN s.undoing AND (s.status <> 'parked' OR s.ready_at <= (SELECT {now})) THEN 'compensating'
+                   WHEN s.owner IS NULL AND s.ready_at <= (SELECT {now}) AND s.status <> 'compensating' THEN 'running'
+                   ELSE s.status END""")
+VIEW_COLUMNS = """r.id, r.workflow, r.gen, r.input, r.created_at, r.deadline, r.parent, s.owner, s.ready_at, s.reason,
+       e.ended_at, e.value, state.status"""
+VIEW_STATES = """
   {open} JOIN edda_sched s ON s.run_id = r.id AND s.gen = r.gen
   {ended} JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen
  CROSS JOIN LATERAL (
-       SELECT CASE WHEN e.status IS NOT NULL THEN e.status
-                   WHEN s.undoing AND (s.status <> 'parked' OR s.ready_at <= {now}) THEN 'compensating'
-                   WHEN s.owner IS NULL AND s.ready_at <= {now} AND s.status <> 'compensating' THEN 'running'
-                   ELSE s.status END AS status) state
- WHERE NOT EXISTS (SELECT FROM edda_run later WHERE later.id = r.id AND later.gen > r.gen)""")
+       SELECT coalesce(e.status, {status}) AS status) state""".replace("{status}", OPEN_STATUS)
+_VIEW = """
+SELECT {columns}
+  FROM edda_run r {states}
+ WHERE NOT EXISTS (SELECT FROM edda_run later WHERE later.id = r.id AND later.gen > r.gen)""".replace(
+    "{columns}", VIEW_COLUMNS
+).replace("{states}", VIEW_STATES)
 # The keyset has values that let everything through instead of conditions that ask for NULL, which no index can serve.
 _PAGE = """
    AND r.created_at >= $1 AND r.created_at < $2 AND (r.created_at, r.id) < ($3, $4)

@@ -20,6 +20,8 @@ from .pool import Address, Pool
 from .pruning import PostgresPruning
 from .queue import PostgresQueue
 from .runs import PostgresRuns
+from .steering import PostgresSteering
+from .survey import PostgresSurvey
 from .workers import PostgresWorkers
 
 OLDEST = 12
@@ -37,6 +39,8 @@ class PostgresStorage(
     PostgresFacts,
     PostgresJoints,
     PostgresPruning,
+    PostgresSurvey,
+    PostgresSteering,
 ):
     """`url` is postgresql://user:password@host/database.
 
@@ -52,6 +56,7 @@ class PostgresStorage(
         self._pool = Pool(self._address, size=pool_size)
         # Theirs may take as long as they like.
         self._shared = Pool(replace(self._address, is_shared=True), size=pool_size, answer_within=None)
+        self._survey = Pool(replace(self._address, is_survey=True), size=pool_size)
         self._news_line = Pool(self._address, size=1)
         # No limit to how long a migration, or the one ahead of it, may take.
         self._schema_line = Pool(self._address, size=1, answer_within=None)
@@ -60,7 +65,7 @@ class PostgresStorage(
 
     @property
     def _lines(self) -> tuple[Pool, ...]:
-        return (self._journal, self._pool, self._shared, self._news_line, self._schema_line)
+        return (self._journal, self._pool, self._shared, self._survey, self._news_line, self._schema_line)
 
     async def open(self) -> None:
         for line in self._lines:

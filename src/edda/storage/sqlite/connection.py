@@ -12,6 +12,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
@@ -28,6 +29,8 @@ Version = tuple[int, int, int]
 MEMORY = ":memory:"
 OLDEST = (3, 35, 0)
 
+STRIDE = 10_000
+"""Steps of SQLite's machine between two looks at the clock, some tenths of a millisecond."""
 CHECKPOINT_AT = 4 << 20
 TRUNCATE_AT = 64 << 20
 BUSY_TIMEOUT = 30_000
@@ -129,13 +132,28 @@ class Connection:
                 self.forget()
             return answer
 
-    def read(self, job: Callable[[Connection], T]) -> T:
-        """One job that only reads. Each statement sees a snapshot of its own; none of them waits for a writer."""
+    def read(self, job: Callable[[Connection], T], patience: float | None = None) -> T:
+        """One job that only reads. Each statement sees a snapshot of its own; none of them waits for a writer.
+
+        After `patience` seconds it is given up.
+        """
         if self._raw is None:
             with self._turn, self._safely():
                 self._open()
         with self._safely():
+            return job(self) if patience is None else self._hurry(job, patience)
+
+    def _hurry(self, job: Callable[[Connection], T], patience: float) -> T:
+        raw, until = self._usable(), time.monotonic() + patience
+        raw.set_progress_handler(lambda: time.monotonic() > until, STRIDE)
+        try:
             return job(self)
+        except sqlite3.OperationalError as error:
+            if time.monotonic() > until:
+                raise StorageUnavailableError(f"no answer within {patience:g} s: ask for less") from error
+            raise
+        finally:
+            raw.set_progress_handler(None, 0)
 
     def finish(self) -> None:
         """For good, and in the thread that used it. The last connection of all checkpoints as it closes."""

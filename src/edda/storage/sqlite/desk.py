@@ -23,8 +23,8 @@ class Desk:
     def hold(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
         return self._lane.submit(lambda: self._connection.hold(job))
 
-    def read(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
-        return self._lane.submit(lambda: self._connection.read(job))
+    def read(self, job: Callable[[Connection], T], patience: float | None = None) -> asyncio.Future[T]:
+        return self._lane.submit(lambda: self._connection.read(job, patience))
 
     async def close(self) -> None:
         await self._lane.close()

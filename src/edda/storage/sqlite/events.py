@@ -39,9 +39,13 @@ _RAISE = """
 INSERT INTO edda_event_type (type, version) VALUES (?, 1) ON CONFLICT (type) DO UPDATE SET version = version + 1"""
 _FILL = "UPDATE edda_shape SET filled_from = min(filled_from, ?) WHERE type = ? AND shape = ?"
 
-_STORED = "SELECT seq, received_at, source, id, type, target, body FROM edda_event"
-_LOG = f"{_STORED} WHERE type = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
-_BY_ID = f"{_STORED} WHERE source = ? AND id = ?"
+STORED = "SELECT seq, received_at, source, id, type, target, body FROM edda_event"
+_LOG = f"{STORED} WHERE type = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+_PAGE = """
+SELECT e.seq, e.received_at, e.source, e.id, e.type, e.target, e.body
+  FROM edda_event_key k CROSS JOIN edda_event e ON e.seq = k.seq
+ WHERE k.key = ? AND k.seq > ? ORDER BY k.seq LIMIT ?"""
+_BY_ID = f"{STORED} WHERE source = ? AND id = ?"
 _NEWEST = "SELECT max(seq) FROM edda_event"
 _NEWEST_BEFORE = "SELECT seq FROM edda_event WHERE received_at < ? ORDER BY received_at DESC, seq DESC LIMIT 1"
 
@@ -140,7 +144,11 @@ def fill(db: Connection, type: str, shape: str, keys: Sequence[tuple[bytes, int]
 
 
 def log(db: Connection, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
-    return tuple(map(_as_stored, db.rows(_LOG, (type, after, upto, limit))))
+    return tuple(map(as_stored, db.rows(_LOG, (type, after, upto, limit))))
+
+
+def page(db: Connection, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+    return tuple(map(as_stored, db.rows(_PAGE, (key, after, limit))))
 
 
 def last_event(db: Connection, before: int | None) -> int:
@@ -150,9 +158,9 @@ def last_event(db: Connection, before: int | None) -> int:
 
 def find_event(db: Connection, source: str, id: str) -> StoredEvent | None:
     row = db.row(_BY_ID, (source, id))
-    return _as_stored(row) if row else None
+    return as_stored(row) if row else None
 
 
-def _as_stored(row: Sequence[Any]) -> StoredEvent:
+def as_stored(row: Sequence[Any]) -> StoredEvent:
     seq, received_at, *event = row
     return StoredEvent(seq, received_at, Event(*event))

@@ -147,9 +147,13 @@ class Presence:
 
     def is_over(self, worker: WorkerId, expires_at: int, now: int) -> bool:
         """Nobody waits for the lease of a process that is dead; `expires_at` is for workers without a file."""
+        return self.until(worker, expires_at) < now or self.is_lost(worker)
+
+    def until(self, worker: WorkerId, expires_at: int) -> int:
+        """When its lease ends."""
         with suppress(OSError):
-            expires_at = os.stat(self._prefix + worker).st_mtime_ns // 1000
-        return expires_at < now or self.is_lost(worker)
+            return os.stat(self._prefix + worker).st_mtime_ns // 1000
+        return expires_at
 
     def release(self, worker: WorkerId) -> None:
         """Look dead to everybody; the file stays for them to find."""

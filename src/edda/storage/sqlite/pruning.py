@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from edda.core.model import MICROSECONDS
+from collections.abc import Sequence
+
+from edda.core.model import MICROSECONDS, RunId
 
 from .connection import Connection
 from .events import last_event
@@ -100,9 +102,14 @@ def prune_letters(db: Connection, before: int, limit: int) -> int:
 
 def prune_runs(db: Connection, before: int, limit: int) -> int:
     ended = db.rows(_ENDED, (before, limit))
-    for sql in _RUN:
-        db.many(sql, ended)
+    remove_runs(db, ended)
     return len(ended) + _prune_generations(db, before, limit - len(ended))
+
+
+def remove_runs(db: Connection, run_ids: Sequence[tuple[RunId]]) -> None:
+    """With everything of theirs."""
+    for sql in _RUN:
+        db.many(sql, run_ids)
 
 
 def _prune_generations(db: Connection, before: int, limit: int) -> int:

@@ -19,21 +19,21 @@ _SCHED = """
 INSERT INTO edda_sched (run_id, workflow, status, epoch, gen, ready_at, start_seq)
 VALUES (?, ?, 'running', 0, 0, ?, (SELECT coalesce(max(seq), 0) FROM edda_event))"""
 
-_EXISTS = "SELECT 1 FROM edda_run WHERE id = ? LIMIT 1"
+EXISTS = "SELECT 1 FROM edda_run WHERE id = ? LIMIT 1"
 _IS_OPEN = "SELECT 1 FROM edda_sched WHERE run_id = ?"
 
 # A waiting run that is due is as good as running: it waits for a worker, no longer for its timer. A run that
 # undoes is shown as such unless it is parked, which somebody may have to do something about.
-_STATUS = """
-coalesce(x.status, CASE WHEN s.undoing AND (s.status <> 'parked' OR s.ready_at <= :now) THEN 'compensating'
-                        WHEN s.owner IS NULL AND s.ready_at <= :now
-                         AND s.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message',
-                                          'waiting_for_child', 'parked')
-                        THEN 'running' ELSE s.status END)"""
-_RECORD = f"""
-SELECT r.id, r.workflow, r.gen, {_STATUS} AS state, r.input, r.created_at, r.deadline,
+OPEN_STATUS = """
+CASE WHEN s.undoing AND (s.status <> 'parked' OR s.ready_at <= :now) THEN 'compensating'
+     WHEN s.owner IS NULL AND s.ready_at <= :now
+      AND s.status IN ('waiting_for_event', 'waiting_for_timer', 'waiting_for_message', 'waiting_for_child', 'parked')
+     THEN 'running' ELSE s.status END"""
+STATUS = f"coalesce(x.status, {OPEN_STATUS})"
+RECORD = f"""
+SELECT r.id, r.workflow, r.gen, {STATUS} AS state, r.input, r.created_at, r.deadline,
        s.owner, s.ready_at, s.reason, x.ended_at, x.value, r.parent"""
-_GET = f"""{_RECORD}
+_GET = f"""{RECORD}
   FROM edda_run r
   LEFT JOIN edda_sched s ON s.run_id = r.id
   LEFT JOIN edda_result x ON x.run_id = r.id
@@ -45,13 +45,13 @@ _PAGE = """
    AND (:status IS NULL OR state = :status)
    AND NOT EXISTS (SELECT 1 FROM edda_run later WHERE later.id = r.id AND later.gen > r.gen)
  ORDER BY r.created_at DESC, r.id DESC LIMIT :limit"""
-_FIND = f"""{_RECORD}
+_FIND = f"""{RECORD}
   FROM edda_run r INDEXED BY edda_run_created
   LEFT JOIN edda_sched s ON s.run_id = r.id
   LEFT JOIN edda_result x ON x.run_id = r.id
 {_PAGE}"""
 # The open runs are few among the finished ones: begin with them.
-_FIND_OPEN = f"""{_RECORD}
+_FIND_OPEN = f"""{RECORD}
   FROM edda_sched s
  CROSS JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen
   LEFT JOIN edda_result x ON x.run_id = r.id
@@ -68,7 +68,7 @@ def start(db: Connection, starts: Iterable[Start], now: int) -> frozenset[RunId]
 
 
 def _start(db: Connection, s: Start, now: int) -> bool:
-    if db.row(_EXISTS, (s.run_id,)):  # in whatever generation: the first may be pruned
+    if db.row(EXISTS, (s.run_id,)):  # in whatever generation: the first may be pruned
         return False
     db.run(INSERT, as_row(s, 0))
     db.run(_SCHED, (s.run_id, s.workflow, now if s.ready_at is None else s.ready_at))
@@ -84,12 +84,12 @@ def cancel(db: Connection, run_id: RunId, value: bytes, now: int) -> CancelOutco
         return CancelOutcome.REQUESTED
     if db.row(_IS_OPEN, (run_id,)):
         return CancelOutcome.ALREADY
-    return CancelOutcome.ENDED if db.row(_EXISTS, (run_id,)) else CancelOutcome.MISSING
+    return CancelOutcome.ENDED if db.row(EXISTS, (run_id,)) else CancelOutcome.MISSING
 
 
 def get(db: Connection, run_id: RunId, now: int) -> RunRecord | None:
     row = db.row(_GET, {"run_id": run_id, "now": now})
-    return _as_record(row) if row else None
+    return as_record(row) if row else None
 
 
 def history(db: Connection, run_id: RunId, gen: int | None) -> tuple[Entry, ...]:
@@ -108,9 +108,9 @@ def find(db: Connection, filter: RunFilter, now: int) -> tuple[RunRecord, ...]:
         "status": filter.status and filter.status.value,
         "limit": filter.limit,
     }
-    return tuple(map(_as_record, db.rows(_FIND_OPEN if filter.status in OPEN else _FIND, values)))
+    return tuple(map(as_record, db.rows(_FIND_OPEN if filter.status in OPEN else _FIND, values)))
 
 
-def _as_record(row: Sequence[Any]) -> RunRecord:
+def as_record(row: Sequence[Any]) -> RunRecord:
     run_id, workflow, gen, status, *rest = row
     return RunRecord(run_id, workflow, gen, RunStatus(status), *rest)

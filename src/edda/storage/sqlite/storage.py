@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,12 +68,16 @@ from .desk import Desk
 from .lock import Presence
 from .memo import Memo
 from .pulse import SQLitePulse
+from .steering import SQLiteSteering
+from .survey import SQLiteSurvey
 from .tenure import NO_TURN, Tenures
 from .watch import Watch
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+PATIENCE = 5.0
+"""Seconds after which people are told that they ask for too much."""
 GOODBYE = 1.0
 """Seconds a kill waits for the statements that run; whoever stands in a queue for the file is left there."""
 
@@ -81,7 +86,7 @@ def system_microseconds() -> int:
     return time.time_ns() // 1000
 
 
-class SQLiteStorage:
+class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     def __init__(
         self,
         path: str,
@@ -103,11 +108,13 @@ class SQLiteStorage:
         self._workers: set[WorkerId] = set()
         self._writer: Desk | None = None
         self._reader: Desk | None = None
+        self._observer: Desk | None = None
         self._memo = Memo()
         self._watch: Watch | None = None
         self._pulses: set[Desk] = set()
         self._tenures: Tenures | None = None
         self._news = asyncio.Event()
+        self._name = secrets.token_hex(4)
 
     # Its life
 
@@ -288,6 +295,9 @@ class SQLiteStorage:
     async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
         return await self._read(lambda db: events.log(db, type, after, upto, limit))
 
+    async def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+        return await self._read(lambda db: events.page(db, key, after, limit))
+
     async def last_event(self, before: int | None = None) -> int:
         return await self._read(lambda db: events.last_event(db, before))
 
@@ -394,6 +404,11 @@ class SQLiteStorage:
             if watch:
                 watch.rest()
 
+    async def pulse_mark(self) -> str:
+        """Of this very object: the numbers of one connection say nothing of another's."""
+        version = await self._read(lambda db: db.version())
+        return "-".join(map(str, (self._name, *version)))
+
     # Its parts
 
     @property
@@ -416,6 +431,15 @@ class SQLiteStorage:
     async def _read(self, job: Callable[[Connection], T]) -> T:
         return await _open_only(self._reader).read(job)
 
+    async def _look(self, job: Callable[[Connection], T]) -> T:
+        """For people, who may ask for much: the engine's own questions do not wait behind it."""
+        writer = _open_only(self._writer)
+        if self._in_memory:
+            return await writer.read(job, PATIENCE)
+        if self._observer is None:
+            self._observer = self._desk("observer")
+        return await self._observer.read(job, PATIENCE)
+
     async def _recall(self, ask: Callable[[Connection, *Ts], T], *args: *Ts) -> T:
         """What is asked by the clock costs a database at rest no statement."""
         return await self._read(lambda db: self._memo.recall(db, ask, *args))
@@ -432,9 +456,10 @@ class SQLiteStorage:
         while self._pulses:
             yield self._pulses.pop()
         watch, self._watch = self._watch, None
+        observer, self._observer = self._observer, None
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
-        yield from (part for part in (watch, reader, writer) if part)
+        yield from (part for part in (watch, observer, reader, writer) if part)
 
     def _release_workers(self) -> None:
         """After the threads have ended: to look dead while one still writes would be a lie."""

@@ -125,9 +125,9 @@ def deliver(db: Connection, kind: EntryKind, seq: int, takers: Sequence[tuple[Ru
 
 
 def of_run(db: Connection, run_id: RunId) -> tuple[Wait, ...]:
-    return tuple(map(_as_wait, db.rows(_WAITS, (run_id,))))
+    return tuple(map(as_wait, db.rows(_WAITS, (run_id,))))
 
 
-def _as_wait(row: Sequence[Any]) -> Wait:
+def as_wait(row: Sequence[Any]) -> Wait:
     step, key, own_key, type, match, due, once = row
     return Wait(step, key, own_key, type, match, due, once=bool(once))

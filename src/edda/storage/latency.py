@@ -1,0 +1,19 @@
+"""How long runs took, in two figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from edda.core.survey import Latency
+
+
+def measure(durations: Iterable[int]) -> Latency:
+    """By nearest rank: each figure is the duration of a run that there was."""
+    ordered = sorted(durations)
+    if not ordered:
+        return Latency(0, 0, 0)
+    return Latency(len(ordered), _rank(ordered, 50), _rank(ordered, 95))
+
+
+def _rank(ordered: Sequence[int], percent: int) -> int:
+    return ordered[-(-percent * len(ordered) // 100) - 1]

@@ -1,0 +1,235 @@
+"""Runs that people look for.
+
+A page is read from the newest run on. Where the newest few thousand do not fill it, what is looked for is rare among
+them, and is gathered from where it is kept and sorted: going on would lead through all there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from edda.core.model import RunId, RunRecord
+from edda.core.states import ENDED, OPEN, RunStatus
+from edda.core.survey import MOST_COUNTED, Generation, RunQuery
+
+from .pool import Pool
+from .rows import run_record
+from .runs import COLUMNS, OPEN_STATUS, STATUS
+from .statement import Statement, literal, number, text
+
+_LAST = "\U0010ffff" * 64
+"""Behind a prefix it comes after all other ids: they are not as long as this."""
+GLANCE = 2_000
+"""So many of the newest runs are looked at before what is rare is gathered."""
+
+_SCHED = b" LEFT JOIN edda_sched s ON s.run_id = r.id AND s.gen = r.gen"
+_RESULT = b" LEFT JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen"
+# A generation that another one followed has neither.
+_NEWEST_GENERATION = b" WHERE (s.run_id IS NOT NULL OR e.run_id IS NOT NULL)"
+
+_AMONG_FEW = (
+    b"(SELECT r.id, r.gen FROM edda_run r FORCE INDEX (%b) WHERE TRUE%b"
+    b" ORDER BY r.created_at DESC, r.id DESC LIMIT %b) c"
+    b" STRAIGHT_JOIN edda_run r ON r.id = c.id AND r.gen = c.gen" + _SCHED + _RESULT + _NEWEST_GENERATION
+)
+# What is still open is passed by in the indexes alone.
+_AMONG_ENDED = (
+    b"(SELECT r.id, r.gen FROM edda_run r FORCE INDEX (%b)"
+    b" STRAIGHT_JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen WHERE e.status IN (%b)%b"
+    b" ORDER BY r.created_at DESC, r.id DESC LIMIT %b) c"
+    b" STRAIGHT_JOIN edda_run r ON r.id = c.id AND r.gen = c.gen" + _SCHED + _RESULT + _NEWEST_GENERATION
+)
+_ALONG = b"edda_run r FORCE INDEX (%b)" + _SCHED + _RESULT + _NEWEST_GENERATION
+_OPEN = (
+    b"edda_sched s STRAIGHT_JOIN edda_run r FORCE INDEX (PRIMARY) ON r.id = s.run_id AND r.gen = s.gen"
+    + _RESULT
+    + b" WHERE TRUE"
+)
+_ENDED = (
+    b"edda_result e FORCE INDEX (edda_result_status)"
+    b" STRAIGHT_JOIN edda_run r FORCE INDEX (PRIMARY) ON r.id = e.run_id AND r.gen = e.gen" + _SCHED + b" WHERE TRUE"
+)
+_ORDER = b" ORDER BY r.created_at DESC, r.id DESC LIMIT %b"
+
+_WORKFLOW = b" AND %b.workflow = %b"
+_SINCE = b" AND r.created_at >= %b"
+_UNTIL = b" AND r.created_at < %b"
+# Spelled out: the comparison of two pairs does not use the index.
+_AFTER = b" AND r.created_at <= %b AND (r.created_at < %b OR r.id < %b)"
+_PARENT = b" AND r.parent = %b"
+_PREFIX = b" AND %b >= %b AND %b <= %b"
+# Ids are bytes, and bytes have no case.
+_IN_ID = b"LOWER(CONVERT(%b USING utf8mb4)) COLLATE utf8mb4_bin LIKE %b ESCAPE '|'"
+_IN_REASON = b"LOWER(s.reason) COLLATE utf8mb4_bin LIKE %b ESCAPE '|'"
+_OPEN_IN = b" AND " + OPEN_STATUS + b" IN (%b)"
+_ENDED_IN = b" AND e.status IN (%b)"
+_STATUS_IN = b" AND " + STATUS + b" IN (%b)"
+
+COUNT_OPEN = b"""SELECT o.status, LEAST(COUNT(*), %b) FROM (
+    SELECT %b AS status FROM edda_sched s%b WHERE TRUE%b) o GROUP BY o.status"""
+# Each counts no further than it needs to.
+COUNT_ENDED = b"""SELECT %b, COUNT(*) FROM (
+    SELECT 1 FROM edda_result e%b WHERE e.status = %b%b LIMIT %b) o"""
+_RUN_OF_SCHED = b" JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen"
+_RUN_OF_RESULT = b" JOIN edda_run r ON r.id = e.run_id AND r.gen = e.gen"
+
+GENERATIONS = b"""SELECT r.gen, r.created_at, (SELECT COUNT(*) FROM edda_hist h WHERE h.run_id = r.id AND h.gen = r.gen)
+    FROM edda_run r WHERE r.id = %b ORDER BY r.gen"""
+
+
+class MySQLSearch:
+    _survey: Pool
+
+    async def search(self, query: RunQuery) -> tuple[RunRecord, ...]:
+        found: tuple[RunRecord, ...] = ()
+        async with self._survey.session() as session:
+            for statements in pages(query):
+                replies = await session.send(*statements)
+                found = _merge(run_record(row) for reply in replies for row in reply.rows)[: query.limit]
+                if len(found) == query.limit:
+                    break
+        return found
+
+    async def count(self, query: RunQuery) -> dict[RunStatus, int]:
+        replies = await self._survey.send(*tallies(query))
+        counts = {RunStatus(status): count for reply in replies for status, count in reply.rows if count}
+        return {status: count for status, count in counts.items() if not query.statuses or status in query.statuses}
+
+    async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
+        return tuple(Generation(*row) for row in (await self._survey.run(GENERATIONS, run_id)).rows)
+
+
+def _merge(records: Iterable[RunRecord]) -> tuple[RunRecord, ...]:
+    """Newest first; one that was found in two ways counts once."""
+    once = {record.run_id: record for record in records}
+    return tuple(sorted(once.values(), key=_key, reverse=True))
+
+
+def _key(record: RunRecord) -> tuple[int, bytes]:
+    return record.created_at, record.run_id.encode()
+
+
+def pages(query: RunQuery) -> Iterator[list[Statement]]:
+    """What to ask, until a page is full; the last always tells all there is."""
+    if query.parent is not None:
+        yield [_page(query, _ALONG % b"edda_run_parent", _rest(query))]
+        return
+    if query.statuses or query.id_prefix or query.text:
+        few = _AMONG_FEW % (_index(query), _keyset(query), number(GLANCE))
+        yield [_page(query, few, _rest(query))]
+    yield list(_last_resort(query))
+
+
+def _last_resort(query: RunQuery) -> Iterator[Statement]:
+    if query.id_prefix:
+        yield _page(query, _ALONG % b"PRIMARY", _rest(query))
+    elif query.statuses and RunStatus.COMPLETED not in query.statuses:
+        if query.statuses & OPEN:
+            yield _page(query, _OPEN, _OPEN_IN % _listed(query.statuses) + _text(query))
+        if query.statuses & ENDED:
+            yield _page(query, _ENDED, _ENDED_IN % _listed(query.statuses) + _text(query))
+    elif query.text:
+        yield _page(query, _ALONG % _index(query), _text_in_id(query) + _statuses(query))
+        yield _page(query, _OPEN, b" AND " + _IN_REASON % _pattern(query.text) + _statuses(query))
+    elif query.statuses and query.statuses <= ENDED:
+        values = (_index(query), _listed(query.statuses), _keyset(query), number(query.limit))
+        yield _page(query, _AMONG_ENDED % values, b"")
+    else:
+        yield _page(query, _ALONG % _index(query), _rest(query))
+
+
+def _page(query: RunQuery, source: bytes, conditions: bytes) -> Statement:
+    body = COLUMNS + source + _keyset(query) + conditions + _ORDER % number(query.limit)
+    return Statement("search", body)
+
+
+def _index(query: RunQuery) -> bytes:
+    return b"edda_run_created" if query.workflow is None else b"edda_run_workflow"
+
+
+def _keyset(query: RunQuery) -> bytes:
+    """What the two indexes by time can tell."""
+    conditions = _span(query)
+    if query.after is not None:
+        at, last = number(query.after[0]), text(query.after[1])
+        conditions += _AFTER % (at, at, last)
+    return conditions
+
+
+def _span(query: RunQuery) -> bytes:
+    return _workflow(query, b"r") + _time(query)
+
+
+def _workflow(query: RunQuery, table: bytes) -> bytes:
+    return b"" if query.workflow is None else _WORKFLOW % (table, text(query.workflow))
+
+
+def _time(query: RunQuery) -> bytes:
+    conditions = b""
+    if query.created_from is not None:
+        conditions += _SINCE % number(query.created_from)
+    if query.created_to is not None:
+        conditions += _UNTIL % number(query.created_to)
+    return conditions
+
+
+def _rest(query: RunQuery) -> bytes:
+    return _statuses(query) + _parent(query) + _prefix(query) + _text(query)
+
+
+def _statuses(query: RunQuery) -> bytes:
+    return _STATUS_IN % _listed(query.statuses) if query.statuses else b""
+
+
+def _parent(query: RunQuery) -> bytes:
+    return b"" if query.parent is None else _PARENT % text(query.parent)
+
+
+def _prefix(query: RunQuery, id: bytes = b"r.id") -> bytes:
+    if not query.id_prefix:
+        return b""
+    return _PREFIX % (id, text(query.id_prefix), id, text(query.id_prefix + _LAST))
+
+
+def _text(query: RunQuery, id: bytes = b"r.id") -> bytes:
+    if not query.text:
+        return b""
+    pattern = _pattern(query.text)
+    return b" AND (%b OR %b)" % (_IN_ID % (id, pattern), _IN_REASON % pattern)
+
+
+def _text_in_id(query: RunQuery, id: bytes = b"r.id") -> bytes:
+    return b" AND " + _IN_ID % (id, _pattern(query.text)) if query.text else b""
+
+
+def _listed(statuses: Iterable[RunStatus]) -> bytes:
+    return literal(sorted(statuses))
+
+
+def _pattern(words: str) -> bytes:
+    return text(f"%{escaped(words)}%")
+
+
+def escaped(words: str) -> str:
+    """In lower case, and with what LIKE takes for its own standing for itself."""
+    return words.lower().replace("|", "||").replace("%", "|%").replace("_", "|_")
+
+
+def tallies(query: RunQuery) -> Sequence[Statement]:
+    wanted = query.statuses or frozenset(RunStatus)
+    counts = [_count_open(query)] if wanted & OPEN else []
+    return counts + [_count_ended(query, status) for status in sorted(wanted & ENDED)]
+
+
+def _count_open(query: RunQuery) -> Statement:
+    of_run = _time(query) + _parent(query)
+    of_sched = _workflow(query, b"s") + _prefix(query, b"s.run_id") + _text(query, b"s.run_id")
+    run = _RUN_OF_SCHED if of_run else b""
+    return Statement("count", COUNT_OPEN % (number(MOST_COUNTED), OPEN_STATUS, run, of_sched + of_run))
+
+
+def _count_ended(query: RunQuery, status: RunStatus) -> Statement:
+    of_run = _span(query) + _parent(query)
+    of_result = _prefix(query, b"e.run_id") + _text_in_id(query, b"e.run_id")
+    run, name = _RUN_OF_RESULT if of_run else b"", text(status)
+    return Statement("count", COUNT_ENDED % (name, run, name, of_result + of_run, number(MOST_COUNTED)))

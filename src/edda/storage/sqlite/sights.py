@@ -1,0 +1,104 @@
+"""What there is to see besides runs: events and who got them, waits, what the code says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edda.core.model import RunId, StoredEvent
+from edda.core.survey import Consumer, Definition, EventQuery, Form, Generation, StandingWait
+
+from .connection import Connection
+from .events import STORED, as_stored
+from .waits import as_wait
+
+FEW = 10_000
+"""So many events are looked at one by one."""
+_LAST = 2**63 - 1
+
+_GENERATIONS = """
+SELECT r.gen, r.created_at, (SELECT count(*) FROM edda_hist h WHERE h.run_id = r.id AND h.gen = r.gen)
+  FROM edda_run r WHERE r.id = ? ORDER BY r.gen"""
+
+_FITS = """
+   AND seq < :before
+   AND received_at >= :received_from AND received_at < :received_to
+   AND (substr(type, 1, 8) = 'channel/') = :messages
+   AND (:type IS NULL OR type = :type)
+   AND (:source IS NULL OR source = :source)
+   AND (:text IS NULL OR instr(lower(type), lower(:text)) OR instr(lower(source), lower(:text))
+                      OR instr(lower(id), lower(:text)))
+ ORDER BY seq DESC LIMIT :limit"""
+_BY_NUMBER = f"{STORED} NOT INDEXED WHERE seq < :before {_FITS}"
+_BY_TYPE = f"{STORED} INDEXED BY edda_event_by_type WHERE type = :type {_FITS}"
+_BY_TIME = f"{STORED} INDEXED BY edda_event_received WHERE received_at >= :received_from {_FITS}"
+_BY_ID = f"{STORED} INDEXED BY edda_event_once WHERE source = :source AND id = :id {_FITS}"
+# The index is gone through, not the bodies.
+_BY_ID_ALONE = f"{STORED} INDEXED BY edda_event_once WHERE id = :id {_FITS}"
+_WITHIN = """
+SELECT count(*) FROM (
+SELECT 1 FROM edda_event INDEXED BY edda_event_received
+ WHERE received_at >= :received_from AND received_at < :received_to LIMIT :few)"""
+_EVENT = f"{STORED} WHERE seq = ?"
+
+_CONSUMERS = """
+SELECT d.run_id, (SELECT r.workflow FROM edda_run r WHERE r.id = d.run_id LIMIT 1), d.step, d.at
+  FROM edda_delivery d INDEXED BY edda_delivery_once WHERE d.event = ? ORDER BY d.at, d.run_id LIMIT ?"""
+_STANDING = """
+SELECT w.run_id, s.workflow, w.step, w.key, w.own_key, w.type, w.match, w.due, w.once
+  FROM edda_wait w NOT INDEXED CROSS JOIN edda_sched s ON s.run_id = w.run_id
+ WHERE (w.run_id, w.step) > (?1, ?2) AND (?3 IS NULL OR w.type = ?3) ORDER BY w.run_id, w.step LIMIT ?4"""
+
+_FORMS = "SELECT workflow, type, schema FROM edda_form WHERE workflow = ? ORDER BY type"
+_DEFINITIONS = "SELECT workflow, service, details, seen_at FROM edda_definition ORDER BY workflow"
+
+
+def generations(db: Connection, run_id: RunId) -> tuple[Generation, ...]:
+    return tuple(Generation(*row) for row in db.rows(_GENERATIONS, (run_id,)))
+
+
+def find_events(db: Connection, query: EventQuery) -> tuple[StoredEvent, ...]:
+    values = {
+        "type": query.type,
+        "source": query.source,
+        "id": query.id,
+        "text": query.text,
+        "received_from": query.received_from or 0,
+        "received_to": _LAST if query.received_to is None else query.received_to,
+        "messages": query.messages,
+        "before": _LAST if query.before is None else query.before,
+        "limit": query.limit,
+    }
+    return tuple(map(as_stored, db.rows(_choose(db, query, values), values)))
+
+
+def _choose(db: Connection, query: EventQuery, values: dict[str, Any]) -> str:
+    """The index that leaves the fewest rows."""
+    if query.id is not None:
+        return _BY_ID_ALONE if query.source is None else _BY_ID
+    if (query.received_from, query.received_to) != (None, None):
+        ((within,),) = db.rows(_WITHIN, values | {"few": FEW})
+        if within < FEW:
+            return _BY_TIME
+    return _BY_NUMBER if query.type is None else _BY_TYPE
+
+
+def event(db: Connection, seq: int) -> StoredEvent | None:
+    row = db.row(_EVENT, (seq,))
+    return as_stored(row) if row else None
+
+
+def consumers(db: Connection, seq: int, limit: int) -> tuple[Consumer, ...]:
+    return tuple(Consumer(*row) for row in db.rows(_CONSUMERS, (seq, limit)))
+
+
+def standing(db: Connection, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[StandingWait, ...]:
+    rows = db.rows(_STANDING, (*(after or ("", "")), type, limit))
+    return tuple(StandingWait(run_id, workflow, as_wait(wait)) for run_id, workflow, *wait in rows)
+
+
+def forms(db: Connection, workflow: str) -> tuple[Form, ...]:
+    return tuple(Form(*row) for row in db.rows(_FORMS, (workflow,)))
+
+
+def definitions(db: Connection) -> tuple[Definition, ...]:
+    return tuple(Definition(*row) for row in db.rows(_DEFINITIONS))

@@ -1,0 +1,1 @@
+"""Whether what people look at stays quick when there is a lot of it."""

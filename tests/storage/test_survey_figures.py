@@ -1,0 +1,226 @@
+"""The whole in figures: workers, what is left to do, what was done, and whether anything has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from msgspec.structs import replace
+
+from edda.core.model import End, Refused, RunId, WorkerInfo
+from edda.core.states import RunStatus
+from edda.core.survey import Audit, Backlog, Bucket, Definition, Latency
+from edda.storage.ports import Storage
+from tests.conftest import MakeStorage
+
+from .conftest import MakeWorker
+from .records import (
+    HOUR,
+    LAPSED,
+    LATER,
+    again,
+    asleep,
+    born,
+    bundle,
+    dispatch,
+    done,
+    ended,
+    entry,
+    incoming,
+    outgoing,
+    parked,
+    start,
+)
+from .worker import Worker
+
+R1 = RunId("run-1")
+
+
+# Workers
+
+
+async def test_without_workers_the_crew_is_empty(storage: Storage) -> None:
+    assert await storage.crew() == ()
+
+
+async def test_the_crew_is_everybody_with_the_runs_they_have(storage: Storage, make_worker: MakeWorker) -> None:
+    before = await storage.now()
+    one = await make_worker("one")
+    two = await make_worker("two", LAPSED)
+    await one.write(born("run-1"), born("run-2"), born("run-3", move=asleep()))
+    records = {record.info.id: record for record in await storage.crew()}
+    assert records.keys() == {one.id, two.id}
+    first, second = records[one.id], records[two.id]
+    assert first.info == WorkerInfo(one.id, "shop", "host", 4711)
+    assert (first.runs, first.is_lapsed) == (2, False)
+    assert (second.runs, second.is_lapsed) == (0, True)
+    now = await storage.now()
+    assert before <= first.started_at <= second.started_at <= now
+    assert before + HOUR <= first.expires_at <= now + HOUR
+    assert second.expires_at < now
+
+
+async def test_the_newest_of_the_crew_comes_first_and_who_left_is_gone(
+    storage: Storage, make_worker: MakeWorker
+) -> None:
+    for name in ("c", "a", "b"):
+        await make_worker(name)
+    records = await storage.crew()
+    assert [record.started_at for record in records] == sorted((r.started_at for r in records), reverse=True)
+    await storage.retire(records[0].info.id)
+    assert await storage.crew() == records[1:]
+
+
+async def test_a_heartbeat_prolongs_the_lease_that_is_seen(storage: Storage, worker: Worker) -> None:
+    (before,) = await storage.crew()
+    await worker.beat(lease=3 * HOUR)
+    (after,) = await storage.crew()
+    assert after.expires_at >= before.expires_at + HOUR
+
+
+# The backlog
+
+
+async def test_nothing_to_do_is_a_backlog_of_zeros(storage: Storage) -> None:
+    assert await storage.backlog() == Backlog(0, None, 0, None, 0, 0, 0, None, 0)
+
+
+async def test_the_backlog_tells_what_is_ready_and_what_waits(storage: Storage, worker: Worker) -> None:
+    await storage.start([start("r1", ready_at=5_000), start("r2", ready_at=7_000), start("r3", ready_at=LATER)])
+    await worker.write(
+        born("mine"),
+        born("w1", move=asleep()),
+        born("w2", move=asleep(status=RunStatus.WAITING_FOR_CHILD)),
+        born("due", move=replace(asleep(), ready_at=6_000)),
+        born("p1", move=parked()),
+        born("p2", move=parked(ready_at=8_000)),
+        born("undoing", move=asleep(), undoing=True),
+    )
+    backlog = await storage.backlog()
+    assert (backlog.ready, backlog.oldest_ready) == (4, 5_000)
+    assert (backlog.waiting, backlog.oldest_wait) == (2, 1_000)
+    assert backlog.parked == 1
+
+
+async def test_a_run_with_mail_is_ready_since_its_mail_came(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1", move=asleep()))
+    before = await storage.now()
+    await storage.cancel(R1, b"stop")
+    backlog = await storage.backlog()
+    assert backlog.oldest_ready is not None
+    assert backlog.ready == 1
+    assert before <= backlog.oldest_ready <= await storage.now()
+
+
+async def test_a_run_that_was_resumed_is_ready_since_its_beginning(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1", move=parked()))
+    assert await storage.resume(R1)
+    assert (await storage.backlog()).oldest_ready == 1_000
+
+
+async def test_the_backlog_tells_what_is_to_be_sent(storage: Storage, worker: Worker) -> None:
+    await storage.enqueue([replace(outgoing("o1"), created_at=10), replace(outgoing("o2", "b"), created_at=20)])
+    await storage.enqueue([replace(outgoing("o3", "c"), created_at=30)])
+    (first, *_) = await storage.claim_outgoing(10, HOUR)
+    await storage.settle_outgoing([Refused(first.seq, 1, "no")])
+    await worker.write(born("run-1"))
+    await worker.write(bundle("run-1", dispatches=[dispatch("a"), dispatch("b")]))
+    backlog = await storage.backlog()
+    assert (backlog.outbox_pending, backlog.outbox_dead, backlog.oldest_outgoing) == (2, 1, 20)
+    assert backlog.dispatches == 2
+
+
+# What was done
+
+
+async def test_where_nothing_happened_there_are_empty_buckets(storage: Storage) -> None:
+    assert await storage.buckets(100, 10, 3) == (Bucket(100), Bucket(110), Bucket(120))
+    assert await storage.buckets(100, 10, 0) == ()
+    assert await storage.latency(0, 100) == Latency(0, 0, 0)
+
+
+async def test_buckets_tell_what_was_started_and_how_it_ended(storage: Storage, worker: Worker) -> None:
+    await storage.start([start(f"s{at}", created_at=at) for at in (99, 100, 109, 110, 129, 130)])
+    await worker.write(
+        born("d1", move=ended(RunStatus.COMPLETED, 100)),
+        born("d2", move=ended(RunStatus.COMPLETED, 109)),
+        born("d3", move=ended(RunStatus.COMPLETED, 130)),
+        born("f1", move=ended(RunStatus.FAILED, 120)),
+        born("c1", move=ended(RunStatus.CANCELLED, 129)),
+        born("c2", move=ended(RunStatus.CANCELLED, 99)),
+    )
+    assert await storage.buckets(100, 10, 3) == (
+        Bucket(100, started=2, completed=2),
+        Bucket(110, started=1),
+        Bucket(120, started=1, failed=1, cancelled=1),
+    )
+
+
+async def test_a_generation_that_follows_another_was_not_started(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1", move=again(at=1_005)))
+    assert await storage.buckets(1_000, 10, 1) == (Bucket(1_000, started=1),)
+
+
+async def test_latency_is_that_of_the_runs_that_ended_last(storage: Storage, worker: Worker) -> None:
+    await worker.write(*(born(f"run-{n}", move=ended(RunStatus.COMPLETED, 1_000 + n)) for n in range(1, 101)))
+    assert await storage.latency(0, 1_000) == Latency(100, 50, 95)
+    assert await storage.latency(0, 5) == Latency(5, 98, 100)
+    assert await storage.latency(1_098, 1_000) == Latency(3, 99, 100)
+    assert await storage.latency(2_000, 1_000) == Latency(0, 0, 0)
+
+
+async def test_latency_counts_from_the_generation_that_ended(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1", move=again(at=5_000)))
+    await worker.write(bundle("run-1", gen=1, move=ended(RunStatus.FAILED, 5_007)))
+    assert await storage.latency(0, 10) == Latency(1, 7, 7)
+
+
+# Whether anything has changed
+
+
+async def test_the_mark_stays_while_nothing_happens(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1"))
+    mark = await storage.pulse_mark()
+    await storage.get(R1)
+    await storage.backlog()
+    assert await storage.pulse_mark() == mark
+
+
+CHANGES: dict[str, Callable[[Storage, Worker], Awaitable[object]]] = {
+    "a run is started": lambda s, w: s.start([start("new")]),
+    "a run is claimed": lambda s, w: w.claim(),
+    "a run is cancelled": lambda s, w: s.cancel(R1, b"stop"),
+    "a resting run is cancelled": lambda s, w: s.cancel(RunId("asleep"), b"stop"),
+    "a run goes on": lambda s, w: w.write(bundle("run-1", entry(1))),
+    "a run ends": lambda s, w: w.write(bundle("run-1", move=End(RunStatus.FAILED, b"", 1))),
+    "a run is resumed": lambda s, w: s.resume(RunId("parked")),
+    "a run is opened again": lambda s, w: s.reopen(RunId("done"), 0, 0),
+    "a run is deleted": lambda s, w: s.delete(RunId("done")),
+    "an event comes": lambda s, w: s.accept([incoming("e1")], {}),
+    "an event is to be sent": lambda s, w: s.enqueue([outgoing("o1")]),
+    "a worker leaves": lambda s, w: s.retire(w.id),
+    "somebody does something": lambda s, w: s.note(Audit(1, "me", "cancel", "run-1")),
+    "the code is another": lambda s, w: s.define([Definition("new", "shop", b"{}", 1)], []),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("who", ["we", "another process"])
+async def test_the_mark_changes_as_soon_as(
+    storage: Storage, make_storage: MakeStorage, worker: Worker, change: str, who: str
+) -> None:
+    await worker.write(
+        born("run-1"), born("asleep", move=asleep()), born("parked", move=parked()), born("done", move=done())
+    )
+    await storage.start([start("ready")])
+    other = storage if who == "we" else await make_storage()
+    mark = await other.pulse_mark()
+    assert await other.pulse_mark() == mark
+    await CHANGES[change](storage, worker)
+    assert await other.pulse_mark() != mark
+
+
+async def test_the_mark_changes_when_a_worker_comes(storage: Storage, make_worker: MakeWorker) -> None:
+    mark = await storage.pulse_mark()
+    await make_worker("worker-1")
+    assert await storage.pulse_mark() != mark
