@@ -24,6 +24,8 @@ EddaError
 │   └── EventPostponedError             and may take it later
 ├── InstanceNotFoundError           no run has this id                     (a LookupError)
 ├── InstanceConflictError           the id belongs to another workflow or input
+├── NotFoundError                   no such event, worker, ...             (a LookupError)
+├── ActionRefusedError              a run's state does not allow it
 ├── UnknownWorkflowError            this process has no such workflow      (a LookupError)
 ├── NotInWorkflowError              a verb outside its workflow, or real I/O inside one
 ├── ParkedError                     the run cannot go on until its code changes
@@ -154,6 +156,14 @@ class InstanceNotFoundError(EddaError, LookupError):
 
 class InstanceConflictError(EddaError):
     """The chosen id belongs to a run of another workflow or with other input."""
+
+
+class NotFoundError(EddaError, LookupError):
+    """There is no such event, worker, outgoing event or whatever else was asked for."""
+
+
+class ActionRefusedError(EddaError):
+    """The state of a run does not allow what it was asked to do; the message says what does."""
 
 
 class UnknownWorkflowError(EddaError, LookupError):

@@ -278,7 +278,7 @@ async def test_without_auto_migration_an_empty_database_is_refused(make_database
     app = EddaApp("shop", url_of(empty), auto_migrate=False, settings=RESTLESS)
     with pytest.raises(MigrationError, match=r"0001_core.*edda migrate"):
         await app.initialize()
-    assert await app.migrate() == ("0001_core", "0002_events", "0003_lineage", "0004_talk")
+    assert await app.migrate() == ("0001_core", "0002_events", "0003_lineage", "0004_talk", "0005_control")
     await app.initialize()
     await app.shutdown()
 

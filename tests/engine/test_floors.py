@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from edda.core.channels import ChannelMode
 from edda.core.codec import Codec
 from edda.core.model import ClaimedRun, Entry, EntryKind, RunId
+from edda.engine import floors as floors_module
 from edda.engine.floors import Floors
+from edda.workflow.channels import MessageCall
 from edda.workflow.events import EventCall
 from edda.workflow.execution import Command
 
@@ -14,6 +19,12 @@ CODEC = Codec()
 def wait_for(**match: int) -> Command:
     command = Command(EntryKind.EVENT, "paid:1", "paid", CODEC.encode(match), lambda entry: None)
     command.call = EventCall("paid", match, None)
+    return command
+
+
+def message_on(channel: str) -> Command:
+    command = Command(EntryKind.MESSAGE, "m:2", channel, CODEC.encode("broadcast"), lambda entry: None)
+    command.call = MessageCall(channel, ChannelMode.BROADCAST, None)
     return command
 
 
@@ -50,6 +61,23 @@ def test_a_replay_knows_what_was_given_back_too() -> None:
     assert floors_of(given_back(1, 5), received(2, 6, k=1)).wait_of(wait_for(k=1)).floor == 4
     back_again = floors_of(given_back(1, 5), received(2, 6, k=1), received(3, 5, k=1))
     assert back_again.wait_of(wait_for(k=1)).floor == 6
+
+
+def test_what_no_letter_brought_is_carried_over_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floors_module, "MOST_CARRIED", 0)
+    before = floors_of(Entry(1, EntryKind.MESSAGE, "m:1", "news", True, 0, CODEC.encode("broadcast"), event=7))
+    before.received(wait_for(k=1), 9)
+    carried = Entry(1, EntryKind.RECUR, "", "", True, 0, value=before.pack({}))
+    after = floors_of(carried)
+    assert after.reached(message_on("news")) == 7
+    assert after.wait_of(wait_for(k=1)).floor is None
+    assert floors_of(Entry(1, EntryKind.RECUR, "", "", True, 0, value=after.pack({}))).reached(message_on("news")) == 7
+
+
+def test_nothing_is_read_on_while_something_of_its_type_was_given_back() -> None:
+    floors = floors_of(given_back(1, 5))
+    assert not floors.are_final("paid")
+    assert floors.are_final("sent")
 
 
 def test_what_was_given_back_holds_up_its_own_type_alone() -> None:

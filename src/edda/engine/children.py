@@ -25,9 +25,6 @@ from .draft import Draft
 from .entries import Deliver
 from .settings import Settings
 
-MOST_BIRTHS = 100
-"""At once: other runs want their turn, too."""
-
 CANCELLED = "the run that started it was cancelled"
 
 

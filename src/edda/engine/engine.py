@@ -32,7 +32,9 @@ from edda.core.model import (
 )
 from edda.core.retry import RetryPolicy
 from edda.core.states import ENDED, RunStatus
+from edda.core.survey import Reopened
 from edda.errors import (
+    ActionRefusedError,
     AppError,
     InstanceConflictError,
     InstanceNotFoundError,
@@ -52,13 +54,16 @@ from edda.workflow.workflow import StartOptions, Workflow
 
 from .backoff import Backoff
 from .clock import Clock
+from .dismissal import dismiss
 from .forwarder import Forwarder
 from .guests import Guests
 from .hooks import HookCaller, WorkflowHooks
 from .host import host_name
 from .ids import Ids
 from .intake import Intake
+from .lore import Describe, Lore
 from .relayer import Relayer
+from .retrying import plan_retry
 from .settings import Settings
 from .shapes import ShapeBook
 from .sinks import Sink
@@ -96,6 +101,7 @@ class Engine:
         handlers: Callable[[str], Sequence[Workflow[Any, Any]]] = lambda type: (),
         open_sessions: Callable[[], Sessions] = _without_sessions,
         sink: Sink | None = None,
+        describe: Describe | None = None,
     ) -> None:
         self.storage = storage
         self.clock = clock
@@ -119,6 +125,7 @@ class Engine:
         self._caller: HookCaller | None = None
         self._find = find
         self._names = names
+        self._lore = Lore(storage, clock, service, find, names, describe)
         self._threads = Threads(settings.threads)
         self._slots = Slots()
         self._waiters: dict[RunId, set[asyncio.Future[End]]] = {}
@@ -135,6 +142,7 @@ class Engine:
             self.worker = self._new_worker()
             await self.worker.start()
             self._forward()
+            self._lore.start()
         if self._sink is not None:
             self.relayer = Relayer(
                 self.storage, self._sink, clock=self.clock, codec=self.codec, listens=self.worker is None
@@ -144,8 +152,8 @@ class Engine:
     async def stop(self, grace: float) -> None:
         self._stopping = True
         if self._rebirth is not None:
-            self._rebirth.cancel()
-            await asyncio.gather(self._rebirth, return_exceptions=True)
+            await dismiss(self._rebirth)
+        await self._lore.stop()
         await self.intake.close()
         if self.worker is not None:
             await self.worker.drain(grace)
@@ -164,16 +172,15 @@ class Engine:
         self._stopped = True
 
     async def _stop_forwarding(self) -> None:
-        if self._forwarding is not None:
-            self._forwarding.cancel()
-            await asyncio.gather(self._forwarding, return_exceptions=True)
-            self._forwarding = None
+        await dismiss(self._forwarding)
+        self._forwarding = None
 
     def kill(self) -> None:
         """Die as a process does: nothing more is written, nobody is told."""
         self._stopping = self._stopped = True
         if self._rebirth is not None:
             self._rebirth.cancel()
+        self._lore.close()
         self.intake.kill()
         if self._forwarding is not None:
             self._forwarding.cancel()
@@ -310,9 +317,7 @@ class Engine:
         if not await self._patiently(self.storage.start, [start]) and not is_effect:
             # There already, maybe by our own call whose answer was lost.
             self._check_same(start, await self.read_run(start.run_id))
-        await self._patiently(self.storage.announce)
-        if self.worker is not None:
-            self.worker.nudge()
+        await self._wake_workers()
 
     async def _join(self, start: Start, starting: Awaitable[Known | None], is_effect: bool) -> None:
         """In somebody's transaction: it exists if and when that commits."""
@@ -367,6 +372,30 @@ class Engine:
         if outcome is not CancelOutcome.ENDED:
             await self._patiently(self.storage.announce)
         return outcome
+
+    async def retry_run(self, instance_id: str, from_start: bool) -> None:
+        """Without an answer it is asked for again; that the run is open in its next generation is what was wanted,
+        whoever opened it."""
+        _refuse_in_transaction("to retry a run")
+        record = await self.read_run(instance_id)
+        history = await self.read_history(instance_id, record.gen)
+        keep = plan_retry(self.codec, record, history, from_start=from_start)
+        outcome: Reopened = await self._patiently(self.storage.reopen, record.run_id, record.gen, keep)
+        if outcome is not Reopened.DONE and (await self.read_run(instance_id)).gen == record.gen:
+            raise ActionRefusedError(f"run {instance_id} cannot be tried again: its state has just changed")
+        await self._wake_workers()
+
+    async def resume_run(self, instance_id: str) -> bool:
+        """Whether it was parked."""
+        resumed: bool = await self._patiently(self.storage.resume, RunId(instance_id))
+        if resumed:
+            await self._wake_workers()
+        return resumed
+
+    async def _wake_workers(self) -> None:
+        await self._patiently(self.storage.announce)
+        if self.worker is not None:
+            self.worker.nudge()
 
     # Events
 
@@ -430,7 +459,10 @@ class Engine:
         with suppress(StorageUnavailableError, StorageConflictError):
             await self.storage.announce()
 
-    # What runs say of themselves
+    # What runs and their code say of themselves
+
+    def tell_form(self, workflow: str, type: str, model: Any) -> None:
+        self._lore.add_form(workflow, type, model)
 
     async def read_fact(self, instance_id: str, name: str) -> Fact | None:
         found: tuple[Fact, ...] = await self._patiently(self.storage.facts, RunId(instance_id), name)

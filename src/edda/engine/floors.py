@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from edda.core.channels import ChannelMode, channel_key
@@ -41,6 +42,8 @@ class Floors:
         self._since: dict[str, int] = {}
         """Floors that a wait asked for itself, by step."""
         self._start_seq = claimed.start_seq
+        self._paged: set[bytes] = set()
+        """Keys with messages that no letter brought: that the run has them is known only here."""
 
     def is_ready(self, command: Command, book: ShapeBook) -> bool:
         """Whether it can be asked for at once."""
@@ -56,6 +59,15 @@ class Floors:
         if call.since is not None and command.id not in self._since:
             self._since[command.id] = await storage.last_event(None if call.since == "now" else call.since)
         await book.teach(call.type, call.shape, self._lowest(command))
+
+    def are_final(self, type: str) -> bool:
+        """Whether no event of the type was given back, so that everything up to the floors was received."""
+        self._known_floors()
+        return type not in self._free.values()
+
+    def reached(self, command: Command) -> int:
+        """The number after which the next one may be."""
+        return self._lowest(command)
 
     def wait_of(self, command: Command) -> Wait:
         call: EventCall | MessageCall = command.call
@@ -78,24 +90,32 @@ class Floors:
         floor = self._floor(command, command.call.key(self._run_id))
         return self._start_seq if floor is None else floor
 
-    def received(self, command: Command, event: int) -> None:
+    def received(self, command: Command, event: int, *, by_letter: bool = True) -> None:
         call: EventCall | MessageCall = command.call
-        if not call.once:
-            self._raise(self._known_floors(), call.key(self._run_id), event)
+        if call.once:
+            return
+        key = call.key(self._run_id)
+        self._raise(self._known_floors(), key, event)
+        if not by_letter:
+            self._paged.add(key)
 
     def given_back(self, type: str, event: int) -> None:
         self._known_floors()
         self._free[event] = type
 
     def pack(self, subscriptions: Mapping[str, Subscription]) -> bytes:
-        """For the next generation. The lowest can be left out: no run gets an event twice, so they only save time."""
-        floors = sorted(self._known_floors().items(), key=lambda item: item[1])[-MOST_CARRIED:]
+        """For the next generation. The lowest can be left out: no run gets a letter twice, so they only save time."""
+        known = self._known_floors()
+        lettered = ((floor, key) for key, floor in known.items() if key not in self._paged)
+        floors = {key.hex(): floor for floor, key in nlargest(MOST_CARRIED, lettered)}
         places = {channel: (str(one.mode), one.floor) for channel, one in subscriptions.items()}
-        return self._codec.encode([{key.hex(): floor for key, floor in floors}, list(self._free.items()), places])
+        paged = {key.hex(): known[key] for key in self._paged}
+        return self._codec.encode([floors, list(self._free.items()), places, paged])
 
     def _unpack(self, floors: dict[bytes, int], carried: bytes) -> None:
-        kept, free, _ = self._codec.decode(carried)
-        floors.update((bytes.fromhex(key), floor) for key, floor in kept.items())
+        kept, free, _, paged = self._codec.decode(carried)
+        floors.update((bytes.fromhex(key), floor) for key, floor in (kept | paged).items())
+        self._paged.update(map(bytes.fromhex, paged))
         self._free.update((event, type) for event, type in free)
 
     def _known_floors(self) -> dict[bytes, int]:
@@ -119,6 +139,8 @@ class Floors:
                 keys[asked] = self._key_of(entry)
             if keys[asked]:
                 self._raise(floors, keys[asked], entry.event)
+                if entry.n is None:
+                    self._paged.add(keys[asked])
         self._history = ()
         return floors
 

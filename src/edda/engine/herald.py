@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from edda.core.model import Entry, EntryKind
 
+from .hooks import BegunAttempt
 from .steps import Outcome, Retry, Success
 
 if TYPE_CHECKING:
     from edda.workflow.execution import Command
 
-    from .hooks import Call, HookCaller
+    from .hooks import Call, Ended, HookCaller
 
 AT_END = 1 << 62
 """Behind every entry: told when the run's end is committed."""
@@ -27,6 +28,7 @@ class Herald:
         self._run_id = run_id
         self._waiting: deque[tuple[int, Call]] = deque()
         """With the number of the entry that has to be committed first."""
+        self._watched: dict[tuple[str, int], Ended] = {}
 
     def flushed(self, length: int) -> None:
         while self._waiting and self._waiting[0][0] <= length:
@@ -47,6 +49,9 @@ class Herald:
     def tell_begun(self, command: Command) -> None:
         step = (self._run_id, command.id, command.name)
         self._caller.call(lambda hooks: hooks.on_activity_start(*step, False))
+        ended = self._caller.watch(BegunAttempt(*self._run, command.id, command.name, command.attempt))
+        if ended is not None:
+            self._watched[command.id, command.attempt] = ended
 
     def tell_replayed(self, command: Command, entry: Entry) -> None:
         """Hooks hear of replayed steps too, marked as such."""
@@ -57,9 +62,12 @@ class Herald:
 
     def tell_settled(self, seq: int, command: Command, outcome: Outcome) -> None:
         step, attempt = (self._run_id, command.id, command.name), command.attempt
+        ended = self._watched.pop((command.id, attempt), None)
 
         def call(hooks: Any) -> Awaitable[None]:
             told: Awaitable[None]
+            if ended is not None:
+                ended(None if isinstance(outcome, Success) else outcome.error)
             if isinstance(outcome, Success):
                 told = hooks.on_activity_complete(*step, outcome.result, False)
             elif isinstance(outcome, Retry):

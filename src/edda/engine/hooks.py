@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
+
+from msgspec import Struct
+
+from .dismissal import dismiss
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +86,26 @@ class HooksBase:
         pass
 
 
+class BegunAttempt(Struct, frozen=True):
+    """One attempt of a step, whose body begins now."""
+
+    run_id: str
+    workflow: str
+    step: str
+    name: str
+    number: int
+
+
+Ended = Callable[[BaseException | None], None]
+"""Told when the attempt's outcome is committed; an attempt without one is not heard of again."""
+
+
+class AttemptWatcher(Protocol):
+    """Hooks that have this too are called at once where the body will run: what they put into its context, it sees."""
+
+    def watch_attempt(self, attempt: BegunAttempt) -> Ended | None: ...
+
+
 Call = Callable[[Any], Awaitable[None]]
 
 
@@ -90,11 +114,23 @@ class HookCaller:
 
     def __init__(self, hooks: WorkflowHooks) -> None:
         self._hooks = hooks
+        # Of the class: an object that answers to any name does not mean this one.
+        is_watcher = hasattr(type(hooks), "watch_attempt")
+        self._watcher = cast(AttemptWatcher, hooks) if is_watcher else None
         self._calls: asyncio.Queue[Call] = asyncio.Queue()
         self._task = asyncio.create_task(self._run(), name="edda-hooks")
 
     def call(self, call: Call) -> None:
         self._calls.put_nowait(call)
+
+    def watch(self, attempt: BegunAttempt) -> Ended | None:
+        if self._watcher is None:
+            return None
+        try:
+            return self._watcher.watch_attempt(attempt)
+        except Exception:  # somebody else's code, and the body does not depend on it
+            logger.exception("a hook raised; the attempt begins all the same")
+            return None
 
     async def _run(self) -> None:
         while True:
@@ -112,5 +148,4 @@ class HookCaller:
                 await self._calls.join()
         except TimeoutError:
             logger.warning("hooks were still running after %s seconds; given up", grace)
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await dismiss(self._task)

@@ -24,6 +24,7 @@ from edda.storage.ports import Storage
 
 from .backoff import Backoff
 from .clock import Clock
+from .dismissal import dismiss
 from .sinks import TIMEOUT, Sink
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class Relayer:
             logger.warning("the outbox's database is away: what was sent last may be sent again after the lease")
         cut.cancel()
         self.kill()
-        await asyncio.gather(work, *others, return_exceptions=True)
+        await dismiss(work, *others)
 
     def kill(self) -> None:
         """Stop at once and write nothing, as a dying process would."""

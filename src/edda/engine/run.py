@@ -48,7 +48,7 @@ from edda.workflow.events import event_data
 from edda.workflow.execution import STOPS, Command, Execution, Idle
 
 from .bodies import Bodies, Stage
-from .children import MOST_BIRTHS, Children, Nursery
+from .children import Children, Nursery
 from .departure import Departure
 from .draft import Draft, Last
 from .herald import AT_END, Herald
@@ -78,6 +78,8 @@ _WAITING = {
     EntryKind.SETTLED: RunStatus.WAITING_FOR_CHILD,
 }
 """What a pending command makes a run that leaves memory; a step then waits for its next attempt."""
+MOST_AT_ONCE = 100
+"""Births, and messages that are read: other runs want their turn, too."""
 
 
 class Host(Stage, Registry, Nursery, Protocol):
@@ -265,8 +267,8 @@ class LiveRun:
             self._watch_length(execution)
         if execution.issued:
             self._accept_issued(execution)
-        if self._children.unborn:
-            self._give_birth(execution)
+        if self._children.unborn or self._waits.readers:
+            self._advance(execution)
         if self._outcomes.doubtful:
             self._outcomes.settle_doubts(execution)
         if draft.last is None:
@@ -456,12 +458,22 @@ class LiveRun:
                 self.deliver(EntryKind.EVENT, command.id, command.name, ok=False, input=command.input, value=value)
             self.pump()
 
-    def _give_birth(self, execution: Execution) -> None:
-        for _ in range(MOST_BIRTHS):
-            if self._draft.last is not None or not self._children.bear_next(execution):
+    def _advance(self, execution: Execution) -> None:
+        """By what is at hand: children to be born and messages that were read. Now and then others get their turn."""
+        for _ in range(MOST_AT_ONCE):
+            if self._draft.last is not None or not (self._children.bear_next(execution) or self._read_on(execution)):
                 return
             self._accept_issued(execution)
         self._host.loop.call_soon(self.pump)
+
+    def _read_on(self, execution: Execution) -> bool:
+        found = self._waits.read_next(execution.pending)
+        if found is None:
+            return False
+        command, message = found
+        body = message.event.body
+        self.deliver(command.kind, command.id, command.name, input=command.input, value=body, event=message.seq)
+        return True
 
     def _child_found(self, command: Command, found: RunRecord | EddaError) -> None:
         execution = self._execution

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from edda.cloudevents import json_format
 from edda.core.codec import Codec
-from edda.core.model import Bundle, ClaimedRun, EntryKind, Written
+from edda.core.model import Bundle, ClaimedRun, EntryKind, StoredEvent, Written
 from edda.errors import ArgumentError
 from edda.workflow.channels import MessageCall, Subscription
 from edda.workflow.events import EventCall, stored_type
@@ -16,6 +18,7 @@ from edda.workflow.execution import Command
 
 from .draft import Draft
 from .floors import Floors
+from .pages import Pages
 from .shapes import ShapeBook, keys_of
 from .timetable import Timetable
 
@@ -35,6 +38,8 @@ class Registry(Protocol):
         """See to it that the events it asks for can be found."""
         ...
 
+    def read_page(self, key: bytes, after: int) -> Awaitable[tuple[StoredEvent, ...]]: ...
+
 
 class Waits:
     """`prepared` is told when a wait that needed something first can be asked for, or cannot be."""
@@ -53,6 +58,9 @@ class Waits:
         self._timetable = timetable
         self._prepared = prepared
         self._floors = Floors(claimed, registry.codec)
+        self._pages = Pages(claimed.run_id)
+        self.readers: deque[Command] = deque()
+        """Those that read the log, in the order they asked."""
         self._registered = set(claimed.waits)
         self.may_hold_messages = bool(claimed.waits or claimed.mail)
         """Whether its inbox may have a message that was taken from the others for it."""
@@ -64,7 +72,7 @@ class Waits:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._preparing or self._unmet)
+        return bool(self._preparing or self._unmet or self.readers)
 
     @property
     def next_due(self) -> int | None:
@@ -73,19 +81,44 @@ class Waits:
 
     def ask(self, command: Command) -> None:
         if command.id in self._registered:
+            self._pages.stands(command)
             self._answered(command)
             return
         self._unanswered[command.id] = command
         self.may_hold_messages |= command.call.once
-        if self._floors.is_ready(command, self._registry.book):
+        if self._pages.is_open_for(command) and self._floors.are_final(command.call.type):
+            self.readers.append(command)
+        elif self._floors.is_ready(command, self._registry.book):
+            self._pages.stands(command)
             self._draft.ask(self._floors.wait_of(command))
         else:
-            self._preparing.add(self._registry.loop.create_task(self._prepare(command), name="edda-prepare-wait"))
+            self._begin(command, lambda: self._registry.prepare_wait(self._floors, command))
 
-    async def _prepare(self, command: Command) -> None:
+    def read_next(self, pending: Pending) -> tuple[Command, StoredEvent] | None:
+        """The next message out of the log, and whose it is; None if there is none at hand."""
+        while self.readers:
+            command = self.readers.popleft()
+            if pending.get(command.id) is not command:
+                continue
+            message = self._pages.take(command, self._floors.reached(command))
+            if message is not None:
+                self._unanswered.pop(command.id, None)
+                self._floors.received(command, message.seq, by_letter=False)
+                return command, message
+            self._begin(command, partial(self._turn_page, command))
+        return None
+
+    async def _turn_page(self, command: Command) -> None:
+        page = await self._registry.read_page(command.call.key(self._run_id), self._floors.reached(command))
+        self._pages.fill(command, page)
+
+    def _begin(self, command: Command, preparation: Callable[[], Awaitable[None]]) -> None:
+        self._preparing.add(self._registry.loop.create_task(self._prepare(command, preparation), name="edda-prepare"))
+
+    async def _prepare(self, command: Command, preparation: Callable[[], Awaitable[None]]) -> None:
         failure: Exception | None = None
         try:
-            await self._registry.prepare_wait(self._floors, command)
+            await preparation()
         except ArgumentError as error:
             failure = error
             self._unanswered.pop(command.id, None)
@@ -107,6 +140,7 @@ class Waits:
     def drop_all_but(self, pending: Pending) -> None:
         """Registered by somebody who could not take it back any more."""
         for step in self._registered - pending.keys():
+            self._pages.shut()
             self.drop(step)
 
     def takes(self, command: Command, body: bytes) -> bool:
@@ -126,6 +160,7 @@ class Waits:
     def received(self, command: Command, event: int) -> None:
         self._unanswered.pop(command.id, None)
         self._registered.discard(command.id)
+        self._pages.fell(command)
         self._floors.received(command, event)
 
     def give_back(self, step: str, type: str, event: int, pending: Pending) -> None:
@@ -155,6 +190,8 @@ class Waits:
         steps = {wait.step for wait in bundle.waits if wait.step in pending}
         self._registered |= steps - unmet
         self._unmet |= steps & unmet
+        for step in steps & unmet:
+            self._pages.found_more(pending[step])
         for step in steps - unmet:
             self._answered(pending[step])
         return bool(unmet)

@@ -26,7 +26,7 @@ from .backoff import Backoff
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    from edda.storage.alchemy import Sessions
+    from edda.storage.alchemy import Sessions, StepSession
 
     from .clock import Clock
 
@@ -86,7 +86,7 @@ class Work:
         self._registrar = registrar
         self._key = key
         self._joint: Joint | None = None
-        self._session: AsyncSession | None = None
+        self._session: StepSession | None = None
         self._blocks = 0
         self._taken: list[int] = []
         self._unused: list[int] = []
@@ -197,7 +197,7 @@ class Work:
         `find_done`."""
         self._is_over = True
         if self._session is not None:
-            await self._session.flush()
+            await self._session.flush_pending()
         joint = self._joint
         if joint is None or not self.is_open:
             joint = self._joint = await self._registrar.joints.begin()

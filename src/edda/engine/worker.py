@@ -24,6 +24,7 @@ from edda.core.model import (
     RunId,
     RunRecord,
     Start,
+    StoredEvent,
     Watcher,
     WorkerInfo,
 )
@@ -36,11 +37,13 @@ from edda.workflow.workflow import Workflow
 
 from .backoff import Backoff
 from .clock import Clock
+from .dismissal import dismiss
 from .floors import Floors
 from .heartbeat import Heartbeat
 from .hooks import HookCaller
 from .host import is_dead
 from .journal import JournalWriter, Source
+from .pages import PAGE
 from .retention import Retention
 from .run import LiveRun
 from .settings import Settings
@@ -161,7 +164,7 @@ class Worker:
     async def abandon(self) -> None:
         """Taken over: nothing of this incarnation may have an effect any more."""
         self.kill()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await dismiss(*self._tasks)
 
     def kill(self) -> None:
         """Stop at once and write nothing, as a dying process would."""
@@ -176,9 +179,8 @@ class Worker:
 
     async def _stop_tasks(self) -> None:
         beside = [task for task in (self._telling, self._fetching, *self._errands) if task is not None]
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *beside, return_exceptions=True)
+        await dismiss(*self._tasks)
+        await asyncio.gather(*beside, return_exceptions=True)
 
     async def _until_empty(self) -> None:
         while self.live:
@@ -441,6 +443,9 @@ class Worker:
 
     async def prepare_wait(self, floors: Floors, command: Command) -> None:
         await self._persistently("preparing a wait", lambda: floors.prepare(command, self.book, self._storage))
+
+    async def read_page(self, key: bytes, after: int) -> tuple[StoredEvent, ...]:
+        return await self._persistently("reading messages", lambda: self._storage.page(key, after, PAGE))
 
     # Other runs
 

@@ -74,7 +74,7 @@ class Subscription(Struct, frozen=True):
 
 def carried_subscriptions(codec: Codec, value: bytes) -> dict[str, Subscription]:
     """What the first entry of a generation says of the one before."""
-    _, _, places = codec.decode(value)
+    _, _, places, _ = codec.decode(value)
     return {channel: Subscription(ChannelMode(mode), floor) for channel, (mode, floor) in places.items()}
 
 

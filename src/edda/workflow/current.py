@@ -40,6 +40,14 @@ class Client(Protocol):
 
     async def request_cancel(self, instance_id: str, reason: str) -> CancelOutcome: ...
 
+    async def retry_run(self, instance_id: str, from_start: bool) -> None:
+        """`ActionRefusedError` if the run's state does not allow it."""
+        ...
+
+    def tell_form(self, workflow: str, type: str, model: Any) -> None:
+        """A run of the workflow waits for events of the type whose data fits the model. Returns at once."""
+        ...
+
     async def send(self, event: CloudEvent, session: Any = None) -> None:
         """Stored when it returns, or with the session's own commit."""
         ...

@@ -20,6 +20,7 @@ from edda.core.validation import Misfit, validate
 from edda.errors import ArgumentError, EventTimeoutError, EventValidationError
 
 from .context import WorkflowContext, as_microseconds, seconds_to_microseconds
+from .current import running
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
@@ -137,6 +138,8 @@ def wait_event(
     execution, codec = ctx.execution, ctx.codec
     wanted = matching.normalize(match)
     matching.shape(wanted)
+    if model is not None and (client := running.get()) is not None:
+        client.tell_form(ctx.workflow_name, event_type, model)
     call = EventCall(event_type, wanted, _since(since), event_id is not None)
     due = None
     if timeout_seconds is not None:

@@ -42,6 +42,14 @@ class WorkflowHandle(Generic[R]):
         ctx = running_context()
         return self._cancel(reason) if ctx is None else ctx.step("cancel", self._cancel, reason)
 
+    def retry(self, *, from_start: bool = False) -> Coroutine[Any, Any, None]:
+        """Let a run that failed or was cancelled go on: what succeeded is not run again, what failed is tried again.
+
+        `from_start` runs all of it again. `ActionRefusedError` says why a run cannot go on.
+        """
+        ctx = running_context()
+        return self._retry(from_start) if ctx is None else ctx.step("retry", self._retry, from_start)
+
     async def history(self, generation: int | None = None) -> tuple[Entry, ...]:
         """Of the newest generation, or of an earlier one; the first is 0."""
         _refuse_in_workflow("history")
@@ -64,6 +72,9 @@ class WorkflowHandle(Generic[R]):
 
     async def _cancel(self, reason: str) -> bool:
         return await self._client.request_cancel(self.instance_id, reason) is not CancelOutcome.ENDED
+
+    async def _retry(self, from_start: bool) -> None:
+        await self._client.retry_run(self.instance_id, from_start)
 
     def __repr__(self) -> str:
         return f"<handle of run {self.instance_id}>"

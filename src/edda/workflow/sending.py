@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Coroutine, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,9 @@ from .current import current_or_fallback, here
 
 POST_TIMEOUT = 30.0
 _WORTH_TRYING_AGAIN = frozenset({408, 425, 429})
+
+carried: ContextVar[Mapping[str, str]] = ContextVar("edda_carried", default={})  # noqa: B039 - nobody changes it
+"""Extensions that every event sent from here has unless it says otherwise: where it stands in a trace."""
 
 
 def send_event(
@@ -140,7 +144,8 @@ def complete(attributes: Mapping[str, Any], id: str | None, new_id: str, now: da
     context = here.get()
     if id is None:
         id = context.next_effect_id() if isinstance(context, ActivityContext) else new_id
-    return make(id=id, **{**attributes, "time": attributes["time"] or now.isoformat()})
+    extensions = {**carried.get(), **attributes["extensions"]}
+    return make(id=id, **{**attributes, "extensions": extensions, "time": attributes["time"] or now.isoformat()})
 
 
 def as_cloudevent(event: Any) -> CloudEvent:
