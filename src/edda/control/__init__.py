@@ -1,0 +1,1 @@
+"""To see and to steer: what the pages, the JSON API and the command line are made of."""

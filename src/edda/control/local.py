@@ -1,0 +1,433 @@
+"""The controller in this process: on an engine, which need not have a worker, and on its database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from copy import copy
+from typing import Any, Self, TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from edda.cloudevents.event import CloudEvent, make
+from edda.cloudevents.json_format import parse_stored
+from edda.core.channels import Message, is_message, log_type, unpack_message
+from edda.core.model import MICROSECONDS, CancelOutcome, OutgoingState, RunId, RunRecord, StoredEvent
+from edda.core.states import ENDED, RunStatus
+from edda.core.survey import Audit, Definition, EventQuery, RunQuery, StandingWait
+from edda.engine.engine import Engine
+from edda.errors import (
+    ActionRefusedError,
+    ArgumentError,
+    EventError,
+    NotFoundError,
+    StorageUnavailableError,
+)
+from edda.workflow.context import as_datetime
+from edda.workflow.sending import describe_event
+from edda.workflow.workflow import Workflow
+
+from .bulk import act_on_all
+from .describing import describe_workflow
+from .finding import Finder, as_bound, check_limit, write_cursor
+from .redaction import Redaction
+from .showing import Display, may, moment
+from .starting import read_arguments
+from .timeline import Glance, draw_timeline, is_channel, last_move
+from .views import (
+    AuditView,
+    BulkOrder,
+    ChannelView,
+    DefinitionView,
+    Done,
+    EntryView,
+    EventDetail,
+    EventOrder,
+    EventSearch,
+    EventView,
+    OutboxOrder,
+    OutgoingView,
+    Page,
+    RetryOrder,
+    RunDetail,
+    RunSearch,
+    RunView,
+    StartOrder,
+    StatsView,
+    Timeline,
+    WaitView,
+    WorkerView,
+)
+from .watching import Watch
+
+T = TypeVar("T")
+
+QUERY_SECONDS = 5.0
+"""What takes longer is given up: a page must not keep a database busy that has runs to serve."""
+MOST_CHILDREN = 100
+MOST_CONSUMERS = 200
+BUCKETS = 60
+BUCKET = 60 * MICROSECONDS
+MOST_MEASURED = 1_000
+MOST_DETAILS = 2_000
+_WAITING = (
+    RunStatus.WAITING_FOR_EVENT,
+    RunStatus.WAITING_FOR_MESSAGE,
+)
+
+
+class LocalController:
+    """`find` and `names` say which workflows have their code here; `redact` names fields that are secret.
+
+    Every action leaves an audit row under the name `who`; `with_caller` gives the same controller under another one.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        find: Callable[[str], Workflow[Any, Any]],
+        names: Callable[[], Sequence[str]],
+        redact: Iterable[str] = (),
+        who: str = "local",
+        origin: str = "",
+    ) -> None:
+        self.engine = engine
+        self._storage = engine.storage
+        self._find = find
+        self._names = names
+        self._who = who
+        self._origin = origin
+        self._display = Display(engine.codec, Redaction(redact))
+        self._finder = Finder(engine.storage, engine.codec)
+        self._watch = Watch(engine.storage.pulse_mark)
+
+    def with_caller(self, who: str, origin: str) -> Self:
+        other = copy(self)
+        other._who, other._origin = who, origin
+        return other
+
+    async def _ask(self, answer: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(QUERY_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise StorageUnavailableError(
+                f"the database did not answer within {QUERY_SECONDS:g} seconds: ask for less, or later"
+            ) from None
+
+    async def _note(self, action: str, subject: str, details: Any = None) -> None:
+        asked = self._display.payloads.show(msgspec.to_builtins(details))  # as plain data: secrets are found by name
+        text = "" if details is None else msgspec.json.encode(asked).decode()
+        at = await self._storage.now()
+        await self._storage.note(Audit(at, self._who, action, subject, self._origin, text[:MOST_DETAILS]))
+
+    # Runs
+
+    async def list_runs(self, search: RunSearch) -> Page[RunView]:
+        found, last = await self._ask(self._finder.find(search))
+        now = await self._storage.now()
+        return Page(tuple(self._display.run(record, now) for record in found), write_cursor(last))
+
+    async def count_runs(self, search: RunSearch) -> dict[str, int]:
+        every = msgspec.structs.replace(search, status=())
+        return {status.value: count for status, count in (await self._ask(self._finder.count(every))).items()}
+
+    async def get_run(self, run_id: str) -> RunDetail:
+        record = await self.engine.read_run(run_id)
+        now, id = await self._storage.now(), record.run_id
+        children = await self._ask(self._storage.search(RunQuery(parent=id, limit=MOST_CHILDREN)))
+        payloads = self._display.payloads
+        is_completed = record.status is RunStatus.COMPLETED
+        return RunDetail(
+            run=self._display.run(record, now, await self._waiting_since(record)),
+            input=payloads.value(record.input),
+            result=payloads.value(record.value) if is_completed else None,
+            error=payloads.error(record.value) if record.status is RunStatus.FAILED else None,
+            facts=payloads.show({fact.name: payloads.value(fact.value) for fact in await self._storage.facts(id)}),
+            waits=await self._waits_of(record),
+            generations=tuple(map(self._display.generation, await self._storage.generations(id))),
+            children=tuple(self._display.run(child, now) for child in children),
+            may=may(record.status),
+        )
+
+    async def _waiting_since(self, record: RunRecord) -> int | None:
+        if record.status not in _WAITING:
+            return None
+        return last_move(await self._storage.history(record.run_id, record.gen), record.created_at)
+
+    async def _waits_of(self, record: RunRecord) -> tuple[WaitView, ...]:
+        if record.status in ENDED:
+            return ()
+        waits = await self._storage.waits(record.run_id)
+        return await self._show_waits([StandingWait(record.run_id, record.workflow, wait) for wait in waits])
+
+    async def _show_waits(self, standing: Sequence[StandingWait]) -> tuple[WaitView, ...]:
+        schemas: dict[str, dict[str, Any]] = {}
+        for workflow in {one.workflow for one in standing}:
+            forms = await self._storage.forms(workflow)
+            schemas[workflow] = {form.type: msgspec.json.decode(form.schema) for form in forms}
+        return tuple(self._display.wait(one, schemas[one.workflow]) for one in standing)
+
+    async def get_history(self, run_id: str, generation: int | None = None) -> tuple[EntryView, ...]:
+        return tuple(map(self._display.entry, await self._ask(self.engine.read_history(run_id, generation))))
+
+    async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline:
+        record = await self.engine.read_run(run_id)
+        gen = record.gen if generation is None else generation
+        created = {one.gen: one.created_at for one in await self._storage.generations(record.run_id)}
+        if gen not in created:
+            raise NotFoundError(f"run {run_id} has no generation {gen}")
+        history = await self._ask(self._storage.history(record.run_id, gen))
+        waits = await self._storage.waits(record.run_id) if gen == record.gen else ()
+        now, display = await self._storage.now(), self._display
+        glance = Glance(record, gen, created[gen], waits, now, display.payloads.error, display.child_of)
+        return draw_timeline(history, glance)
+
+    async def export_run(self, run_id: str) -> dict[str, Any]:
+        detail = await self.get_run(run_id)
+        histories = {str(one.number): await self.get_history(run_id, one.number) for one in detail.generations}
+        exported: dict[str, Any] = msgspec.to_builtins({"detail": detail, "histories": histories}, str_keys=True)
+        return exported
+
+    async def start_run(self, order: StartOrder) -> Done:
+        workflow = await self._find_code(order.workflow)
+        try:
+            starter = workflow.options(id=order.id or None).on(self.engine)
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
+        arguments = read_arguments(workflow.signature, order.input)
+        run_id = await starter.start(**arguments)
+        await self._note("start", run_id, {"workflow": order.workflow, "input": order.input})
+        return Done(True, f"started {order.workflow}", 1, run_id)
+
+    async def _find_code(self, name: str) -> Workflow[Any, Any]:
+        if name in self._names():
+            return self._find(name)
+        if any(known.workflow == name for known in await self._storage.definitions()):
+            raise ActionRefusedError(f"this process lacks the code of {name}: start it at a process that runs it")
+        known = ", ".join(sorted(self._names())) or "none"
+        raise NotFoundError(f"no workflow is named {name!r}; known here are: {known}")
+
+    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> Done:
+        outcome = await self.engine.request_cancel(run_id, reason)
+        if outcome is CancelOutcome.ENDED:
+            raise ActionRefusedError(f"run {run_id} has ended: there is nothing to cancel")
+        await self._note("cancel", run_id, {"reason": reason})
+        asked = "is asked to stop" if outcome is CancelOutcome.REQUESTED else "was asked to stop before"
+        return Done(True, f"run {run_id} {asked}", 1, run_id)
+
+    async def retry_run(self, run_id: str, order: RetryOrder) -> Done:
+        await self.engine.retry_run(run_id, order.from_start)
+        await self._note("retry", run_id, {"from_start": order.from_start})
+        return Done(True, f"run {run_id} {'begins anew' if order.from_start else 'goes on'}", 1, run_id)
+
+    async def resume_run(self, run_id: str) -> Done:
+        if not await self.engine.resume_run(run_id):
+            status = (await self.engine.read_run(run_id)).status
+            raise ActionRefusedError(f"run {run_id} is not parked but {status.value}: there is nothing to resume")
+        await self._note("resume", run_id)
+        return Done(True, f"run {run_id} is tried again", 1, run_id)
+
+    async def delete_run(self, run_id: str) -> Done:
+        if not await self._storage.delete(RunId(run_id)):
+            status = (await self.engine.read_run(run_id)).status
+            raise ActionRefusedError(f"run {run_id} is {status.value}: only a run that has ended can be deleted")
+        await self._note("delete", run_id)
+        return Done(True, f"run {run_id} is deleted", 1, run_id)
+
+    async def act_on_runs(self, order: BulkOrder) -> Done:
+        done = await act_on_all(self, self._finder, order)
+        if not order.count_only:
+            await self._note(f"{order.action} many", f"{done.count} runs", order)
+        return done
+
+    # Events, channels, the outbox
+
+    async def list_events(self, search: EventSearch) -> Page[EventView]:
+        limit = check_limit(search.limit)
+        query = EventQuery(
+            type=search.type or None,
+            source=search.source or None,
+            id=search.id or None,
+            text=search.q or None,
+            received_from=as_bound(search.since, "since"),
+            received_to=as_bound(search.until, "until"),
+            messages=search.messages,
+            before=_read_number(search.cursor),
+            limit=limit + 1,
+        )
+        found = await self._ask(self._storage.find_events(query))
+        last = str(found[limit - 1].seq) if len(found) > limit else None
+        return Page(tuple(map(self._display.event, found[:limit])), last)
+
+    async def get_event(self, number: int) -> EventDetail:
+        stored = await self._read_event(number)
+        attributes, data = self._display.content(stored)
+        consumers = await self._ask(self._storage.consumers(number, MOST_CONSUMERS))
+        return EventDetail(self._display.event(stored), attributes, data, tuple(map(self._display.consumer, consumers)))
+
+    async def _read_event(self, number: int) -> StoredEvent:
+        stored = await self._ask(self._storage.event(number))
+        if stored is None:
+            raise NotFoundError(f"no event has the number {number}; it may have been removed as too old")
+        return stored
+
+    async def send_event(self, order: EventOrder) -> Done:
+        data = UNSET if order.data is None else order.data
+        attributes = describe_event(
+            order.type, order.source, data, None, order.subject, None, None, order.target, order.extensions
+        )
+        try:
+            event = make(id=order.id or self.engine.new_id(), **{**attributes, "time": self.engine.now().isoformat()})
+        except (EventError, ValueError, TypeError) as error:
+            raise ArgumentError(str(error)) from None
+        await self._receive(event)
+        await self._note("send event", event.id, order)
+        return Done(True, f"event {event.id} is stored", 1, event.id)
+
+    async def _receive(self, event: CloudEvent) -> None:
+        try:
+            await self.engine.receive((event,))
+        except EventError as error:
+            raise ArgumentError(str(error)) from None
+
+    async def resend_event(self, number: int) -> Done:
+        stored = await self._read_event(number)
+        id, codec = self.engine.new_id(), self.engine.codec
+        if is_message(stored.event):
+            await self.engine.publish(_renewed(unpack_message(codec, stored.event.body), id, self.engine.microseconds))
+        else:
+            await self._receive(msgspec.structs.replace(parse_stored(codec.unseal(stored.event.body)), id=id))
+        await self._note("resend event", id, {"number": number, "id": stored.event.id})
+        return Done(True, f"event {number} was sent again as {id}", 1, id)
+
+    async def list_waits(self, type: str | None, cursor: str | None, limit: int) -> Page[WaitView]:
+        after = _read_place(cursor)
+        found = await self._ask(self._storage.standing(type or None, after, check_limit(limit) + 1))
+        last = found[limit - 1] if len(found) > limit else None
+        following = None if last is None else msgspec.json.encode([last.run_id, last.wait.step]).decode()
+        return Page(await self._show_waits(found[:limit]), following)
+
+    async def list_channels(self) -> tuple[ChannelView, ...]:
+        """Those of the newest messages, and those that somebody waits for."""
+        messages = await self._ask(self._storage.find_events(EventQuery(messages=True, limit=MOST_MEASURED)))
+        standing = await self._ask(self._storage.standing(None, None, MOST_MEASURED))
+        newest = {stored.event.type: stored.received_at for stored in reversed(messages)}
+        waited = [one.wait.type for one in standing if is_channel(one.wait.type)]
+        prefix = len(log_type(""))
+        return tuple(
+            ChannelView(type[prefix:], waited.count(type), moment(newest.get(type)))
+            for type in sorted({*newest, *waited})
+        )
+
+    async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
+        try:
+            wanted = OutgoingState(state) if state else None
+        except ValueError:
+            raise ArgumentError(f"state {state!r}: expected one of {', '.join(OutgoingState)}") from None
+        after = _read_number(cursor) or 0
+        found = await self._ask(self._storage.find_outgoing(wanted, after, check_limit(limit) + 1))
+        last = str(found[limit - 1].seq) if len(found) > limit else None
+        return Page(tuple(map(self._display.outgoing, found[:limit])), last)
+
+    async def retry_outbox(self, order: OutboxOrder) -> Done:
+        count = await self._storage.retry_outgoing(None if order.every else _named(order))
+        await self._storage.announce()
+        await self._note("retry outbox", f"{count} events", order)
+        return Done(count > 0, f"{count} dead events are sent again", count)
+
+    async def drop_outbox(self, order: OutboxOrder) -> Done:
+        count = await self._storage.drop_outgoing(await self._dead() if order.every else _named(order))
+        await self._note("drop outbox", f"{count} events", order)
+        return Done(count > 0, f"{count} dead events are forgotten", count)
+
+    async def _dead(self) -> tuple[str, ...]:
+        dead = await self._ask(self._storage.find_outgoing(OutgoingState.DEAD, 0, 10_000))
+        return tuple(record.event.id for record in dead)
+
+    # The whole
+
+    async def list_workers(self) -> tuple[WorkerView, ...]:
+        return tuple(map(self._display.worker, await self._ask(self._storage.crew())))
+
+    async def list_definitions(self) -> tuple[DefinitionView, ...]:
+        told = {one.workflow: one for one in await self._ask(self._storage.definitions())}
+        names = frozenset(self._names())
+        # A process without a worker tells nobody of its code, but whoever asks it may know.
+        for name in names - told.keys():
+            details = await asyncio.to_thread(describe_workflow, self._find(name))
+            told[name] = Definition(name, "", details, self.engine.clock.now())
+        return tuple(self._display.definition(told[name], names) for name in sorted(told))
+
+    async def get_definition(self, workflow: str) -> DefinitionView:
+        for known in await self.list_definitions():
+            if known.workflow == workflow:
+                return known
+        raise NotFoundError(f"no workflow is named {workflow!r}, or no worker that has its code was ever started")
+
+    async def get_stats(self) -> StatsView:
+        storage, now = self._storage, await self._storage.now()
+        since = now // BUCKET * BUCKET - (BUCKETS - 1) * BUCKET
+        counts = await self._ask(storage.count(RunQuery()))
+        backlog = await self._ask(storage.backlog())
+        latency = await self._ask(storage.latency(since, MOST_MEASURED))
+        buckets = await self._ask(storage.buckets(since, BUCKET, BUCKETS))
+        workers = await self._ask(storage.crew())
+        return StatsView(
+            at=as_datetime(now),
+            counts={status.value: count for status, count in counts.items()},
+            buckets=tuple(map(self._display.bucket, buckets)),
+            median_ms=latency.median / 1000 if latency.runs else None,
+            p95_ms=latency.p95 / 1000 if latency.runs else None,
+            ready=backlog.ready,
+            oldest_ready=moment(backlog.oldest_ready),
+            oldest_wait=moment(backlog.oldest_wait),
+            parked=backlog.parked,
+            outbox_pending=backlog.outbox_pending,
+            outbox_dead=backlog.outbox_dead,
+            oldest_outgoing=moment(backlog.oldest_outgoing),
+            dispatches=backlog.dispatches,
+            workers=sum(not worker.is_lapsed for worker in workers),
+        )
+
+    async def list_audits(self, cursor: str | None, limit: int) -> Page[AuditView]:
+        found = await self._ask(self._storage.audits(_read_number(cursor), check_limit(limit) + 1))
+        last = str(found[limit - 1].seq) if len(found) > limit else None
+        return Page(tuple(map(self._display.audit, found[:limit])), last)
+
+    @property
+    def is_watched(self) -> bool:
+        return self._watch.is_looking
+
+    async def watch(self) -> AsyncGenerator[str, None]:
+        async with aclosing(self._watch.marks()) as marks:
+            async for mark in marks:
+                yield mark
+
+
+def _named(order: OutboxOrder) -> tuple[str, ...]:
+    if not order.ids:
+        raise ArgumentError("which events? Give their ids, or say every=true")
+    return order.ids
+
+
+def _renewed(message: Message, id: str, now: int) -> Message:
+    return msgspec.structs.replace(message, id=id, published_at=now, offer=0)
+
+
+def _read_number(cursor: str | None) -> int | None:
+    if not cursor:
+        return None
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+        raise ArgumentError(f"cursor {cursor!r}: expected what the page before gave as `next`")
+    return int(cursor)
+
+
+def _read_place(cursor: str | None) -> tuple[str, str] | None:
+    try:
+        return msgspec.json.decode(cursor, type=tuple[str, str]) if cursor else None
+    except ValueError:
+        raise ArgumentError(f"cursor {cursor!r}: expected what the page before gave as `next`") from None

@@ -1,0 +1,155 @@
+"""Stored values as people are shown them: JSON, without secrets, and never too much of it.
+
+Whatever is stored, showing it raises nothing: what cannot be read is said to be so in its place.
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from collections.abc import Iterator
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from edda.cloudevents import json_format
+from edda.core.channels import holds_message, unpack_message
+from edda.core.codec import Codec
+from edda.core.failure import Recorded
+from edda.core.paths import shorten, show
+
+from .redaction import HIDDEN, Redaction
+from .views import ErrorView
+
+MOST_BYTES = 256 * 1024
+MOST_DEPTH = 64
+SHOWN_OF_LARGE = 4096
+LARGEST_INT = 2**53
+"""Beyond it the numbers of JavaScript are no longer exact."""
+ENCRYPTED = "encrypted: this process has no key for it"
+
+Path = tuple[str, ...]
+
+
+class Payloads:
+    def __init__(self, codec: Codec, redaction: Redaction) -> None:
+        self._codec = codec
+        self._redaction = redaction
+
+    def value(self, data: bytes | None) -> Any:
+        if not data:
+            return None
+        try:
+            value = self._codec.decode(data)
+        except Exception as error:  # the key, the transform and the data may be wrong in any way
+            return self._excuse(data, error)
+        return self.show(value)
+
+    def show(self, value: Any) -> Any:
+        """A value of Python's, or JSON that was read already."""
+        shown = self._plain(value, (), 0)
+        data = msgspec.json.encode(shown)
+        return shown if len(data) <= MOST_BYTES else _cut(data)
+
+    def event(self, body: bytes) -> Any:
+        """An event of the log with its attributes, or a message of a channel."""
+        try:
+            data = self._codec.unseal(body)
+            if holds_message(data):
+                return self.show(msgspec.to_builtins(unpack_message(self._codec, body)))
+            event = json_format.parse_stored(data)
+            attributes = {name: getattr(event, name) for name in _ATTRIBUTES if getattr(event, name) is not None}
+            return self.show({**attributes, **event.extensions, "data": json_format.value_of(event)})
+        except Exception as error:  # as in `value`
+            return self._excuse(body, error)
+
+    def error(self, data: bytes | None) -> ErrorView | None:
+        """The failure of a step or a run."""
+        if not data:
+            return None
+        try:
+            recorded = self._codec.decode(data, Recorded)
+        except Exception as error:  # as in `value`
+            return ErrorView("unknown", str(self._excuse(data, error)))
+        if not isinstance(recorded, Recorded):
+            return ErrorView("unknown", shorten(str(self.show(recorded)), 500))
+        return ErrorView(recorded.qualname, recorded.message, "\n".join(_traceback(recorded)) or None)
+
+    def text(self, data: bytes | None) -> str:
+        """A reason, which is a text; or whatever else is there, as one."""
+        value = self.value(data)
+        return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
+
+    def _excuse(self, data: bytes, error: Exception) -> str:
+        if self._codec.is_sealing or not _is_json(data):
+            return ENCRYPTED
+        return f"not readable: {shorten(str(error), 200)}"
+
+    def _plain(self, value: Any, path: Path, depth: int) -> Any:
+        if value is None or isinstance(value, bool | str):
+            return value
+        if isinstance(value, int):
+            return int(value) if -LARGEST_INT <= value <= LARGEST_INT else _write_int(value)
+        if isinstance(value, float):
+            return value if isfinite(value) else str(value)
+        if depth >= MOST_DEPTH:
+            return "…"
+        if isinstance(value, dict):
+            return {key: self._field(item, (*path, *_names(key)), depth + 1) for key, item in _named(value)}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [self._plain(item, path, depth + 1) for item in value]
+        return _write(value)
+
+    def _field(self, value: Any, path: Path, depth: int) -> Any:
+        return HIDDEN if self._redaction.hides(path) else self._plain(value, path, depth)
+
+
+_ATTRIBUTES = ("id", "source", "type", "time", "subject", "datacontenttype", "dataschema")
+
+
+def _names(key: str) -> list[str]:
+    """The paths of a match are keys, too."""
+    return key.lstrip("@").split(".")
+
+
+def _named(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    return ((key if isinstance(key, str) else str(_write(key)), item) for key, item in value.items())
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, bytes | bytearray):
+        return b2a_base64(value, newline=False).decode()
+    try:
+        return str(value)
+    except Exception:  # a class of the user's may refuse
+        return show(value)
+
+
+def _write_int(value: int) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python does not write more than 4,300 digits
+        return hex(value)
+
+
+def _cut(data: bytes) -> str:
+    beginning = data[:SHOWN_OF_LARGE].decode(errors="ignore")
+    return f"{beginning}… (the first {SHOWN_OF_LARGE:,} of {len(data):,} bytes)"
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _traceback(recorded: Recorded | None) -> Iterator[str]:
+    """The error itself first, then what caused it."""
+    while recorded is not None:
+        if recorded.traceback:
+            yield f"{recorded.traceback.rstrip()}\n{recorded.qualname}: {recorded.message}"
+        recorded = recorded.cause
+        if recorded is not None and recorded.traceback:
+            yield "\ncaused by\n"

@@ -1,0 +1,66 @@
+"""What is not shown to anybody: the values of fields that are marked as secret, by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+HIDDEN = "•••"
+USUAL = (
+    "*password",
+    "*passwd",
+    "*secret",
+    "*token",
+    "*authorization",
+    "*apikey",
+    "*cardnumber",
+    "*privatekey",
+    "*credentials",
+    "cookie",
+    "setcookie",
+    "cvc",
+    "cvv",
+)
+
+_TERM = re.compile(r'(?<![^\s"=])([^\s"=]+) = ("(?:[^"\\]|\\.)*?(?:"|…(?= and |$)|$)|\S+)')
+"""One comparison of a wait in words, as `core.match.describe` writes it; a long value is cut there."""
+
+
+class Redaction:
+    """Names are compared without regard to case, `_` and `-`. `card.number` is the field of a field, wherever that
+    is; `*` stands for any text within one name."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._patterns = tuple(tuple(map(_normal, name.split("."))) for name in (*USUAL, *names))
+        self._hides = lru_cache(maxsize=4096)(self._look)
+
+    def hides(self, path: Sequence[str]) -> bool:
+        """Whether the field at the end of this path is secret."""
+        return self._hides(tuple(path))
+
+    def _look(self, path: tuple[str, ...]) -> bool:
+        names = tuple(map(_normal, path))
+        return any(_fits(names, pattern) for pattern in self._patterns)
+
+    def clean(self, text: str) -> str:
+        """What a run waits for in words: secrets are hidden, and plain text needs no quotes."""
+        return _TERM.sub(self._clean_term, text)
+
+    def _clean_term(self, term: re.Match[str]) -> str:
+        path, value = term.groups()
+        if self.hides(path.lstrip("@").split(".")):
+            return f"{path} = {HIDDEN}"
+        is_plain = len(value) > 2 and value[0] == value[-1] == '"' and "\\" not in value
+        return f"{path} = {value[1:-1] if is_plain else value}"
+
+
+def _normal(name: str) -> str:
+    return name.casefold().replace("_", "").replace("-", "")
+
+
+def _fits(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    if len(names) < len(pattern):
+        return False
+    return all(fnmatchcase(name, part) for name, part in zip(names[-len(pattern) :], pattern, strict=True))

@@ -1,0 +1,126 @@
+"""The state of a run as one would say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from edda.core.model import MICROSECONDS, RunRecord
+from edda.core.paths import shorten
+from edda.core.states import RunStatus
+from edda.workflow.context import as_datetime
+
+_PENDING = re.compile(r"(\w+) '(.+)'")
+"""What a run that leaves memory says of the first thing it waits for."""
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+MOST_WORDS = 300
+
+
+def say_duration(microseconds: int) -> str:
+    """Two units at most: `1 h 20 min`, `5 min`, `3.2 s`, `40 ms`."""
+    if microseconds < MICROSECONDS:
+        return f"{max(microseconds, 0) // 1000} ms"
+    seconds = microseconds / MICROSECONDS
+    if seconds < 10 and seconds % 1 >= 0.1:
+        return f"{seconds:.1f} s"
+    rest = round(seconds)
+    parts = []
+    for size, unit in _UNITS:
+        if rest >= size:
+            parts.append(f"{rest // size} {unit}")
+            rest %= size
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+def say_state(record: RunRecord, now: int, *, outcome: str = "", since: int | None = None) -> str:
+    """`outcome` is the error or the reason of one that ended; `since` when it began to wait, if that is known."""
+    return shorten(_SAY[record.status](_Subject(record, now, outcome, since)), MOST_WORDS)
+
+
+class _Subject:
+    def __init__(self, record: RunRecord, now: int, outcome: str, since: int | None) -> None:
+        self.record = record
+        self.now = now
+        self.outcome = outcome
+        self.since = since
+
+    @property
+    def reason(self) -> str:
+        return self.record.reason or "something"
+
+    @property
+    def pending(self) -> tuple[str, str]:
+        """Kind and id of what it waits for."""
+        found = _PENDING.fullmatch(self.reason)
+        return (found[1], found[2]) if found else ("", self.reason)
+
+    @property
+    def rest(self) -> str | None:
+        """How long until it goes on by itself."""
+        due = self.record.ready_at
+        return None if due is None or due <= self.now else say_duration(due - self.now)
+
+
+def _say_running(run: _Subject) -> str:
+    if run.record.owner is not None:
+        return f"runs on worker {run.record.owner}"
+    if run.rest is not None:
+        return f"begins in {run.rest}"
+    return "is ready, and no worker has taken it yet"
+
+
+def _say_waiting(run: _Subject) -> str:
+    due = run.record.ready_at
+    if due is None or due <= run.now:
+        return f"waits for {run.reason}"
+    if run.since is not None and run.since < due:
+        return f"waits for {run.reason}, {say_duration(run.now - run.since)} of {say_duration(due - run.since)}"
+    return f"waits for {run.reason}, {run.rest} more at most"
+
+
+def _say_timer(run: _Subject) -> str:
+    kind, id = run.pending
+    if kind == "step":
+        return f"tries {id} again {f'in {run.rest}' if run.rest else 'now'}"
+    if run.record.ready_at is None or run.rest is None:
+        return "wakes up now"
+    return f"sleeps until {as_datetime(run.record.ready_at):%Y-%m-%d %H:%M:%S} UTC, {run.rest} more"
+
+
+def _say_child(run: _Subject) -> str:
+    kind, id = run.pending
+    return "waits until what it began has ended" if kind == "settled" else f"waits for its child {id}"
+
+
+def _say_undoing(run: _Subject) -> str:
+    where = "" if run.record.owner is None else f", on worker {run.record.owner}"
+    return f"undoes what it did{where}"
+
+
+def _say_parked(run: _Subject) -> str:
+    again = f" (tried again in {run.rest})" if run.rest else ""
+    return f"is parked{again}: {run.reason}"
+
+
+def _say_completed(run: _Subject) -> str:
+    record = run.record
+    return (
+        "completed" if record.ended_at is None else f"completed in {say_duration(record.ended_at - record.created_at)}"
+    )
+
+
+_SAY: dict[RunStatus, Callable[[_Subject], str]] = {
+    RunStatus.RUNNING: _say_running,
+    RunStatus.WAITING_FOR_EVENT: _say_waiting,
+    RunStatus.WAITING_FOR_MESSAGE: _say_waiting,
+    RunStatus.WAITING_FOR_TIMER: _say_timer,
+    RunStatus.WAITING_FOR_CHILD: _say_child,
+    RunStatus.COMPENSATING: _say_undoing,
+    RunStatus.PARKED: _say_parked,
+    RunStatus.COMPLETED: _say_completed,
+    RunStatus.FAILED: lambda run: f"failed: {run.outcome}",
+    RunStatus.CANCELLED: lambda run: f"was cancelled: {run.outcome}",
+    RunStatus.RECURRED: lambda run: "went on as the next generation",
+}

@@ -1,0 +1,79 @@
+"""Whatever text somebody asks with: an answer, or an error of ours that says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from edda import EddaApp, WorkflowContext, workflow
+from edda.control.local import LocalController
+from edda.control.views import BulkOrder, EventOrder, EventSearch, OutboxOrder, RetryOrder, RunSearch, StartOrder
+from edda.errors import EddaError
+
+HOSTILE = (
+    "",
+    "'",
+    '"; DROP TABLE edda_run; --',
+    "%",
+    "_",
+    "\\",
+    "a\0b",
+    "<script>alert(1)</script>",
+    "🙂" * 50,
+    "\u202e\ufeff",
+    "x" * 10_000,
+    "../../etc/passwd",
+    "{}",
+    "9" * 30,
+    "=",
+    "a=",
+    "1:",
+)
+
+Ask = Callable[[LocalController, str], Awaitable[object]]
+ASK: dict[str, Ask] = {
+    "text": lambda control, word: control.list_runs(RunSearch(q=word)),
+    "id": lambda control, word: control.list_runs(RunSearch(id=word)),
+    "workflow": lambda control, word: control.count_runs(RunSearch(workflow=word)),
+    "input": lambda control, word: control.list_runs(RunSearch(input=(word,))),
+    "status": lambda control, word: control.list_runs(RunSearch(status=(word,))),
+    "parent": lambda control, word: control.list_runs(RunSearch(parent=word)),
+    "cursor": lambda control, word: control.list_runs(RunSearch(cursor=word)),
+    "run": lambda control, word: control.get_run(word),
+    "history": lambda control, word: control.get_history(word),
+    "timeline": lambda control, word: control.get_timeline(word),
+    "cancel": lambda control, word: control.cancel_run(word, word),
+    "retry": lambda control, word: control.retry_run(word, RetryOrder()),
+    "resume": lambda control, word: control.resume_run(word),
+    "delete": lambda control, word: control.delete_run(word),
+    "many": lambda control, word: control.act_on_runs(BulkOrder("cancel", ids=(word,), reason=word)),
+    "start": lambda control, word: control.start_run(StartOrder("echo", {"word": word}, id=word)),
+    "field": lambda control, word: control.start_run(StartOrder("echo", {word: word})),
+    "unknown": lambda control, word: control.start_run(StartOrder(word)),
+    "event": lambda control, word: control.send_event(EventOrder(word, source=word, data=word, id=word, target=word)),
+    "extension": lambda control, word: control.send_event(EventOrder("news", extensions={word: word})),
+    "events": lambda control, word: control.list_events(EventSearch(type=word, source=word, id=word)),
+    "search events": lambda control, word: control.list_events(EventSearch(q=word)),
+    "waits": lambda control, word: control.list_waits(word, None, 10),
+    "place": lambda control, word: control.list_waits(None, word, 10),
+    "outbox": lambda control, word: control.list_outbox(word, None, 10),
+    "retry outbox": lambda control, word: control.retry_outbox(OutboxOrder(ids=(word,))),
+    "drop outbox": lambda control, word: control.drop_outbox(OutboxOrder(ids=(word,))),
+    "definition": lambda control, word: control.get_definition(word),
+    "audits": lambda control, word: control.list_audits(word, 10),
+    "caller": lambda control, word: control.with_caller(word, word).send_event(EventOrder("news")),
+}
+
+
+@pytest.mark.parametrize("way", ASK)
+async def test_every_word_gets_an_answer(app: EddaApp, way: str) -> None:
+    @workflow
+    async def echo(ctx: WorkflowContext, word: str) -> str:
+        return word
+
+    await app.run(echo, "hello")
+    for word in HOSTILE:
+        with suppress(EddaError):
+            await ASK[way](app.control, word)

@@ -1,0 +1,153 @@
+"""Stored values as people see them: JSON, without secrets, never too much, and never an exception."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edda.cloudevents import json_format
+from edda.cloudevents.event import make
+from edda.control.payload import ENCRYPTED, MOST_BYTES, Payloads
+from edda.control.redaction import HIDDEN, Redaction
+from edda.core.channels import Message, pack_message
+from edda.core.codec import Codec
+from edda.core.failure import encode_failure
+
+CODEC = Codec()
+PAYLOADS = Payloads(CODEC, Redaction(["iban", "card.number", "*.note"]))
+
+
+class Mask:
+    """Not JSON any more, and not to be read without it."""
+
+    def seal(self, data: bytes) -> bytes:
+        return b"\x01" + bytes(byte ^ 0x5A for byte in data)
+
+    def open(self, data: bytes) -> bytes:
+        return bytes(byte ^ 0x5A for byte in data[1:])
+
+
+class WrongKey(Mask):
+    def open(self, data: bytes) -> bytes:
+        raise KeyError("no such key")
+
+
+@dataclass
+class Item:
+    sku: str
+    price: Decimal
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, None),
+        ({"a": [1, 2.5, True, "x"]}, {"a": [1, 2.5, True, "x"]}),
+        (datetime(2026, 1, 2, 3, 4, tzinfo=UTC), "2026-01-02 03:04:00+00:00"),
+        (date(2026, 1, 2), "2026-01-02"),
+        (timedelta(minutes=5), "0:05:00"),
+        (Decimal("1.10"), "1.10"),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (b"\x00\xff", "AP8="),
+        ((1, 2), [1, 2]),
+        ({3}, [3]),
+        (2**53 + 1, "9007199254740993"),
+        pytest.param(10**5000, hex(10**5000), id="huge"),
+        ({1: "one", (1, 2): "two"}, {"1": "one", "(1, 2)": "two"}),
+        (Item("A", Decimal("2.50")), {"sku": "A", "price": "2.50"}),
+        ({"$": "dollar"}, {"$": "dollar"}),
+    ],
+)
+def test_what_has_no_json_form_is_shown_as_text(value: Any, shown: Any) -> None:
+    assert PAYLOADS.value(CODEC.encode(value)) == shown
+
+
+def test_secrets_are_hidden_at_every_depth() -> None:
+    value = {
+        "user": {"name": "Ann", "password": "p", "accessToken": "t", "API-Key": "k"},
+        "payments": [{"card": {"number": "4111", "holder": "Ann"}, "IBAN": "DE1"}],
+        "note": "mine",
+        "number": 7,
+    }
+    assert PAYLOADS.value(CODEC.encode(value)) == {
+        "user": {"name": "Ann", "password": HIDDEN, "accessToken": HIDDEN, "API-Key": HIDDEN},
+        "payments": [{"card": {"number": HIDDEN, "holder": "Ann"}, "IBAN": HIDDEN}],
+        "note": "mine",
+        "number": 7,
+    }
+    assert PAYLOADS.value(CODEC.encode({"order": {"note": "theirs"}})) == {"order": {"note": HIDDEN}}
+
+
+def test_secrets_of_events_and_messages_are_hidden_too() -> None:
+    event = make("paid", "/shop", "1", {"token": "t", "by": "card"}, extensions={"secret": "s"})
+    shown = PAYLOADS.event(json_format.emit_stored(event))
+    assert shown["data"] == {"token": HIDDEN, "by": "card"}
+    assert (shown["type"], shown["secret"]) == ("paid", HIDDEN)
+    message = Message("1", "news", None, {"password": "p"}, {"token": "t"}, 0)
+    shown = PAYLOADS.event(pack_message(CODEC, message))
+    assert (shown["data"], shown["metadata"]) == ({"password": HIDDEN}, {"token": HIDDEN})
+
+
+def test_secrets_among_the_paths_of_a_match_are_hidden_too() -> None:
+    match = {"card.number": "4111", "order.user.token": "t", "@authorization": "a", "order.id": "A"}
+    hidden = {"card.number": HIDDEN, "order.user.token": HIDDEN, "@authorization": HIDDEN, "order.id": "A"}
+    assert PAYLOADS.value(CODEC.encode(match)) == hidden
+
+
+def test_a_large_value_is_cut_and_says_its_size() -> None:
+    shown = PAYLOADS.value(CODEC.encode({"password": "p" * 9, "text": "x" * MOST_BYTES}))
+    assert isinstance(shown, str)
+    assert len(shown) < 5000
+    assert "262," in shown
+    assert "ppp" not in shown
+
+
+def test_what_is_sealed_is_said_to_be_encrypted() -> None:
+    sealed = Codec(transform=Mask()).encode({"a": 1})
+    error = encode_failure(Codec(transform=Mask()), ValueError("x"))
+    for codec in (CODEC, Codec(transform=WrongKey())):
+        payloads = Payloads(codec, Redaction())
+        assert payloads.value(sealed) == ENCRYPTED
+        assert payloads.event(sealed) == ENCRYPTED
+        shown = payloads.error(error)
+        assert shown is not None
+        assert shown.message == ENCRYPTED
+    assert Payloads(Codec(transform=Mask()), Redaction()).value(sealed) == {"a": 1}
+
+
+def test_what_a_newer_release_wrote_is_noted() -> None:
+    assert "not readable" in PAYLOADS.value(b'{"$":"quaternion","v":1}')
+
+
+@given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(msgspec.json.encode))
+def test_showing_never_raises(data: bytes) -> None:
+    for show in (PAYLOADS.value, PAYLOADS.event, PAYLOADS.error, PAYLOADS.text):
+        msgspec.json.encode(show(data))
+
+
+def test_deep_nesting_is_cut() -> None:
+    assert "…" in str(PAYLOADS.value(b"[" * 90 + b"]" * 90))
+
+
+def test_an_error_has_its_traceback_and_its_cause() -> None:
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as cause:
+            raise ValueError("outer") from cause
+    except ValueError as error:
+        shown = PAYLOADS.error(encode_failure(CODEC, error))
+    assert shown is not None
+    assert (shown.type, shown.message) == ("ValueError", "outer")
+    assert shown.traceback is not None
+    assert "caused by" in shown.traceback
+    assert "KeyError: 'inner'" in shown.traceback
+    assert 'raise ValueError("outer")' in shown.traceback
