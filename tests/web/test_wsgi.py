@@ -96,13 +96,13 @@ class Recorded(EddaApp):
         self.failures = failures
         self.threads: list[str] = []
 
-    async def initialize(self) -> None:
+    async def initialize(self, *, worker: bool | None = None) -> None:
         self.threads.append(threading.current_thread().name)
         await asyncio.sleep(0.05)  # so that others come meanwhile
         if self.failures:
             self.failures -= 1
             raise StorageUnavailableError("the database is not there yet")
-        await super().initialize()
+        await super().initialize(worker=worker)
 
 
 @pytest.fixture

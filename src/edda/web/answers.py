@@ -1,4 +1,4 @@
-"""What is sent back: always JSON, always with the same protective headers."""
+"""What is sent back: JSON unless it says otherwise, always with the same protective headers."""
 
 from __future__ import annotations
 
@@ -33,18 +33,24 @@ class Answer:
     status: int
     body: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    """What is said here of the content's type, or of keeping it, counts instead of what is usual."""
 
     async def send(self, send: Send, *, private: bool, head: bool) -> None:
         await send({"type": "http.response.start", "status": self.status, "headers": self.all_headers(private=private)})
         await send({"type": "http.response.body", "body": b"" if head else self.body})
 
     def all_headers(self, *, private: bool = False) -> Headers:
-        headers = [*_ALWAYS, _PRIVATE if private else _NO_STORE, *self.headers]
+        own = {name for name, _ in self.headers}
+        usual = protection(private=private)
         if self.body:
-            headers += [_JSON, (b"content-length", b"%d" % len(self.body))]
-        elif self.status != HTTPStatus.NO_CONTENT:
-            headers.append((b"content-length", b"0"))
-        return headers
+            usual.append(_JSON)
+        if self.status != HTTPStatus.NO_CONTENT:
+            usual.append((b"content-length", b"%d" % len(self.body)))
+        return [*(header for header in usual if header[0] not in own), *self.headers]
+
+
+def protection(*, private: bool = False) -> Headers:
+    return [*_ALWAYS, _PRIVATE if private else _NO_STORE]
 
 
 class RefusedError(Exception):
@@ -80,6 +86,11 @@ def problem(
 
 def refuse(status: int, error: str, *, headers: Mapping[str, str] | None = None) -> RefusedError:
     return RefusedError(problem(status, error, headers=headers))
+
+
+def move_on(path: str, *headers: tuple[bytes, bytes]) -> Answer:
+    """To a page of ours: the caller has seen to it that the path is one."""
+    return Answer(303, headers=((b"location", path.encode("ascii")), *headers))
 
 
 def come_back(status: int, error: str, seconds: int, *, error_type: str | None = None) -> Answer:

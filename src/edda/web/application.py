@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from edda.web import lifespan
-from edda.web.answers import Answer, RefusedError, refuse, wrong_method
+from edda.web.answers import RefusedError, refuse
 from edda.web.asgi import Receive, Scope, Send
 from edda.web.backing import Backing
 from edda.web.body import DisconnectedError, Intake
@@ -15,11 +15,13 @@ from edda.web.cancelling import CancelEndpoint
 from edda.web.door import Door
 from edda.web.events import EventEndpoint
 from edda.web.excuses import explain
-from edda.web.health import Readiness, live
+from edda.web.inside import Control, Inside, Pages
+from edda.web.metrics import Metrics
 from edda.web.options import WebOptions
 from edda.web.request import Request, read_request
-from edda.web.service import Service
+from edda.web.service import Service, State
 from edda.web.signed import SignedEndpoint
+from edda.web.stream import Sendable, Streams
 
 logger = logging.getLogger("edda.web")
 
@@ -27,15 +29,28 @@ logger = logging.getLogger("edda.web")
 class Web:
     """POST to any path takes events, but for `/cancel/...`, what is below `/_edda`, and the paths of webhooks."""
 
-    def __init__(self, service: Service, options: WebOptions | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        options: WebOptions | None = None,
+        *,
+        control: Control | None = None,
+        pages: Pages | None = None,
+    ) -> None:
         self.options = options or WebOptions()
         self._service = service
-        self._door = Door(self.options)
+        door = Door(self.options)
         backing, intake = Backing(service, self.options), Intake(self.options)
-        self._events = EventEndpoint(self.options, self._door, intake, backing)
+        self._events = EventEndpoint(self.options, door, intake, backing)
         self._signed = SignedEndpoint(self.options, intake, backing)
-        self._cancelling = CancelEndpoint(self._door, intake, backing)
-        self._readiness = Readiness(backing)
+        self._cancelling = CancelEndpoint(door, intake, backing)
+        self._streams = Streams(lambda: service.state is State.STARTED)
+        self._metrics = Metrics()
+        self._inside = Inside(self.options, door, intake, backing, self._streams, self._metrics, control, pages)
+
+    def end_streams(self) -> None:
+        """Servers wait for those that are connected before they stop the app: whoever stops one calls this first."""
+        self._streams.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -61,36 +76,29 @@ class Web:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = read_request(scope, receive)
         try:
-            answer = await self._answer(request)
+            answer: Sendable = await self._answer(request)
         except DisconnectedError:
             return
         except RefusedError as refusal:
             answer = refusal.answer
         except Exception as error:  # a client gets an answer whatever happens, and never a traceback
             answer = explain(error, self.options.retry_after)
+        self._metrics.count(answer.status)
         try:
             await answer.send(send, private=request.query_token is not None, head=request.method == "HEAD")
         except OSError:  # newer servers say so when the client has gone
             logger.debug("the client had gone before its answer")
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: Request) -> Sendable:
         self._check_headers(request)
         path = request.path
         if path == "/_edda" or path.startswith("/_edda/"):
-            return await self._answer_inside(request)
+            return await self._inside.answer(request)
         if path == "/cancel" or path.startswith("/cancel/"):
             return await self._cancelling.answer(request)
         if self._signed.covers(request):
             return await self._signed.answer(request)
         return await self._events.answer(request)
-
-    async def _answer_inside(self, request: Request) -> Answer:
-        self._door.check_probe(request)
-        if request.path not in {"/_edda/livez", "/_edda/readyz"}:
-            raise refuse(404, "there is nothing at this address")
-        if request.method not in {"GET", "HEAD"}:
-            raise wrong_method("GET, HEAD")
-        return live() if request.path == "/_edda/livez" else await self._readiness.answer()
 
     def _check_headers(self, request: Request) -> None:
         count, limit = len(request.headers), self.options.max_header_count

@@ -42,11 +42,11 @@ class Backing:
             raise RefusedError(come_back(503, _NEVER_STARTED, self.retry_after))
 
     async def receive(self, events: Sequence[CloudEvent]) -> None:
-        async with self._turn():
+        async with self.turn():
             await self._service.receive(events)
 
     async def cancel(self, instance_id: str, reason: str | None) -> bool:
-        async with self._turn():
+        async with self.turn():
             if reason is None:
                 return await self._service.cancel(instance_id)
             return await self._service.cancel(instance_id, reason)
@@ -56,12 +56,13 @@ class Backing:
             await self._service.ping()
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def turn(self, seconds: float | None = None) -> AsyncIterator[None]:
+        """Without `seconds` for as long as the settings say."""
         if self._waiting >= self._options.max_concurrent:
             raise RefusedError(come_back(429, "too many requests at once (max_concurrent)", 1))
         self._waiting += 1
         try:
-            async with asyncio.timeout(self._options.service_timeout):
+            async with asyncio.timeout(seconds or self._options.service_timeout):
                 yield
         finally:
             self._waiting -= 1

@@ -12,10 +12,10 @@ from edda.web.answers import RefusedError, refuse
 from edda.web.hosts import fits, is_loopback_address, is_loopback_name, name_of
 from edda.web.options import WebOptions
 from edda.web.request import Request
-from edda.web.tokens import Keyring, TokenScope
+from edda.web.tokens import Keyring, Token, TokenScope
 
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _SETTINGS = 'give tokens (EddaApp(tokens=...) or EDDA_TOKENS), or auth="none" to serve everybody'
 
 
@@ -24,21 +24,32 @@ class Door:
         self._options = options
         self._keyring = Keyring(options.tokens)
 
-    def check_caller(self, request: Request) -> None:
+    def check_place(self, request: Request) -> None:
+        """Where it came from, and what it takes this server for."""
         if self._options.local_only:
             _check_machine(request)
         self._check_host(request)
+
+    def check_caller(self, request: Request) -> None:
+        self.check_place(request)
         if not self._options.tokens:  # a token is never sent by a browser on its own
             _check_origin(request)
 
     def check_scope(self, request: Request, scope: TokenScope) -> None:
+        check_may_act(self._options, scope)
         if not self._options.tokens:
             return
-        scopes = self._keyring.scopes_of(self._presented(request))
-        if not scopes:
-            raise _unauthorized("the token is not known here")
-        if scope not in scopes:
+        if scope not in self.find_token(request).scopes:
             raise refuse(403, f"the token lacks the scope {scope.value!r}")
+
+    def has_token(self, request: Request) -> bool:
+        return request.query_token is not None or request.has(b"authorization")
+
+    def find_token(self, request: Request) -> Token:
+        token = self._keyring.find(self._presented(request))
+        if token is None:
+            raise unauthorized("the token is not known here")
+        return token
 
     def check_probe(self, request: Request) -> None:
         """Probes know neither tokens nor names; still, only this machine is served before any were given."""
@@ -64,10 +75,15 @@ class Door:
         if header is not None:
             return _bearer(header)
         if request.query_token is None:
-            raise _unauthorized("a token is needed: Authorization: Bearer <token>")
+            raise unauthorized("a token is needed: Authorization: Bearer <token>")
         if not self._options.query_token:
-            raise _unauthorized("tokens in the query are off (query_token=False): use Authorization: Bearer <token>")
+            raise unauthorized("tokens in the query are off (query_token=False): use Authorization: Bearer <token>")
         return request.query_token
+
+
+def check_may_act(options: WebOptions, scope: TokenScope) -> None:
+    if options.read_only and scope is not TokenScope.VIEW:
+        raise refuse(403, f"this server is for looking only (read_only): nobody has the scope {scope.value!r}")
 
 
 def _check_machine(request: Request) -> None:
@@ -78,18 +94,18 @@ def _check_machine(request: Request) -> None:
 
 def _check_origin(request: Request) -> None:
     """Browsers say where a request comes from; everything else is no page that somebody was lured to."""
-    if request.method in _SAFE:
+    if request.method in SAFE:
         return
     site = request.header(b"sec-fetch-site")
     origin = request.header(b"origin")
     if site is None and origin is None:
         return
-    same = site in {b"same-origin", b"none"} if site is not None else _is_own(origin or b"", request)
+    same = site in {b"same-origin", b"none"} if site is not None else is_own_origin(origin or b"", request)
     if not same:
         raise refuse(403, "a page of another origin may not send this")
 
 
-def _is_own(origin: bytes, request: Request) -> bool:
+def is_own_origin(origin: bytes, request: Request) -> bool:
     _, separator, host = origin.partition(b"://")
     return bool(separator) and host.lower() == (request.header(b"host") or b"").lower()
 
@@ -97,9 +113,9 @@ def _is_own(origin: bytes, request: Request) -> bool:
 def _bearer(header: bytes) -> bytes:
     scheme, _, token = header.partition(b" ")
     if scheme.lower() != b"bearer" or not token.strip():
-        raise _unauthorized("expected Authorization: Bearer <token>")
+        raise unauthorized("expected Authorization: Bearer <token>")
     return token.strip()
 
 
-def _unauthorized(error: str) -> RefusedError:
+def unauthorized(error: str) -> RefusedError:
     return refuse(HTTPStatus.UNAUTHORIZED, error, headers={"WWW-Authenticate": "Bearer"})

@@ -5,15 +5,21 @@ from __future__ import annotations
 import logging
 
 from edda.errors import (
+    ActionRefusedError,
     AppError,
+    ArgumentError,
     EventError,
+    EventValidationError,
+    InstanceConflictError,
     InstanceNotFoundError,
     LeaseLostError,
+    NotFoundError,
     PayloadError,
     PayloadTooLargeError,
     StorageConflictError,
     StorageRejectedError,
     StorageUnavailableError,
+    UnknownWorkflowError,
 )
 from edda.web.answers import Answer, come_back, problem
 
@@ -27,6 +33,12 @@ def explain(error: Exception, retry_after: int) -> Answer:
             return problem(error.status, str(error), error_type=kind, attribute=error.attribute)
         case InstanceNotFoundError():
             return problem(404, "no run has this id", error_type=kind)
+        case NotFoundError() | UnknownWorkflowError():
+            return problem(404, str(error), error_type=kind)
+        case ActionRefusedError() | InstanceConflictError():
+            return problem(409, str(error), error_type=kind)
+        case ArgumentError() | EventValidationError():
+            return problem(422, str(error), error_type=kind)
         case PayloadTooLargeError():
             return problem(413, "the data is larger than may be stored", error_type=kind)
         case PayloadError() | StorageRejectedError():

@@ -28,6 +28,8 @@ class WebOptions:
     auth: str | None = None
     """None: whoever has a token, or without tokens this machine alone. "none": everybody, on purpose."""
     tokens: tuple[Token, ...] = ()
+    read_only: bool = False
+    """Nobody does more than look: no events are taken, and nothing is done to runs."""
     query_token: bool = False
     """Take a token as `?access_token=` too. Off, because addresses end up in the logs of every proxy."""
     allowed_hosts: tuple[str, ...] = ()

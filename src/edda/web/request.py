@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from edda.web.answers import refuse
 
@@ -25,8 +25,26 @@ class Request:
     headers: Headers
     client: str | None
     """None for a client on a Unix socket."""
-    query_token: bytes | None
+    query_token: bytes | None = field(repr=False)
     receive: Receive
+    root: str = ""
+    """Where the app is mounted: in front of every link to a page of ours."""
+    raw_path: str = ""
+    """As `path`, still percent-encoded."""
+    query: bytes = b""
+    """Without a token that was in it."""
+    secure: bool = False
+    """Came by https."""
+
+    @property
+    def base(self) -> str:
+        """The address of our first page, without the slash at its end: what every link begins with."""
+        return f"{quote(self.root)}/_edda"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the path: a slash that is within one came percent-encoded."""
+        return tuple(unquote(part) for part in self.raw_path.split("/")[1:])
 
     def header(self, name: bytes) -> bytes | None:
         """For headers that may come once; twice is how requests are smuggled past a proxy."""
@@ -41,13 +59,18 @@ class Request:
 
 def read_request(scope: Scope, receive: Receive) -> Request:
     client = scope.get("client")
+    path = _path_below(_roots(scope), scope["path"])
     return Request(
         method=scope["method"],
-        path=_path_below(_roots(scope), scope["path"]),
+        path=path,
         headers=list(scope["headers"]),
         client=None if client is None or not client[0] else client[0],
         query_token=_take_query_token(scope),
         receive=receive,
+        root=_roots(scope)[0],
+        raw_path=_raw_path(scope, path),
+        query=scope.get("query_string", b""),
+        secure=scope.get("scheme") == "https",
     )
 
 
@@ -64,6 +87,14 @@ def _path_below(roots: tuple[str, ...], path: str) -> str:
         if root and (path == root or path.startswith(root + "/")):
             return path[len(root) :] or "/"
     return path
+
+
+def _raw_path(scope: Scope, path: str) -> str:
+    """Not every server has it, and some cut less off it than off the path: what does not fit the path is not used."""
+    sent: bytes = scope.get("raw_path") or b""
+    raw = sent.partition(b"?")[0].decode("latin-1")
+    raw = _path_below(tuple(quote(root) for root in _roots(scope)), raw)
+    return raw if unquote(raw) == path else quote(path)
 
 
 def _take_query_token(scope: Scope) -> bytes | None:

@@ -36,9 +36,9 @@ class TokenScope(StrEnum):
     EVENTS = "events"
     """Send events."""
     CONTROL = "control"
-    """Change runs: cancel them."""
+    """Change runs: start, cancel, retry, resume and delete them; send what is in the outbox again."""
     VIEW = "view"
-    """Look at runs."""
+    """Look at runs and at everything else: the pages, the control API, the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,20 @@ class Keyring:
     """Knows tokens by their hashes."""
 
     def __init__(self, tokens: Iterable[Token]) -> None:
-        self._scopes = [(token.digest, token.scopes) for token in tokens]
+        self._tokens = tuple(tokens)
+
+    def find(self, presented: bytes) -> Token | None:
+        """Takes the same time wherever in the ring it is, or if it is not."""
+        found: Token | None = None
+        digest = _digest(presented)
+        for token in self._tokens:
+            found = token if hmac.compare_digest(token.digest, digest) else found
+        return found
 
     def scopes_of(self, presented: bytes) -> frozenset[TokenScope]:
-        """Empty for a token that is not known. Takes the same time wherever in the ring it is, or if it is not."""
-        found: frozenset[TokenScope] = frozenset()
-        digest = _digest(presented)
-        for known, scopes in self._scopes:
-            found = scopes if hmac.compare_digest(known, digest) else found
-        return found
+        """Empty for a token that is not known."""
+        token = self.find(presented)
+        return frozenset() if token is None else token.scopes
 
 
 def find_tokens(given: str | Iterable[Token] | None) -> tuple[Token, ...]:

@@ -1,0 +1,122 @@
+"""What is below `/_edda`: probes, metrics, the control API, logging in and out, and pages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from edda.control.operations import LONGEST
+from edda.web.answers import Answer, refuse, wrong_method
+from edda.web.api import Control, ControlEndpoint
+from edda.web.backing import Backing
+from edda.web.body import Intake
+from edda.web.callers import Caller, Callers, check_origin
+from edda.web.door import SAFE, Door
+from edda.web.health import Readiness, live
+from edda.web.metrics import Metrics
+from edda.web.options import WebOptions
+from edda.web.request import Request
+from edda.web.sessions import Sessions
+from edda.web.stream import Sendable, Streams
+from edda.web.tokens import TokenScope
+
+__all__ = ["Control", "Inside", "Pages"]
+
+_READ_ONLY = "GET, HEAD"
+# Under "no-referrer" a browser says `Origin: null` of our own forms, and by plain http nothing else of their origin.
+_TELLING_US = (b"referrer-policy", b"same-origin")
+
+
+class Pages(Protocol):
+    """What people see."""
+
+    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+        """None if there is no such page. Without a caller there is a form to log in with, and nothing else."""
+
+
+class Inside:
+    def __init__(
+        self,
+        options: WebOptions,
+        door: Door,
+        intake: Intake,
+        backing: Backing,
+        streams: Streams,
+        metrics: Metrics,
+        control: Control | None,
+        pages: Pages | None,
+    ) -> None:
+        self._door = door
+        self._intake = intake
+        self._backing = backing
+        self._streams = streams
+        self._metrics = metrics
+        self._control = control
+        self._pages = pages
+        self._readiness = Readiness(backing)
+        self._api: ControlEndpoint | None = None
+        self._sessions = Sessions(options)
+        self._callers = Callers(options, door, self._sessions)
+        if control is not None:
+            self._api = ControlEndpoint(options, self._callers, intake, backing, streams, control)
+
+    async def answer(self, request: Request) -> Sendable:
+        self._door.check_probe(request)
+        path = request.path
+        if path in {"/_edda/livez", "/_edda/readyz"}:
+            _check_safe(request)
+            return live() if path == "/_edda/livez" else await self._readiness.answer()
+        if self._api is not None and path.startswith("/_edda/api/v1/"):
+            return await self._api.answer(request)
+        if self._control is not None and path == "/_edda/metrics":
+            return await self._measure(request, self._control)
+        if self._pages is not None:
+            return await self._show(request, self._pages)
+        raise refuse(404, "there is nothing at this address")
+
+    async def _measure(self, request: Request, control: Control) -> Answer:
+        self._callers.identify(request).check(TokenScope.VIEW)
+        _check_safe(request)
+        self._backing.check_started()
+        async with self._backing.turn():
+            return await self._metrics.answer(control().get_stats, self._streams.count)
+
+    async def _show(self, request: Request, pages: Pages) -> Answer:
+        action = {"/_edda/login": self._log_in, "/_edda/logout": self._log_out}.get(request.path)
+        if action is not None and request.method == "POST":
+            return await action(request)
+        caller = self._callers.recognise(request)
+        if caller is not None and not _is_open(request):
+            caller.check(TokenScope.VIEW)
+            self._backing.check_started()
+        is_action = caller is not None and request.method not in SAFE
+        body = await self._read(request) if is_action else b""
+        async with self._backing.turn(LONGEST if is_action else None):
+            found = await pages.answer(request, caller, body)
+        if found is None:
+            raise refuse(404, "there is nothing at this address")
+        return replace(found, headers=(*found.headers, _TELLING_US))
+
+    async def _log_in(self, request: Request) -> Answer:
+        self._door.check_place(request)
+        check_origin(request, by_cookie=False)
+        return self._sessions.log_in(request, await self._read(request))
+
+    async def _log_out(self, request: Request) -> Answer:
+        self._door.check_place(request)
+        check_origin(request, by_cookie=True)
+        return self._sessions.log_out(request)
+
+    async def _read(self, request: Request) -> bytes:
+        body = await self._intake.read(request)
+        self._intake.release(len(body))
+        return body
+
+
+def _is_open(request: Request) -> bool:
+    return request.path == "/_edda/login" or request.path.startswith("/_edda/static/")
+
+
+def _check_safe(request: Request) -> None:
+    if request.method not in {"GET", "HEAD"}:
+        raise wrong_method(_READ_ONLY)

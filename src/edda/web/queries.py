@@ -1,0 +1,93 @@
+"""Reading what stands behind the question mark, and JSON bodies, into records."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Struct, inspect
+
+from edda.cloudevents.strict_json import read_raw
+from edda.control.operations import MOST_ROWS
+from edda.errors import EventError
+from edda.web.answers import RefusedError, problem
+
+_MOST_FIELDS = 200
+_LARGEST = 2**31 - 1
+_PLACE = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
+
+T = TypeVar("T", bound=Struct)
+
+
+def read_query(query: bytes, kind: type[T]) -> T:
+    """A field that was left empty in a form counts as not given."""
+    given: dict[str, Any] = {}
+    for name, value in _pairs(query):
+        if name in _lists_of(kind):
+            given.setdefault(name, []).append(value)
+        elif name in given:
+            raise wrong(name, "expected once")
+        else:
+            given[name] = value
+    try:
+        found = msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _misfit(error) from None
+    _check_numbers(found)
+    return found
+
+
+def read_body(body: bytes, kind: type[T]) -> T:
+    """An empty body is an order with nothing but defaults."""
+    try:
+        found = msgspec.json.decode(read_raw(body or b"{}", "body"), type=kind)
+    except EventError as error:
+        raise RefusedError(problem(400, str(error))) from None
+    except msgspec.ValidationError as error:
+        raise _misfit(error) from None
+    search = getattr(found, "search", None)
+    _check_numbers(found if search is None else search)
+    return found
+
+
+def wrong(field: str | None, expected: str) -> RefusedError:
+    return RefusedError(problem(422, f"{field}: {expected}" if field else expected, attribute=field))
+
+
+def _pairs(query: bytes) -> list[tuple[str, str]]:
+    try:
+        pairs = parse_qsl(query.decode("ascii"), errors="strict", max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise wrong(None, f"expected a query of at most {_MOST_FIELDS} fields, percent-encoded UTF-8") from None
+    if any("\0" in value for _, value in pairs):
+        raise wrong(None, "expected a query without the character 0")  # which no database takes
+    return [(name, value) for name, value in pairs if name != "access_token"]
+
+
+@cache
+def _lists_of(kind: type[Struct]) -> frozenset[str]:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return frozenset(field.name for field in info.fields if isinstance(field.type, inspect.VarTupleType))
+
+
+def _check_numbers(found: Struct) -> None:
+    limit, generation = getattr(found, "limit", 1), getattr(found, "generation", None)
+    if not 1 <= limit <= MOST_ROWS:
+        raise wrong("limit", f"expected 1 to {MOST_ROWS}")
+    if generation is not None and not 0 <= generation <= _LARGEST:
+        raise wrong("generation", f"expected 0 to {_LARGEST}")
+
+
+def _misfit(error: msgspec.ValidationError) -> RefusedError:
+    """The library names the place at the end of what it says."""
+    text = str(error)
+    if placed := _PLACE.fullmatch(text):
+        return wrong(placed[2] or None, placed[1])
+    if unknown := _UNKNOWN.fullmatch(text):
+        return wrong(unknown[1], "there is no such field")
+    return wrong(None, text)

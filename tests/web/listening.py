@@ -1,0 +1,56 @@
+"""Real servers on real sockets: in this process, or in one of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import uvicorn
+
+from edda.web import Web
+
+from .servers import ROOT
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """They are for whoever runs the tests."""
+        yield
+
+
+@asynccontextmanager
+async def listening(web: Web, **settings: Any) -> AsyncIterator[str]:
+    """Its address."""
+    config = uvicorn.Config(web, port=0, log_level="warning", lifespan="off", ws="none", **settings)
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not serving.done(), "it did not start"
+        await asyncio.sleep(0.01)  # uvicorn says it with a flag only
+    host, port, *_ = server.servers[0].sockets[0].getsockname()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        web.end_streams()
+        server.should_exit = True
+        async with asyncio.timeout(20):
+            await serving
+
+
+@contextmanager
+def serving_desk(folder: Path) -> Iterator[str]:
+    """The address of `tests.web.desk`, an app on SQLite."""
+    command = [sys.executable, "-m", "tests.web.desk", str(folder / "desk.db")]
+    with Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.communicate()
+        assert process.returncode == 0

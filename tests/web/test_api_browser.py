@@ -1,0 +1,99 @@
+"""A real browser, a session of ours in it, and a page of somebody else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright
+
+from edda.control.operations import PREFIX
+from edda.web import Web, WebOptions
+from edda.web.answers import Answer
+from edda.web.callers import Caller
+from edda.web.request import Request
+
+from .fakes import FakeService
+from .listening import listening
+from .showcase import Showcase
+from .test_sessions import ALL, EVERYTHING
+
+CHROMIUM = "/usr/bin/chromium"
+pytestmark = pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason=f"{CHROMIUM} is not there")
+
+# Neither is this machine by name: of plain http to elsewhere a browser says least.
+OURS, EVIL = "edda.example", "evil.example"
+HTML = (b"content-type", b"text/html; charset=utf-8")
+LOGIN = b'<form method="post" action="login"><input name="token"><button>in</button></form>'
+CANCEL = b'<form method="post" action="/_edda/api/v1/runs/r-1/resume"><button>do it</button></form>'
+TRAP = b'<form method="post" action="%s/_edda/api/v1/runs/r-1/resume"><button>win</button></form>'
+
+
+class Forms:
+    """Pages with one form each."""
+
+    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+        return Answer(200, LOGIN if request.path == "/_edda/login" else CANCEL, (HTML,))
+
+
+class Trap:
+    """What somebody else serves: a form that is sent to us."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+        page = TRAP % self.target.encode()
+        return Answer(200, page, (HTML, (b"content-security-policy", b"default-src *")))
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    args = ["--no-sandbox", f"--host-resolver-rules=MAP {OURS} 127.0.0.1, MAP {EVIL} 127.0.0.1"]
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=args)
+        yield browser
+        await browser.close()
+
+
+@pytest.fixture
+def showcase() -> Showcase:
+    return Showcase()
+
+
+@pytest.fixture
+async def ours(service: FakeService, showcase: Showcase) -> AsyncIterator[str]:
+    web = Web(service, WebOptions(tokens=ALL), control=lambda: showcase, pages=Forms())
+    async with listening(web) as url:
+        yield url.replace("127.0.0.1", OURS)
+
+
+async def log_in(page: Page, url: str) -> None:
+    await page.goto(f"{url}/_edda/login")
+    await page.fill("input", EVERYTHING)
+    await page.click("button")
+    await page.wait_for_url(f"{url}/_edda/")
+
+
+async def test_our_own_form_does_what_it_says(browser: Browser, ours: str, showcase: Showcase) -> None:
+    page = await browser.new_page()
+    await log_in(page, ours)
+    async with page.expect_response(lambda response: response.request.method == "POST") as answer:
+        await page.click("button")
+    assert (await answer.value).status == 200
+    assert [audit.who for audit in showcase.world.audits] == ["ops"]
+
+
+async def test_a_form_of_others_does_nothing(browser: Browser, ours: str, showcase: Showcase) -> None:
+    page = await browser.new_page()
+    await log_in(page, ours)
+    async with listening(Web(FakeService(), WebOptions(auth="none"), pages=Trap(ours))) as url:
+        await page.goto(f"{url.replace('127.0.0.1', EVIL)}/_edda/")
+        async with page.expect_response(lambda response: response.request.method == "POST") as answer:
+            await page.click("button")
+        assert (await answer.value).status in {401, 403}
+        sent = f"fetch('{ours}{PREFIX}/runs/r-1/resume', {{method: 'POST', mode: 'no-cors', credentials: 'include'}})"
+        await page.goto(f"{url.replace('127.0.0.1', EVIL)}/_edda/")
+        assert await page.evaluate(f"{sent}.then(() => 'read', () => 'hidden')") == "hidden"
+    assert showcase.world.audits == []

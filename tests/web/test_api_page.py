@@ -1,0 +1,9 @@
+"""The reference page of the control API says what the table says."""
+
+from __future__ import annotations
+
+from .api_page import PAGE, write_page
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    assert PAGE.read_text() == write_page(), "run: python -m tests.web.api_page"

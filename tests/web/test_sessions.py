@@ -1,0 +1,417 @@
+"""Logging in, what a cookie is good for, and who may make a browser do something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http.cookies import SimpleCookie
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from edda.control.operations import PREFIX
+from edda.web import Token, TokenScope, Web, WebOptions
+from edda.web.answers import Answer
+from edda.web.callers import Caller
+from edda.web.request import Request, read_request
+from edda.web.sessions import COOKIE, MOST_FAILURES, SECONDS, Failures, Sessions, own_path
+
+from .calls import Call, Reply, ask
+from .fakes import FakeService
+from .showcase import Showcase
+from .test_security import PROTECTION, SECRETS, TOKENS
+
+HERE = {"host": "edda.example"}
+LOCAL = {"host": "127.0.0.1:8001"}
+OWN = {"sec-fetch-site": "same-origin"}
+EVERYTHING = "kq3sJ9vN2xLw8Rt5Yb1Zc7Hd4Gf6Mp0A"
+ALL = (*TOKENS, Token("ops", frozenset(TokenScope), EVERYTHING))
+VIEW = SECRETS[TokenScope.VIEW]
+
+
+class Papers:
+    """Pages that say who looks at them."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str | None, bytes]] = []
+
+    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+        self.seen.append((request.path, None if caller is None else caller.name, body))
+        if request.path == "/_edda/nothing":
+            return None
+        return Answer(200, b"<p>a page", ((b"content-type", b"text/html; charset=utf-8"),))
+
+
+@pytest.fixture
+def papers() -> Papers:
+    return Papers()
+
+
+@pytest.fixture
+def showcase() -> Showcase:
+    return Showcase()
+
+
+@pytest.fixture
+def make_web(service: FakeService, showcase: Showcase, papers: Papers) -> Callable[..., Web]:
+    return lambda **options: Web(service, WebOptions(**options), control=lambda: showcase, pages=papers)
+
+
+@pytest.fixture
+def web(make_web: Callable[..., Web]) -> Web:
+    return make_web(tokens=ALL)
+
+
+@pytest.fixture
+def open_web(make_web: Callable[..., Web]) -> Web:
+    return make_web()
+
+
+async def log_in(web: Web, token: str, next: str | None = None, **changes: Any) -> Reply:
+    fields = {"token": token} | ({} if next is None else {"next": next})
+    headers = HERE | OWN | {"content-type": "application/x-www-form-urlencoded"}
+    return await ask(web, Call(path="/_edda/login", headers=headers, body=urlencode(fields).encode(), **changes))
+
+
+async def cookie_for(web: Web, token: str = VIEW) -> dict[str, str]:
+    reply = await log_in(web, token)
+    return {"cookie": reply.headers["set-cookie"].partition(";")[0]}
+
+
+async def get(web: Web, path: str, headers: dict[str, str], method: str = "GET") -> Reply:
+    return await ask(web, method=method, path=path, headers=HERE | headers, body=b"")
+
+
+# Logging in
+
+
+async def test_who_logs_in_sees_pages_and_may_use_the_api(web: Web, papers: Papers) -> None:
+    cookie = await cookie_for(web)
+    assert (await get(web, "/_edda/runs", cookie)).headers["content-type"].startswith("text/html")
+    assert (await get(web, f"{PREFIX}/runs", cookie)).status == 200
+    assert (await get(web, "/_edda/metrics", cookie)).status == 200
+    assert papers.seen == [("/_edda/runs", "view", b"")]
+
+
+async def test_the_cookie_is_out_of_the_reach_of_scripts_and_of_other_sites(web: Web) -> None:
+    reply = await log_in(web, VIEW)
+    assert (reply.status, reply.headers["location"]) == (303, "/_edda/")
+    morsel = SimpleCookie(reply.headers["set-cookie"])[COOKIE]
+    assert (morsel["httponly"], morsel["samesite"], morsel["path"]) == (True, "Strict", "/_edda")
+    assert (morsel["max-age"], morsel["secure"]) == (str(SECONDS), "")
+    assert VIEW not in morsel.value
+    assert {name: reply.headers.get(name) for name in PROTECTION} == PROTECTION
+
+
+async def test_what_came_by_https_stays_on_https(web: Web) -> None:
+    scope = {**Call().scope(), "scheme": "https", "root_path": "/a b", "path": "/a b/_edda/login"}
+    cookie = Sessions(WebOptions(tokens=ALL)).log_in(read_request(scope, no_body), f"token={VIEW}".encode())
+    text = dict(cookie.headers)[b"set-cookie"].decode()
+    assert text.endswith("; Secure")
+    assert "; Path=/a%20b/_edda;" in text
+
+
+async def no_body() -> dict[str, Any]:
+    return {"type": "http.disconnect"}
+
+
+async def test_a_wrong_token_leads_back_to_the_form(web: Web) -> None:
+    for token in ("", "wrong", VIEW + "x", "\xff"):
+        reply = await log_in(web, token, "/_edda/runs?status=failed")
+        assert reply.status == 303
+        assert reply.headers["location"] == "/_edda/login?failed=1&next=%2F_edda%2Fruns%3Fstatus%3Dfailed"
+        assert "set-cookie" not in reply.headers
+
+
+async def test_who_guesses_has_to_wait(web: Web) -> None:
+    for _ in range(MOST_FAILURES):
+        assert (await log_in(web, "wrong")).status == 303
+    for token in ("wrong", VIEW):
+        reply = await log_in(web, token)
+        assert (reply.status, "set-cookie" in reply.headers) == (429, False)
+        assert 1 <= int(reply.headers["retry-after"]) <= 61
+    assert (await log_in(web, VIEW, client=("192.0.2.9", 1))).status == 303
+
+
+def test_failures_are_forgotten_after_a_minute_and_do_not_pile_up() -> None:
+    failures = Failures()
+    for second in range(MOST_FAILURES):
+        failures.add("a", 1000.0 + second)
+    failures.check("a", 1060.0)
+    for number in range(20_000):
+        failures.add(str(number), 1000.0)
+    assert len(failures._times) == 10_000
+
+
+async def test_without_tokens_there_is_nothing_to_log_in_to(open_web: Web) -> None:
+    reply = await ask(open_web, path="/_edda/login", headers=LOCAL | OWN, body=b"token=x&next=/_edda/runs")
+    assert (reply.status, reply.headers["location"]) == (303, "/_edda/runs")
+    assert "set-cookie" not in reply.headers
+
+
+async def test_who_logs_out_has_no_cookie_any_more(web: Web) -> None:
+    cookie = await cookie_for(web)
+    reply = await ask(web, path="/_edda/logout", headers=HERE | OWN | cookie, body=b"")
+    assert (reply.status, reply.headers["location"]) == (303, "/_edda/login")
+    assert f"{COOKIE}=; Max-Age=0; Path=/_edda" in reply.headers["set-cookie"]
+
+
+async def test_a_large_form_is_refused(make_web: Callable[..., Web]) -> None:
+    web = make_web(tokens=ALL, max_body=100)
+    assert (await log_in(web, "x" * 200)).status == 413
+
+
+ELSEWHERE = [
+    "",
+    "http://evil.example/_edda/",
+    "//evil.example/_edda/",
+    "/\\evil.example/_edda/",
+    "/",
+    "/_eddax",
+    "/_edda",
+    "/events",
+    "/_edda/../events",
+    "/_edda/%2e%2e/events",
+    "/_edda/%2E./events",
+    "/_edda/.%2e/events",
+    "/_edda/./x",
+    "/_edda/a\\..\\..\\x",
+    "/_edda//evil.example",
+    "/_edda/x\r\nset-cookie: a=b",
+    "/_edda/x y",
+    "/_edda/é",
+    "javascript:alert(1)",
+    "\t/_edda/runs",
+]
+OURS = ["/_edda/", "/_edda/runs", "/_edda/runs/", "/_edda/runs?status=failed&q=..", "/_edda/runs/a%2Fb", "/_edda/a.b/c"]
+
+
+@pytest.mark.parametrize(("wanted", "ours"), [*((path, False) for path in ELSEWHERE), *((path, True) for path in OURS)])
+async def test_nobody_is_sent_elsewhere(web: Web, wanted: str, ours: bool) -> None:
+    reply = await log_in(web, VIEW, wanted)
+    assert reply.headers["location"] == (wanted if ours else "/_edda/")
+
+
+def test_a_mounted_app_sends_people_to_its_own_pages() -> None:
+    scope = Call(path="/shop/_edda/login", root_path="/shop").scope()
+    request = read_request(scope, no_body)
+    assert own_path(request, "/shop/_edda/runs") == "/shop/_edda/runs"
+    assert own_path(request, "/_edda/runs") == "/shop/_edda/"
+
+
+# The cookie
+
+
+async def test_a_cookie_counts_below_edda_only(web: Web, service: FakeService) -> None:
+    cookie = await cookie_for(web, EVERYTHING)
+    for path in ("/events", "/cancel/r-1"):
+        reply = await ask(web, path=path, headers=HERE | OWN | cookie, body=b"")
+        assert reply.status == 401
+    assert [*service.stored, *service.cancelled] == []
+
+
+async def test_a_session_has_the_scopes_of_its_token(web: Web) -> None:
+    for token, looks, acts in ((VIEW, 200, 403), (SECRETS[TokenScope.CONTROL], 403, 200), (EVERYTHING, 200, 200)):
+        cookie = await cookie_for(web, token)
+        assert (await get(web, f"{PREFIX}/runs", cookie)).status == looks
+        assert (await get(web, f"{PREFIX}/runs/r-1/resume", cookie | OWN, "POST")).status == acts
+        assert (await get(web, "/_edda/runs", cookie)).status == looks
+
+
+def test_a_cookie_is_good_for_half_a_day() -> None:
+    now = [1000.0]
+    sessions = Sessions(WebOptions(tokens=ALL), lambda: now[0])
+    request = with_cookie(make_cookie(sessions))
+    for moment, known in ((1000.0, True), (1000.0 + SECONDS - 1, True), (1000.0 + SECONDS, False)):
+        now[0] = moment
+        assert (sessions.find(request) is not None) is known
+
+
+def test_a_cookie_ends_with_its_token() -> None:
+    cookie = make_cookie(Sessions(WebOptions(tokens=ALL)))
+    request = with_cookie(cookie)
+    other = Token("view", frozenset({TokenScope.VIEW}), EVERYTHING)
+    assert Sessions(WebOptions(tokens=TOKENS)).find(request) is not None
+    assert Sessions(WebOptions(tokens=(other,))).find(request) is None
+    assert Sessions(WebOptions(tokens=(other, *TOKENS))).find(request) is not None, "the old secret beside the new one"
+    assert Sessions(WebOptions()).find(request) is None
+
+
+def test_a_cookie_that_was_changed_is_none() -> None:
+    sessions = Sessions(WebOptions(tokens=ALL))
+    cookie = make_cookie(sessions)
+    name, expires, mac = cookie.split(".")
+    forged = [
+        cookie[:-1],
+        cookie + "0",
+        f"{name}.{int(expires) + 1}.{mac}",
+        f"b3Bz.{expires}.{mac}",
+        f"{name}.{expires}.",
+    ]
+    forged += [
+        "",
+        ".",
+        "..",
+        "...",
+        "a.b.c",
+        f"é.{expires}.{mac}",
+        f"{name}.{'9' * 5000}.{mac}",
+        f"!.{expires}.{mac}",
+        f"{name}.٣.{mac}",
+    ]
+    assert sessions.find(with_cookie(cookie)) is not None
+    for text in forged:
+        assert sessions.find(with_cookie(text)) is None, text
+    assert sessions.find(with_cookie(f"{forged[0]}; x=y; {COOKIE}={cookie}")) is not None
+
+
+def make_cookie(sessions: Sessions) -> str:
+    answer = sessions.log_in(read_request(Call().scope(), no_body), f"token={VIEW}".encode())
+    return SimpleCookie(dict(answer.headers)[b"set-cookie"].decode())[COOKIE].value
+
+
+def with_cookie(cookie: str) -> Request:
+    scope = {**Call().scope(), "headers": [(b"cookie", f"{COOKIE}={cookie}".encode())]}
+    return read_request(scope, no_body)
+
+
+# Pages
+
+
+async def test_pages_are_told_who_looks_and_what_was_sent(web: Web, papers: Papers) -> None:
+    cookie = await cookie_for(web, EVERYTHING)
+    await get(web, "/_edda/runs", {})
+    await ask(web, path="/_edda/runs/bulk", headers=HERE | OWN | cookie, body=b"ids=r-1")
+    assert papers.seen == [("/_edda/runs", None, b""), ("/_edda/runs/bulk", "ops", b"ids=r-1")]
+    assert (await get(web, "/_edda/nothing", cookie)).status == 404
+
+
+async def test_who_may_not_look_sees_the_login_only(web: Web) -> None:
+    cookie = await cookie_for(web, SECRETS[TokenScope.EVENTS])
+    assert (await get(web, "/_edda/", cookie)).status == 403
+    assert (await get(web, "/_edda/login", cookie)).status == 200
+    assert (await get(web, "/_edda/static/edda.css", cookie)).status == 200
+
+
+async def test_pages_are_protected_as_everything_is(web: Web) -> None:
+    """But that our own forms have to tell us whence they come, which they do not under "no-referrer"."""
+    for path in ("/_edda/", "/_edda/login"):
+        reply = await get(web, path, await cookie_for(web))
+        expected = PROTECTION | {"referrer-policy": "same-origin"}
+        assert {name: reply.headers.get(name) for name in PROTECTION} == expected
+    reply = await get(web, "/_edda/nothing", await cookie_for(web))
+    assert {name: reply.headers.get(name) for name in PROTECTION} == PROTECTION
+
+
+# Requests that a page of others makes a browser send
+
+SAME, CROSS = {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "cross-site"}
+SITE, NONE = {"sec-fetch-site": "same-site"}, {"sec-fetch-site": "none"}
+MINE, EVIL = {"origin": "http://edda.example"}, {"origin": "http://evil.example"}
+PORT, NULL = {"origin": "http://edda.example:81"}, {"origin": "null"}
+BY_COOKIE, BY_TOKEN, BY_NOTHING = "cookie", "token", "nothing"
+FORGERIES = [
+    # with a session
+    (BY_COOKIE, SAME, True),
+    (BY_COOKIE, SAME | MINE, True),
+    (BY_COOKIE, SAME | EVIL, True),  # a proxy has changed Host; a browser does not lie about the site
+    (BY_COOKIE, CROSS, False),
+    (BY_COOKIE, CROSS | MINE, False),
+    (BY_COOKIE, SITE, False),
+    (BY_COOKIE, SITE | MINE, False),
+    (BY_COOKIE, NONE, False),
+    (BY_COOKIE, NONE | MINE, False),
+    (BY_COOKIE, {"sec-fetch-site": ""}, False),
+    (BY_COOKIE, {"sec-fetch-site": "Same-Origin"}, False),
+    (BY_COOKIE, MINE, True),
+    (BY_COOKIE, {"origin": "https://edda.example"}, True),  # behind a proxy that speaks https for us
+    (BY_COOKIE, {"origin": "HTTP://EDDA.example"}, True),
+    (BY_COOKIE, EVIL, False),
+    (BY_COOKIE, PORT, False),
+    (BY_COOKIE, NULL, False),
+    (BY_COOKIE, {"origin": ""}, False),
+    (BY_COOKIE, {"origin": "edda.example"}, False),
+    (BY_COOKIE, {"origin": "http://edda.example.evil.example"}, False),
+    (BY_COOKIE, {"origin": "http://evil.example/edda.example"}, False),
+    (BY_COOKIE, {}, False),
+    (BY_COOKIE, {"referer": "http://edda.example/_edda/"}, False),
+    # with a token in the header, which no page of others has
+    (BY_TOKEN, {}, True),
+    (BY_TOKEN, CROSS, True),
+    (BY_TOKEN, EVIL, True),
+    (BY_TOKEN, NULL, True),
+    # without tokens, on this machine
+    (BY_NOTHING, {}, True),
+    (BY_NOTHING, SAME, True),
+    (BY_NOTHING, MINE, True),
+    (BY_NOTHING, CROSS, False),
+    (BY_NOTHING, SITE, False),
+    (BY_NOTHING, NONE, False),
+    (BY_NOTHING, EVIL, False),
+    (BY_NOTHING, NULL, False),
+]
+
+
+@pytest.mark.parametrize(("by", "said", "done"), FORGERIES)
+@pytest.mark.parametrize("path", [f"{PREFIX}/runs/r-1/cancel", "/_edda/runs/r-1/cancel"])
+async def test_only_our_own_pages_make_a_browser_do_something(
+    make_web: Callable[..., Web],
+    showcase: Showcase,
+    papers: Papers,
+    by: str,
+    said: dict[str, str],
+    done: bool,
+    path: str,
+) -> None:
+    web = make_web(auth="none", allowed_hosts=("edda.example",)) if by == BY_NOTHING else make_web(tokens=ALL)
+    headers = HERE | said
+    if by == BY_COOKIE:
+        headers |= await cookie_for(web, EVERYTHING)
+    if by == BY_TOKEN:
+        headers |= {"authorization": f"Bearer {EVERYTHING}"}
+    reply = await ask(web, path=path, headers=headers, body=b"")
+    assert reply.status == (200 if done else 403)
+    assert bool(showcase.world.audits or papers.seen) is done
+
+
+@pytest.mark.parametrize("said", [CROSS, NONE, EVIL, NULL])
+async def test_others_do_not_log_a_browser_in_or_out(web: Web, said: dict[str, str]) -> None:
+    for path in ("/_edda/login", "/_edda/logout"):
+        reply = await ask(web, path=path, headers=HERE | said, body=f"token={VIEW}".encode())
+        assert (reply.status, "set-cookie" in reply.headers) == (403, False)
+
+
+@pytest.mark.parametrize(
+    ("host", "served"),
+    [
+        ("127.0.0.1:8001", True),
+        ("localhost", True),
+        ("[::1]:8001", True),
+        ("edda.localhost", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example:8001", False),
+        ("192.168.0.1", False),
+        ("0.0.0.0", False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("path", [f"{PREFIX}/runs", "/_edda/", "/_edda/login", "/_edda/metrics"])
+async def test_a_name_that_somebody_made_to_point_here_shows_nothing(
+    open_web: Web, papers: Papers, showcase: Showcase, host: str, served: bool, path: str
+) -> None:
+    reply = await ask(open_web, method="GET", path=path, headers={"host": host}, body=b"")
+    assert reply.status == (200 if served else 403)
+    assert served or not (papers.seen or showcase.world.searches)
+
+
+@pytest.mark.parametrize("path", [f"{PREFIX}/runs", "/_edda/", "/_edda/login", "/_edda/metrics", "/_edda/static/x"])
+async def test_without_tokens_only_this_machine_looks(open_web: Web, path: str) -> None:
+    for changes in ({"client": ("192.0.2.7", 1)}, {"headers": LOCAL | {"x-forwarded-for": "127.0.0.1"}}):
+        reply = await ask(open_web, **({"method": "GET", "path": path, "headers": LOCAL} | changes))
+        assert reply.status == 403
+
+
+async def test_a_cookie_of_one_name_is_not_taken_twice_by_quoting(web: Web) -> None:
+    cookie = await cookie_for(web)
+    assert (await get(web, f"{PREFIX}/runs", {"cookie": quote(cookie["cookie"])})).status == 401
