@@ -1,0 +1,99 @@
+"""Pages of events: the log, one event, sending; what is waited for, channels, the outbox."""
+
+from __future__ import annotations
+
+from edda.control.controller import Controller
+from edda.control.views import EventOrder, EventSearch, OutboxOrder
+from edda.errors import ArgumentError, NotFoundError
+from edda.viewer.forms import read_form, show_form
+from edda.viewer.visits import Moved, Reply, Shown, Visit
+
+_PAGE = 50
+
+
+async def show_events(visit: Visit, control: Controller) -> Reply:
+    query = visit.query
+    search = EventSearch(
+        type=query.get("type"),
+        source=query.get("source"),
+        q=query.get("q"),
+        messages=query.get("messages") is not None,
+        cursor=query.get("cursor"),
+        limit=_PAGE,
+    )
+    page = await control.list_events(search)
+    is_filtered = bool(query.without("cursor", "messages").pairs)
+    return Shown("events.html", {"page": page, "search": search, "is_filtered": is_filtered})
+
+
+async def show_event(visit: Visit, control: Controller) -> Reply:
+    return Shown("event.html", {"detail": await control.get_event(_number(visit))})
+
+
+async def ask_resend(visit: Visit, control: Controller) -> Reply:
+    return Shown("resend.html", {"detail": await control.get_event(_number(visit))})
+
+
+async def resend(visit: Visit, control: Controller) -> Reply:
+    number = _number(visit)
+    done = await control.resend_event(number)
+    return Moved(visit.link("events", str(number)), done.words)
+
+
+def _number(visit: Visit) -> int:
+    text = visit.parts[1]
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise NotFoundError(f"no event has the number {text!r}")
+    return int(text)
+
+
+async def ask_event(visit: Visit, control: Controller) -> Reply:
+    return Shown("send.html", {"asked": show_form(None, {}), "given": visit.query})
+
+
+async def send_event(visit: Visit, control: Controller) -> Reply:
+    form = visit.form
+    filled, type = read_form(None, form.pairs), form.get("type")
+    if not filled.is_good:
+        return Shown("send.html", {"asked": filled.field, "given": form}, 422)
+    if type is None:
+        raise ArgumentError("an event needs a type")
+    source = form.get("source") or EventOrder(type).source
+    order = EventOrder(type, source, filled.value, form.get("id"), form.get("subject"), form.get("target"))
+    done = await control.send_event(order)
+    return Moved(visit.link("events"), done.words)
+
+
+async def show_waits(visit: Visit, control: Controller) -> Reply:
+    query = visit.query
+    page = await control.list_waits(query.get("type"), query.get("cursor"), _PAGE)
+    return Shown("waits.html", {"page": page, "type": query.get("type")})
+
+
+async def show_channels(visit: Visit, control: Controller) -> Reply:
+    return Shown("channels.html", {"channels": await control.list_channels()})
+
+
+async def show_outbox(visit: Visit, control: Controller) -> Reply:
+    state = visit.query.get("state")
+    page = await control.list_outbox(state, visit.query.get("cursor"), _PAGE)
+    return Shown("outbox.html", {"page": page, "state": state})
+
+
+async def ask_outbox(visit: Visit, control: Controller) -> Reply:
+    order = _outbox_order(visit, from_query=True)
+    return Shown("outgoing.html", {"order": order, "name": visit.parts[1]})
+
+
+async def act_outbox(visit: Visit, control: Controller) -> Reply:
+    order = _outbox_order(visit, from_query=False)
+    done = await (control.drop_outbox if visit.parts[1] == "drop" else control.retry_outbox)(order)
+    return Moved(visit.link("outbox"), done.words)
+
+
+def _outbox_order(visit: Visit, *, from_query: bool) -> OutboxOrder:
+    fields = visit.query if from_query else visit.form
+    order = OutboxOrder(fields.every("event"), fields.get("every") is not None)
+    if not order.ids and not order.every:
+        raise ArgumentError("no event was chosen: tick some, or take all that are dead")
+    return order

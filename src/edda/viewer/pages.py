@@ -1,0 +1,188 @@
+"""Viewer: from a request to a page and back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from http.cookies import CookieError, SimpleCookie
+from typing import TypeVar
+from urllib.parse import quote, unquote
+
+from edda.control.controller import Controller
+from edda.errors import (
+    ActionRefusedError,
+    ArgumentError,
+    EddaError,
+    EventError,
+    EventValidationError,
+    InstanceConflictError,
+    InstanceNotFoundError,
+    NotFoundError,
+    PayloadError,
+    UnknownWorkflowError,
+)
+from edda.viewer import events, runs, site, whole
+from edda.viewer.visits import Download, Fields, Moved, Reply, Shown, Visit
+from edda.web.answers import Answer
+from edda.web.callers import Caller
+from edda.web.request import Request
+
+T = TypeVar("T")
+PageMaker = Callable[[Visit, Controller], Awaitable[Reply]]
+
+_SAID = "edda_said"
+_LONGEST_SAID = 400
+_HTML = (b"content-type", b"text/html; charset=utf-8")
+_KEPT = (b"cache-control", b"public, max-age=31536000, immutable")
+
+_LOOKING: dict[tuple[str, ...], PageMaker] = {
+    (): whole.show_overview,
+    ("workers",): whole.show_workers,
+    ("workflows",): whole.show_workflows,
+    ("audit",): whole.show_audit,
+    ("runs",): runs.show_runs,
+    ("runs", "bulk"): runs.ask_bulk,
+    ("runs", "*"): runs.show_run,
+    ("runs", "*", "export"): runs.export_run,
+    **{("runs", "*", name): runs.ask_action for name in runs.ACTIONS},
+    ("start", "*"): runs.ask_start,
+    ("events",): events.show_events,
+    ("events", "send"): events.ask_event,
+    ("events", "*"): events.show_event,
+    ("events", "*", "resend"): events.ask_resend,
+    ("waits",): events.show_waits,
+    ("channels",): events.show_channels,
+    ("outbox",): events.show_outbox,
+    ("outbox", "retry"): events.ask_outbox,
+    ("outbox", "drop"): events.ask_outbox,
+}
+_ACTING: dict[tuple[str, ...], tuple[str, PageMaker]] = {
+    ("runs", "bulk"): ("control", runs.act_bulk),
+    **{("runs", "*", name): ("control", runs.act) for name in runs.ACTIONS},
+    ("runs", "*", "answer"): ("events", runs.answer_wait),
+    ("start", "*"): ("control", runs.start),
+    ("events", "send"): ("events", events.send_event),
+    ("events", "*", "resend"): ("events", events.resend),
+    ("outbox", "retry"): ("control", events.act_outbox),
+    ("outbox", "drop"): ("control", events.act_outbox),
+}
+
+
+class Viewer:
+    def __init__(self, control: Callable[[Caller], Controller]) -> None:
+        self._control = control
+
+    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+        """None for what is no page. Without a caller there is a login, and nothing else."""
+        parts = request.parts[1:]
+        if parts and parts[0] == "static":
+            return _file(parts[1:])
+        visit = _read_visit(request, parts, caller, body)
+        if parts == ("login",):
+            return _say(visit, Shown("login.html"))
+        if caller is None:
+            return _move(visit, Moved(visit.link("login", query=_come_back(visit))))
+        try:
+            reply = await self._reply(visit, self._control(caller))
+        except EddaError as error:
+            reply = _excuse(error)
+        return None if reply is None else _say(visit, reply)
+
+    async def _reply(self, visit: Visit, control: Controller) -> Reply | None:
+        if visit.method in {"GET", "HEAD"}:
+            page = _find(_LOOKING, visit.parts)
+            return None if page is None else await page(visit, control)
+        found = _find(_ACTING, visit.parts)
+        if visit.method != "POST" or found is None:
+            return None
+        scope, page = found
+        if scope not in visit.may:
+            return Shown("error.html", {"title": "Not allowed", "reason": f"You lack the scope {scope}."}, 403)
+        return await page(visit, control)
+
+
+def _read_visit(request: Request, parts: tuple[str, ...], caller: Caller | None, body: bytes) -> Visit:
+    return Visit(
+        method=request.method,
+        parts=tuple(part for part in parts if part),
+        base=request.base,
+        query=Fields.read(request.query),
+        form=Fields.read(body),
+        who=caller.name if caller else "",
+        may=frozenset(scope.value for scope in caller.scopes) if caller else frozenset(),
+        said=_read_said(request),
+    )
+
+
+def _find(table: Mapping[tuple[str, ...], T], parts: tuple[str, ...]) -> T | None:
+    """By the path itself, else with its second part as whatever it may be."""
+    return table.get(parts) or (table.get((parts[0], "*", *parts[2:])) if len(parts) > 1 else None)
+
+
+_EXCUSES: tuple[tuple[type[EddaError] | tuple[type[EddaError], ...], int, str], ...] = (
+    ((InstanceNotFoundError, NotFoundError, UnknownWorkflowError), 404, "Not found"),
+    ((ActionRefusedError, InstanceConflictError), 409, "Not possible now"),
+    ((ArgumentError, EventError, EventValidationError, PayloadError), 422, "That cannot be done"),
+)
+
+
+def _excuse(error: EddaError) -> Shown:
+    for kinds, status, title in _EXCUSES:
+        if isinstance(error, kinds):
+            return Shown("error.html", {"title": title, "reason": str(error)}, status)
+    raise error
+
+
+def _say(visit: Visit, reply: Reply) -> Answer:
+    match reply:
+        case Shown():
+            body = site.render(reply.template, {"visit": visit, **reply.values})
+            return Answer(reply.status, body, (_HTML, *_forget(visit)))
+        case Download():
+            name = quote(reply.name, safe="")
+            disposition = (b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode())
+            return Answer(200, reply.body, ((b"content-type", b"application/json"), disposition))
+        case Moved():
+            return _move(visit, reply)
+
+
+def _move(visit: Visit, moved: Moved) -> Answer:
+    headers = [(b"location", moved.to.encode("ascii"))]
+    if moved.said:
+        headers.append(_cookie(visit, quote(moved.said[:_LONGEST_SAID], safe=""), 60))
+    return Answer(303, b"", tuple(headers))
+
+
+def _forget(visit: Visit) -> tuple[tuple[bytes, bytes], ...]:
+    return (_cookie(visit, "", 0),) if visit.said else ()
+
+
+def _cookie(visit: Visit, value: str, seconds: int) -> tuple[bytes, bytes]:
+    """What came of an action travels in a cookie: in the address, anybody could make a page say anything."""
+    text = f"{_SAID}={value}; Path={visit.base or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict"
+    return b"set-cookie", text.encode("ascii")
+
+
+def _read_said(request: Request) -> str | None:
+    if request.has(b"x-edda-live"):  # another page that keeps itself up to date must not take it away
+        return None
+    for name, value in request.headers:
+        if name == b"cookie":
+            try:
+                found = SimpleCookie(value.decode("latin-1")).get(_SAID)
+            except CookieError:
+                continue
+            if found and found.value:
+                return unquote(found.value)[:_LONGEST_SAID]
+    return None
+
+
+def _come_back(visit: Visit) -> Fields:
+    return Fields((("next", visit.link(*visit.parts, query=visit.query)),))
+
+
+def _file(parts: tuple[str, ...]) -> Answer | None:
+    content = site.read_file(parts[-1]) if len(parts) == 1 else None
+    if content is None:
+        return None
+    kind = site.TYPES.get(parts[-1].rpartition(".")[2], "text/plain")
+    return Answer(200, content, ((b"content-type", kind.encode()), _KEPT))

@@ -1,0 +1,279 @@
+"""Pages of runs: the list, one run, and what can be done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from edda.control.controller import Controller
+from edda.control.views import (
+    Bar,
+    BulkOrder,
+    DefinitionView,
+    Done,
+    EntryView,
+    EventOrder,
+    RetryOrder,
+    RunDetail,
+    RunSearch,
+    StartOrder,
+    Timeline,
+    WaitView,
+)
+from edda.errors import ArgumentError, EddaError, InstanceConflictError, NotFoundError
+from edda.viewer import timeline as waterfall
+from edda.viewer.charts import draw_chart
+from edda.viewer.forms import Field, Filled, read_form, show_form
+from edda.viewer.states import GROUPS
+from edda.viewer.visits import Download, Fields, Moved, Reply, Shown, Visit
+
+_PAGE = 50
+_MOST_BARS = 400
+_SEARCH = ("status", "workflow", "id", "q", "input", "since", "until", "parent")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a page asks before it does it."""
+
+    title: str
+    warning: str
+    button: str
+    is_grave: bool = False
+
+
+ACTIONS = {
+    "cancel": Action("Cancel", "The code is told, finally blocks run, and what was done is undone.", "Cancel it"),
+    "retry": Action("Retry", "It goes on where it ended; steps that succeeded are not run again.", "Retry it"),
+    "resume": Action("Resume", "It is tried again now instead of later.", "Resume it"),
+    "delete": Action("Delete", "The run goes with its history, its result and its messages.", "Delete it", True),
+}
+
+
+# The list
+
+
+async def show_runs(visit: Visit, control: Controller) -> Reply:
+    search = read_search(visit.query)
+    page = await control.list_runs(search)
+    counts = await control.count_runs(search)
+    chips = [(group, sum(counts.get(one, 0) for one in group.statuses)) for group in GROUPS]
+    filters = visit.query.without("cursor", "status")
+    return Shown("runs.html", {"page": page, "search": search, "chips": chips, "is_filtered": bool(filters.pairs)})
+
+
+def read_search(query: Fields) -> RunSearch:
+    return RunSearch(
+        status=query.every("status"),
+        workflow=query.get("workflow"),
+        id=query.get("id"),
+        q=query.get("q"),
+        input=query.every("input"),
+        since=_moment(query, "since"),
+        until=_moment(query, "until"),
+        parent=query.get("parent"),
+        cursor=query.get("cursor"),
+        limit=_PAGE,
+    )
+
+
+def _moment(query: Fields, name: str) -> datetime | None:
+    text = query.get(name)
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ArgumentError(f"{name}={text!r}: expected a time such as 2026-01-31T08:00 (UTC)") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+# Several at once
+
+
+async def ask_bulk(visit: Visit, control: Controller) -> Reply:
+    order = _bulk_order(visit.query, count_only=True)
+    counted = await control.act_on_runs(order)
+    return Shown(
+        "bulk.html", {"order": order, "count": counted.count, "action": ACTIONS[order.action], "fields": visit.query}
+    )
+
+
+async def act_bulk(visit: Visit, control: Controller) -> Reply:
+    done = await control.act_on_runs(_bulk_order(visit.form, count_only=False))
+    back = Fields(tuple(pair for pair in visit.form.pairs if pair[0] in _SEARCH))
+    return Moved(visit.link("runs", query=back), done.words)
+
+
+def _bulk_order(fields: Fields, *, count_only: bool) -> BulkOrder:
+    action = fields.get("action") or ""
+    if action not in ACTIONS:
+        raise ArgumentError(f"action={action!r}: expected one of {', '.join(ACTIONS)}")
+    ids = fields.every("run")
+    every = fields.get("every") is not None
+    if not ids and not every:
+        raise ArgumentError("no run was chosen: tick some, or take all that the filter finds")
+    search = read_search(fields.without("cursor")) if every else None
+    return BulkOrder(action, () if every else ids, search, count_only, from_start=fields.get("from_start") is not None)
+
+
+# One run
+
+
+async def show_run(visit: Visit, control: Controller) -> Reply:
+    run_id = visit.parts[1]
+    detail = await control.get_run(run_id)
+    view = visit.query.get("view") or "timeline"
+    generation = visit.query.number("generation")
+    values: dict[str, Any] = {"detail": detail, "view": view, "generation": generation}
+    history = await control.get_history(run_id, generation)
+    match view:
+        case "history":
+            values |= {"history": history}
+        case "json":
+            values |= {"whole": msgspec.to_builtins(detail)}
+        case _:
+            timeline = await control.get_timeline(run_id, generation)
+            values |= _timeline_values(visit, timeline)
+            if view == "graph":
+                values["chart"] = draw_chart(
+                    await _definition(control, detail.run.workflow), timeline, is_over=detail.run.status == "completed"
+                )
+            values |= _chosen(visit, timeline, history)
+    return Shown("run.html", values | {"asked": _asked_by(detail)})
+
+
+def _timeline_values(visit: Visit, timeline: Timeline) -> dict[str, Any]:
+    begin = visit.query.number("from")
+    first = max(0, len(timeline.bars) - _MOST_BARS) if begin is None else begin
+    shown = msgspec.structs.replace(timeline, bars=timeline.bars[first : first + _MOST_BARS])
+    even = visit.query.get("scale") == "even"
+    return {
+        "drawing": waterfall.draw(shown, even=even),
+        "first": first,
+        "bars": len(timeline.bars),
+        "most": _MOST_BARS,
+        "even": even,
+    }
+
+
+def _chosen(visit: Visit, timeline: Timeline, history: tuple[EntryView, ...]) -> dict[str, Any]:
+    step = visit.query.exact("step")
+    bar = next((bar for bar in timeline.bars if bar.step == step), None) if step else None
+    if bar is None:
+        return {"bar": None}
+    return {"bar": bar, "entries": _entries_of(bar, history)}
+
+
+def _entries_of(bar: Bar, history: tuple[EntryView, ...]) -> tuple[EntryView, ...]:
+    numbers = frozenset(bar.entries)
+    return tuple(entry for entry in history if entry.seq in numbers)
+
+
+async def _definition(control: Controller, workflow: str) -> DefinitionView | None:
+    try:
+        return await control.get_definition(workflow)
+    except NotFoundError:
+        return None
+
+
+async def export_run(visit: Visit, control: Controller) -> Reply:
+    run_id = visit.parts[1]
+    whole = await control.export_run(run_id)
+    return Download(f"{run_id}.json", msgspec.json.format(msgspec.json.encode(whole), indent=2))
+
+
+async def ask_action(visit: Visit, control: Controller) -> Reply:
+    name = visit.parts[2]
+    detail = await control.get_run(visit.parts[1])
+    return Shown("action.html", {"detail": detail, "name": name, "action": ACTIONS[name]})
+
+
+async def act(visit: Visit, control: Controller) -> Reply:
+    run_id, name = visit.parts[1:]
+    done = await _act(visit.form, control, run_id, name)
+    if name == "delete":
+        return Moved(visit.link("runs"), done.words)
+    return Moved(visit.link("runs", run_id), done.words)
+
+
+async def _act(form: Fields, control: Controller, run_id: str, name: str) -> Done:
+    match name:
+        case "cancel":
+            return await control.cancel_run(run_id, form.get("reason") or "cancelled")
+        case "retry":
+            return await control.retry_run(run_id, RetryOrder(from_start=form.get("from_start") is not None))
+        case "resume":
+            return await control.resume_run(run_id)
+        case _:
+            return await control.delete_run(run_id)
+
+
+# What it waits for
+
+
+def _asked_by(detail: RunDetail) -> tuple[tuple[WaitView, Field], ...]:
+    """A form for each event that the run waits for."""
+    return tuple((wait, show_form(wait.schema, _nest(wait.match))) for wait in detail.waits if wait.kind == "event")
+
+
+async def answer_wait(visit: Visit, control: Controller) -> Reply:
+    run_id, step = visit.parts[1], visit.form.exact("_step")
+    detail = await control.get_run(run_id)
+    wait = next((wait for wait in detail.waits if wait.step == step), None)
+    if wait is None:
+        return Moved(visit.link("runs", run_id), "It does not wait for that any more: nothing was sent.")
+    filled = read_form(wait.schema, visit.form.pairs)
+    if not filled.is_good:
+        return _ask_again("answer.html", filled, detail=detail, wait=wait)
+    try:
+        done = await control.send_event(EventOrder(wait.type, data=filled.value, target=run_id))
+    except ArgumentError as error:
+        return _ask_again("answer.html", _blamed(filled, error), detail=detail, wait=wait)
+    return Moved(visit.link("runs", run_id), done.words)
+
+
+def _nest(known: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"order.id": 7}` is `{"order": {"id": 7}}`: what a wait asks for is entered already."""
+    whole: dict[str, Any] = {}
+    for path, value in known.items():
+        *outer, last = path.split(".")
+        place = whole
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = value
+    return whole
+
+
+def _ask_again(template: str, filled: Filled, **values: Any) -> Shown:
+    """With what was entered, and what is wrong with it beside it."""
+    return Shown(template, {"asked": filled.field, **values}, 200 if filled.is_adding else 422)
+
+
+def _blamed(filled: Filled, error: EddaError) -> Filled:
+    """What only the code itself could find wrong, such as what a validator says."""
+    return replace(filled, field=replace(filled.field, error=str(error)))
+
+
+# Starting one
+
+
+async def ask_start(visit: Visit, control: Controller) -> Reply:
+    definition = await control.get_definition(visit.parts[1])
+    return Shown("start.html", {"definition": definition, "asked": show_form(definition.schema, {})})
+
+
+async def start(visit: Visit, control: Controller) -> Reply:
+    definition = await control.get_definition(visit.parts[1])
+    filled = read_form(definition.schema, visit.form.pairs)
+    if not filled.is_good:
+        return _ask_again("start.html", filled, definition=definition)
+    try:
+        done = await control.start_run(StartOrder(definition.workflow, filled.value or {}, visit.form.get("_id")))
+    except (ArgumentError, InstanceConflictError) as error:
+        return _ask_again("start.html", _blamed(filled, error), definition=definition)
+    return Moved(visit.link("runs", done.subject) if done.subject else visit.link("runs"), done.words)

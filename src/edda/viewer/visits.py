@@ -1,0 +1,97 @@
+"""What was asked of a page, and what a page can answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+class Fields:
+    """The pairs of a query or of a form, by name."""
+
+    def __init__(self, pairs: Pairs = ()) -> None:
+        self.pairs = pairs
+
+    @classmethod
+    def read(cls, text: bytes) -> Fields:
+        return cls(tuple(parse_qsl(text.decode("latin-1"), keep_blank_values=True, errors="replace")))
+
+    def get(self, name: str) -> str | None:
+        """None also for what was left empty: a form sends every field that it has."""
+        return next((value.strip() or None for key, value in self.pairs if key == name), None)
+
+    def exact(self, name: str) -> str | None:
+        """For ids, which may begin or end with white space."""
+        return next((value for key, value in self.pairs if key == name), None)
+
+    def number(self, name: str) -> int | None:
+        text = self.get(name) or ""
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+    def every(self, name: str) -> tuple[str, ...]:
+        return tuple(value for key, value in self.pairs if key == name and value.strip())
+
+    def without(self, *names: str) -> Fields:
+        return Fields(tuple(pair for pair in self.pairs if pair[0] not in names and pair[1]))
+
+    def given(self, name: str, *values: str) -> Fields:
+        """With these values under the name, instead of those that it had."""
+        return Fields(self.without(name).pairs + tuple((name, value) for value in values))
+
+    def toggled(self, name: str, values: tuple[str, ...]) -> Fields:
+        """Without these values if all of them are there, else with them."""
+        there = self.every(name)
+        if set(values) <= set(there):
+            return self.given(name, *(value for value in there if value not in values))
+        return self.given(name, *there, *(value for value in values if value not in there))
+
+    def __str__(self) -> str:
+        return urlencode(self.pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    method: str
+    parts: tuple[str, ...]
+    """Of the path, below the prefix."""
+    base: str
+    """The prefix with what is in front of it: where every link begins."""
+    query: Fields
+    form: Fields
+    who: str
+    may: frozenset[str]
+    """view, control, events."""
+    said: str | None = None
+    """What came of the action before this page."""
+
+    def link(self, *parts: str, query: Fields | None = None) -> str:
+        path = "/".join((self.base, *(quote(part, safe="") for part in parts)))
+        return f"{path}?{query}" if query and query.pairs else path
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    template: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """On to another page, which says what came of it."""
+
+    to: str
+    said: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    name: str
+    body: bytes
+
+
+Reply = Shown | Moved | Download

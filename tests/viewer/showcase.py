@@ -1,0 +1,687 @@
+"""A controller in memory over made-up data that looks like a real shop: for screenshots, and for tests of pages alone.
+
+Its strings are either plain words or, for the tests of escaping, whatever `speak` makes of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from edda import WorkflowContext, activity, sleep, wait_event
+from edda.control.structure import read_structure
+from edda.control.views import (
+    AttemptView,
+    AuditView,
+    Bar,
+    BarState,
+    BucketView,
+    BulkOrder,
+    ChannelView,
+    ConsumerView,
+    DefinitionView,
+    Done,
+    EntryView,
+    ErrorView,
+    EventDetail,
+    EventOrder,
+    EventSearch,
+    EventView,
+    GenerationView,
+    OutboxOrder,
+    OutgoingView,
+    Page,
+    RetryOrder,
+    RunDetail,
+    RunSearch,
+    RunView,
+    StartOrder,
+    StatsView,
+    Timeline,
+    WaitView,
+    WorkerView,
+)
+from edda.core.states import ENDED
+from edda.errors import InstanceNotFoundError, NotFoundError
+
+
+@activity
+async def validate(ctx: WorkflowContext) -> None: ...
+
+
+@activity
+async def reserve_stock(ctx: WorkflowContext) -> None: ...
+
+
+@activity
+async def charge(ctx: WorkflowContext) -> None: ...
+
+
+@activity
+async def hold(ctx: WorkflowContext) -> None: ...
+
+
+@activity
+async def ship(ctx: WorkflowContext) -> None: ...
+
+
+async def order(ctx: WorkflowContext, total: int, express: bool) -> None:
+    """Never run: it is there to be drawn."""
+    await validate(ctx)
+    await reserve_stock(ctx)
+    if total > 1000:
+        await hold(ctx)
+        await charge(ctx)
+    else:
+        await charge(ctx)
+    try:
+        await wait_event(ctx, "payment.completed", 300)
+    except TimeoutError:
+        await hold(ctx)
+    while not express:
+        await sleep(ctx, 60)
+    await ship(ctx)
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/srv/shop/payments.py", line 41, in charge
+    answer = await bank.charge(card, amount)
+  File "/srv/shop/bank.py", line 88, in charge
+    raise CardDeclined(answer.code)
+shop.bank.CardDeclined: 51 (insufficient funds)"""
+
+ORDER = {
+    "order_id": "A-17",
+    "customer": {"name": "Ada Lovelace", "email": "ada@example.org", "vip": True},
+    "items": [{"sku": "TEA-250", "count": 2, "price": 8.4}, {"sku": "CUP-01", "count": 1, "price": 12.0}],
+    "note": None,
+}
+
+PAYMENT_SCHEMA: dict[str, Any] = {
+    "title": "Payment",
+    "type": "object",
+    "properties": {
+        "order_id": {"type": "string", "title": "Order Id"},
+        "amount": {"type": "number", "minimum": 0, "title": "Amount"},
+        "method": {"enum": ["card", "invoice", "cash"], "type": "string", "title": "Method", "default": "card"},
+        "paid_on": {"type": "string", "format": "date", "title": "Paid On"},
+        "reference": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "Reference"},
+    },
+    "required": ["order_id", "amount"],
+}
+
+ORDER_SCHEMA: dict[str, Any] = {
+    "$defs": {
+        "Item": {
+            "type": "object",
+            "properties": {
+                "sku": {"type": "string"},
+                "count": {"type": "integer", "minimum": 1, "default": 1},
+                "price": {"type": "number"},
+            },
+            "required": ["sku", "price"],
+        },
+        "Customer": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "email": {"type": "string", "format": "email"}},
+            "required": ["name"],
+        },
+    },
+    "type": "object",
+    "properties": {
+        "order_id": {"type": "string"},
+        "customer": {"$ref": "#/$defs/Customer"},
+        "items": {"type": "array", "items": {"$ref": "#/$defs/Item"}},
+        "express": {"type": "boolean", "default": False},
+    },
+    "required": ["order_id", "customer", "items"],
+}
+
+Speak = Callable[[str], str]
+
+
+def plainly(text: str) -> str:
+    return text
+
+
+class ShowcaseController:
+    """Acts by noting what it was asked to do."""
+
+    def __init__(self, now: datetime | None = None, speak: Speak = plainly, *, empty: bool = False) -> None:
+        self.now = now or datetime.now(UTC)
+        self.speak = speak
+        self.empty = empty
+        self.done: list[tuple[str, Any]] = []
+        self.has_schemas = True
+        self._changed = asyncio.Event()
+        self.runs = [] if empty else self._make_runs()
+
+    def change(self, **values: Any) -> None:
+        """The first run becomes another, and everybody who watches hears of it."""
+        self.runs[0] = msgspec.structs.replace(self.runs[0], **values)
+        self._changed.set()
+
+    def add(self, id: str) -> None:
+        self.runs.insert(0, msgspec.structs.replace(self.runs[0], id=id, created_at=self.now))
+        self._changed.set()
+
+    def _ago(self, **length: float) -> datetime:
+        return self.now - timedelta(**length)
+
+    def _make_runs(self) -> list[RunView]:
+        say = self.speak
+        rows: list[tuple[str, str, str, str, float, float | None]] = [
+            (
+                "order-A-17",
+                "order",
+                "waiting_for_event",
+                "waits for payment.completed where order_id = A-17, 3 min of 5 min",
+                180,
+                None,
+            ),
+            ("order-A-16", "order", "running", "runs on worker shop-7c1e", 9, None),
+            ("refund-2231", "refund", "compensating", "undoes what it did, on worker shop-7c1e", 41, None),
+            ("order-A-15", "order", "failed", "failed: CardDeclined: 51 (insufficient funds)", 640, 12.4),
+            (
+                "import-2026-11",
+                "import_catalogue",
+                "parked",
+                "is parked (tried again in 4 min): the code wants read_page, the history has parse_page",
+                5400,
+                None,
+            ),
+            ("order-A-14", "order", "completed", "completed", 900, 74.2),
+            (
+                "digest-daily",
+                "digest",
+                "waiting_for_timer",
+                "sleeps until 2026-11-16 06:00:00 UTC, 7 h 3 min more",
+                61000,
+                None,
+            ),
+            ("kitchen-4", "kitchen", "waiting_for_message", "waits for a message on kitchen", 7200, None),
+            ("trip-99", "trip", "waiting_for_child", "waits for its child flight-99", 333, None),
+            ("flight-99", "flight", "running", "runs on worker shop-7c1e", 331, None),
+            ("order-A-13", "order", "cancelled", "was cancelled: the customer changed her mind", 8000, 31),
+            (
+                "onboard-7f3a",
+                "onboarding",
+                "waiting_for_event",
+                "waits for contract.signed where person = 7f3a",
+                400000,
+                None,
+            ),
+            (
+                "onboard-11bc",
+                "onboarding",
+                "waiting_for_event",
+                "waits for contract.signed where person = 11bc",
+                910000,
+                None,
+            ),
+        ]
+        rows += [
+            (f"order-A-{number:02}", "order", "completed", "completed", 10000 + 700 * (13 - number), 20 + 3.7 * number)
+            for number in range(12, 0, -1)
+        ]
+        return [
+            RunView(
+                id=say(id),
+                workflow=say(workflow),
+                status=status,
+                words=say(words),
+                generation=3 if workflow == "digest" else 1,
+                created_at=self._ago(seconds=age),
+                ended_at=None if took is None else self._ago(seconds=age - took),
+                due=self.now + timedelta(seconds=120) if status.startswith("waiting_for_event") else None,
+                parent=say("trip-99") if workflow == "flight" else None,
+                owner=say("shop-7c1e") if status == "running" else None,
+            )
+            for id, workflow, status, words, age, took in rows
+        ]
+
+    # Runs
+
+    async def list_runs(self, search: RunSearch) -> Page[RunView]:
+        found = [run for run in self.runs if _fits(run, search)]
+        return Page(tuple(found[: search.limit]), "next" if len(found) > 20 and search.cursor is None else None)
+
+    async def count_runs(self, search: RunSearch) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for run in self.runs:
+            counts[run.status] = counts.get(run.status, 0) + 1
+        return counts | ({"completed": 10_000} if self.runs else {})
+
+    def _run(self, run_id: str) -> RunView:
+        for run in self.runs:
+            if run.id == run_id:
+                return run
+        raise InstanceNotFoundError(f"no run has the id {run_id!r}")
+
+    async def get_run(self, run_id: str) -> RunDetail:
+        run = self._run(run_id)
+        say = self.speak
+        failed = run.status in {"failed", "parked"}
+        return RunDetail(
+            run,
+            input={say("order"): _say_all(ORDER, say)},
+            result={say("shipped"): True, say("parcel"): say("DHL-1177")} if run.status == "completed" else None,
+            error=ErrorView(say("CardDeclined"), say("51 (insufficient funds)"), say(TRACEBACK)) if failed else None,
+            facts={say("progress"): say("3 of 7"), say("eta"): 12} if run.status == "running" else {},
+            waits=self._waits_of(run),
+            generations=tuple(GenerationView(n, self._ago(days=4 - n), 12) for n in (1, 2, 3))
+            if run.generation == 3
+            else (),
+            children=tuple(one for one in self.runs if one.parent == run.id),
+            may=("retry", "delete") if run.status in ENDED else ("cancel", "resume"),
+        )
+
+    def _waits_of(self, run: RunView) -> tuple[WaitView, ...]:
+        say = self.speak
+        if run.status == "waiting_for_event":
+            words = say("payment.completed where order_id = A-17")
+            match = {"order_id": say("A-17")}
+            return (
+                WaitView(
+                    run.id,
+                    run.workflow,
+                    say("wait_event:1"),
+                    "event",
+                    say("payment.completed"),
+                    words,
+                    match,
+                    run.due,
+                    PAYMENT_SCHEMA if self.has_schemas else None,
+                ),
+            )
+        if run.status == "waiting_for_message":
+            return (
+                WaitView(run.id, run.workflow, say("receive:1"), "message", say("kitchen"), say("the next message")),
+            )
+        return ()
+
+    async def get_history(self, run_id: str, generation: int | None = None) -> tuple[EntryView, ...]:
+        run = self._run(run_id)
+        say, at = self.speak, run.created_at
+        error = ErrorView(say("ConnectionError"), say("the warehouse does not answer"), say(TRACEBACK))
+        return (
+            EntryView(
+                1,
+                "step",
+                say("validate:1"),
+                say("validate"),
+                True,
+                at + timedelta(milliseconds=40),
+                input={say("order"): say("A-17")},
+                value=True,
+            ),
+            EntryView(
+                2,
+                "retry",
+                say("reserve_stock:1"),
+                say("reserve_stock"),
+                False,
+                at + timedelta(seconds=1),
+                1,
+                error=error,
+            ),
+            EntryView(
+                3,
+                "step",
+                say("reserve_stock:1"),
+                say("reserve_stock"),
+                True,
+                at + timedelta(seconds=4),
+                2,
+                input=_say_all(ORDER, say),
+                value={say("shelf"): say("B-12")},
+            ),
+            EntryView(
+                4,
+                "step",
+                say("charge:1"),
+                say("charge"),
+                run.status != "failed",
+                at + timedelta(seconds=8),
+                1,
+                input={say("amount"): 28.8},
+                value=None if run.status == "failed" else {say("receipt"): 771},
+                error=ErrorView(say("CardDeclined"), say("51"), say(TRACEBACK)) if run.status == "failed" else None,
+            ),
+            EntryView(
+                5,
+                "event",
+                say("wait_event:1"),
+                say("payment.completed"),
+                True,
+                at + timedelta(seconds=30),
+                event=1041,
+                value=_say_all({"order_id": "A-17", "amount": 28.8}, say),
+            ),
+        )
+
+    async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline:
+        run = self._run(run_id)
+        say, at = self.speak, run.created_at
+        end = run.ended_at or self.now
+        whole = (end - at).total_seconds()
+
+        def moment(part: float) -> datetime:
+            return at + timedelta(seconds=whole * part)
+
+        def bar(name: str, kind: str, state: BarState, since: float, until: float | None, **more: Any) -> Bar:
+            return Bar(
+                say(f"{name}:1"),
+                say(name),
+                kind,
+                state,
+                moment(since),
+                None if until is None else moment(until),
+                **more,
+            )
+
+        attempts = (
+            AttemptView(
+                1,
+                moment(0.05),
+                moment(0.09),
+                False,
+                ErrorView(say("ConnectionError"), say("the warehouse does not answer"), say(TRACEBACK)),
+            ),
+            AttemptView(2, moment(0.16), moment(0.22), True),
+        )
+        bars = [
+            bar("validate", "step", BarState.DONE, 0, 0.03, entries=(1,)),
+            bar("reserve_stock", "step", BarState.DONE, 0.05, 0.22, attempts=attempts, entries=(2, 3)),
+            bar(
+                "charge", "step", BarState.FAILED if run.status == "failed" else BarState.DONE, 0.22, 0.35, entries=(4,)
+            ),
+            bar("fraud_check", "child", BarState.DONE, 0.22, 0.3, child=say("flight-99")),
+        ]
+        match run.status:
+            case "failed":
+                bars.append(bar("undo reserve_stock", "undo", BarState.DONE, 0.36, 0.5))
+            case "completed":
+                bars += [
+                    bar("payment.completed", "event", BarState.DONE, 0.35, 0.8, entries=(5,), event=1041),
+                    bar("cooling_off", "timer", BarState.OVER, 0.35, 0.6),
+                    bar("ship", "step", BarState.DONE, 0.8, 1),
+                ]
+            case "running":
+                bars.append(bar("ship", "step", BarState.RUNNING, 0.5, None))
+            case _:
+                bars += [
+                    bar("wait_event", "event", BarState.WAITING, 0.35, None),
+                    bar("reminder", "timer", BarState.WAITING, 0.4, None),
+                ]
+        return Timeline(generation or run.generation, at, end, tuple(bars))
+
+    async def export_run(self, run_id: str) -> dict[str, Any]:
+        return {"run": self._run(run_id).id}
+
+    async def start_run(self, order: StartOrder) -> Done:
+        return self._note("start", order, f"{order.workflow} was started", self.runs[0].id)
+
+    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> Done:
+        return self._note("cancel", (run_id, reason), "It will end as soon as its code lets it.")
+
+    async def retry_run(self, run_id: str, order: RetryOrder) -> Done:
+        return self._note("retry", (run_id, order), "It goes on.")
+
+    async def resume_run(self, run_id: str) -> Done:
+        return self._note("resume", run_id, "It is ready now.")
+
+    async def delete_run(self, run_id: str) -> Done:
+        return self._note("delete", run_id, "It is gone.")
+
+    async def act_on_runs(self, order: BulkOrder) -> Done:
+        count = len(order.ids) or len(self.runs)
+        if order.count_only:
+            return Done(False, f"{count} runs", count)
+        return self._note("bulk", order, f"{count} runs were told.")
+
+    def _note(self, action: str, what: Any, words: str, subject: str | None = None) -> Done:
+        self.done.append((action, what))
+        return Done(True, self.speak(words), 1, subject)
+
+    # Events, channels, the outbox
+
+    def _events(self) -> list[EventView]:
+        say = self.speak
+        kinds = [
+            ("payment.completed", "/bank"),
+            ("order.placed", "/shop"),
+            ("parcel.delivered", "/dhl"),
+            ("contract.signed", "/people"),
+        ]
+        return [
+            EventView(
+                1041 - n,
+                say(f"6f1c{n:04x}-9d"),
+                say(kinds[n % 4][1]),
+                say(kinds[n % 4][0]),
+                self._ago(seconds=40 + n * n * 31),
+                say("order-A-17") if n == 2 else None,
+            )
+            for n in range(0 if self.empty else 24)
+        ]
+
+    async def list_events(self, search: EventSearch) -> Page[EventView]:
+        return Page(tuple(self._events()), "next" if not self.empty else None)
+
+    async def get_event(self, number: int) -> EventDetail:
+        for event in self._events():
+            if event.number == number:
+                say = self.speak
+                consumers = (ConsumerView(say("order-A-14"), say("order"), say("wait_event:1"), self._ago(minutes=2)),)
+                attributes = {
+                    say("specversion"): "1.0",
+                    say("traceparent"): say("00-4bf92f3577b34da6a3ce929d0e0e4736-01"),
+                }
+                return EventDetail(event, attributes, _say_all(ORDER, say), consumers if number % 2 else ())
+        raise NotFoundError(f"no event has the number {number}")
+
+    async def send_event(self, order: EventOrder) -> Done:
+        return self._note("send", order, f"{order.type} was sent.")
+
+    async def resend_event(self, number: int) -> Done:
+        return self._note("resend", number, "It was sent again.")
+
+    async def list_waits(self, type: str | None, cursor: str | None, limit: int) -> Page[WaitView]:
+        return Page(tuple(wait for run in self.runs for wait in self._waits_of(run)))
+
+    async def list_channels(self) -> tuple[ChannelView, ...]:
+        if self.empty:
+            return ()
+        say = self.speak
+        return ChannelView(say("kitchen"), 3, self._ago(minutes=4)), ChannelView(say("prices"), 41, None)
+
+    async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
+        if self.empty:
+            return Page(())
+        say = self.speak
+        rows = [
+            ("dead", 12, "410 Gone: this receiver has moved"),
+            ("pending", 3, "503 Service Unavailable"),
+            ("pending", 0, None),
+        ]
+        return Page(
+            tuple(
+                OutgoingView(
+                    n,
+                    say(f"out-{n}"),
+                    say("order.shipped"),
+                    say("/shop"),
+                    say("A-17"),
+                    state_,
+                    attempts,
+                    self._ago(minutes=30 - n),
+                    self.now + timedelta(seconds=40) if state_ == "pending" else None,
+                    say(reason) if reason else None,
+                    say("order-A-14"),
+                )
+                for n, (state_, attempts, reason) in enumerate(rows)
+                if state in {None, state_}
+            )
+        )
+
+    async def retry_outbox(self, order: OutboxOrder) -> Done:
+        return self._note("retry_outbox", order, "They are sent again.")
+
+    async def drop_outbox(self, order: OutboxOrder) -> Done:
+        return self._note("drop_outbox", order, "They are gone.")
+
+    # The whole
+
+    async def list_workers(self) -> tuple[WorkerView, ...]:
+        if self.empty:
+            return ()
+        say = self.speak
+        return tuple(
+            WorkerView(
+                say(f"shop-7c1{n}"),
+                say("shop"),
+                say(f"web-{n}.internal"),
+                4000 + n,
+                self._ago(hours=3 + n),
+                self.now + timedelta(seconds=20 if n < 2 else -300),
+                n < 2,
+                7 * n,
+            )
+            for n in range(3)
+        )
+
+    async def list_definitions(self) -> tuple[DefinitionView, ...]:
+        if self.empty:
+            return ()
+        say = self.speak
+        return tuple(
+            DefinitionView(
+                say(name),
+                say("shop"),
+                self._ago(minutes=3),
+                say(words),
+                ORDER_SCHEMA,
+                _structure(say),
+                name != "import_catalogue",
+            )
+            for name, words in [
+                ("order", "Takes an order from the basket to the door.\nCharges once."),
+                ("digest", "One letter a day."),
+                ("import_catalogue", "Reads what suppliers send."),
+            ]
+        )
+
+    async def get_definition(self, workflow: str) -> DefinitionView:
+        for one in await self.list_definitions():
+            if one.workflow == workflow:
+                return one
+        raise NotFoundError(f"no workflow is called {workflow!r}")
+
+    async def get_stats(self) -> StatsView:
+        buckets = tuple(
+            BucketView(
+                self._ago(minutes=60 - n),
+                20 + (n * 7) % 23,
+                18 + (n * 5) % 19,
+                3 if n in {17, 41, 42} else 0,
+                1 if n % 13 == 0 else 0,
+            )
+            if not self.empty
+            else BucketView(self._ago(minutes=60 - n), 0, 0, 0, 0)
+            for n in range(60)
+        )
+        counts = await self.count_runs(RunSearch())
+        if self.empty:
+            return StatsView(self.now, counts, buckets, None, None, 0, None, None, 0, 0, 0, None, 0, 0)
+        return StatsView(
+            self.now,
+            counts,
+            buckets,
+            842.0,
+            31_500.0,
+            14,
+            self._ago(seconds=3),
+            self._ago(days=11),
+            1,
+            2,
+            1,
+            self._ago(minutes=30),
+            5,
+            2,
+        )
+
+    async def list_audits(self, cursor: str | None, limit: int) -> Page[AuditView]:
+        if self.empty:
+            return Page(())
+        say = self.speak
+        return Page(
+            tuple(
+                AuditView(
+                    n, self._ago(minutes=n * 17), say(who), say(action), say(subject), say("10.0.0.7"), say(details)
+                )
+                for n, (who, action, subject, details) in enumerate(
+                    [
+                        ("ops", "cancel", "order-A-13", "the customer changed her mind"),
+                        ("ada", "retry", "order-A-12", ""),
+                        ("ops", "send", "payment.completed", "for order-A-11"),
+                    ]
+                )
+            )
+        )
+
+    async def watch(self) -> AsyncIterator[str]:
+        number = 0
+        while True:
+            yield str(number)
+            number += 1
+            await self._changed.wait()
+            self._changed.clear()
+
+
+def _fits(run: RunView, search: RunSearch) -> bool:
+    return (
+        (not search.status or run.status in search.status)
+        and (search.workflow is None or run.workflow == search.workflow)
+        and (search.id is None or run.id.startswith(search.id))
+        and (search.q is None or search.q.lower() in (run.id + run.words).lower())
+        and (search.until is None or run.created_at < search.until)
+        and (search.parent is None or run.parent == search.parent)
+    )
+
+
+def _say_all(value: Any, say: Speak) -> Any:
+    match value:
+        case str():
+            return say(value)
+        case dict():
+            return {say(key): _say_all(one, say) for key, one in value.items()}
+        case list():
+            return [_say_all(one, say) for one in value]
+        case _:
+            return value
+
+
+def _structure(say: Speak) -> dict[str, Any]:
+    structure = read_structure(order)
+    assert structure is not None
+    named: dict[str, Any] = _say_names(structure.as_json(), say)
+    return named
+
+
+def _say_names(value: Any, say: Speak) -> Any:
+    """Kinds and ids stay what they are."""
+    match value:
+        case dict():
+            return {
+                key: say(one) if key in {"name", "label"} and one else _say_names(one, say)
+                for key, one in value.items()
+            }
+        case list() | tuple():
+            return [_say_names(one, say) for one in value]
+        case _:
+            return value

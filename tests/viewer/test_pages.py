@@ -1,0 +1,388 @@
+"""Every page over the showcase: what it shows, what its forms do, and that nothing in it becomes markup."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from html.parser import HTMLParser
+from urllib.parse import quote
+
+import httpx2
+import pytest
+
+from edda.control.views import BulkOrder, Done, EventOrder, OutboxOrder, RetryOrder, RunSearch, StartOrder
+from edda.errors import ArgumentError
+from edda.viewer.pages import Viewer
+from edda.web import Token, TokenScope, Web, WebOptions
+from tests.viewer.hostile import PAYLOADS, Villain
+from tests.viewer.screenshots import EMPTY, PAGES
+from tests.viewer.showcase import ShowcaseController
+from tests.web.fakes import FakeService
+
+OK = {name: path for name, path in PAGES.items() if name != "missing"}
+
+
+@asynccontextmanager
+async def visiting(
+    controller: ShowcaseController, options: WebOptions | None = None
+) -> AsyncIterator[httpx2.AsyncClient]:
+    viewer = Viewer(lambda caller: controller)
+    web = Web(FakeService(), options, control=lambda: controller, pages=viewer)
+    transport = httpx2.ASGITransport(app=web, client=("127.0.0.1", 50_000))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8001/_edda") as client:
+        yield client
+
+
+class Skeleton(HTMLParser):
+    """What a browser would take for elements and attributes, what it would show as text, and where links go."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, ...]] = []
+        self.texts: list[str] = []
+        self.links: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        # The tone of a piece of JSON may differ, and whether a text is short enough to be wrapped: not the elements.
+        self.tags.append((tag, *sorted(name for name, _ in attrs)))
+        self.links += [value or "" for name, value in attrs if name in {"href", "src", "action", "formaction"}]
+        self.texts += [value for name, value in attrs if value and name in {"title", "value", "data-copy"}]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.tags.append((f"/{tag}",))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.mark.parametrize("name", OK)
+async def test_every_page_is_shown(name: str) -> None:
+    async with visiting(ShowcaseController()) as client:
+        answer = await client.get(OK[name])
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert "style=" not in answer.text
+    assert "<script>" not in answer.text
+
+
+@pytest.mark.parametrize("name", EMPTY)
+async def test_an_empty_page_teaches(name: str) -> None:
+    async with visiting(ShowcaseController(empty=True)) as client:
+        answer = await client.get(PAGES[name])
+    assert answer.status_code == 200
+    assert 'class="empty"' in answer.text
+
+
+async def visit_as(villain: Villain | None, name: str) -> Skeleton:
+    """The same page, with or without hostile strings in every field."""
+    controller = ShowcaseController(speak=villain) if villain else ShowcaseController()
+    path, mark, query = PAGES[name].partition("?")
+    if villain is not None:
+        first, *rest = path.strip("/").split("/")
+        if first in {"runs", "start"} and rest and rest[0] != "bulk":
+            path = "/".join(["", first, quote(villain(rest[0]), safe=""), *rest[1:]])
+        for key in ("step", "run"):
+            head, found, text = query.rpartition(f"{key}=")
+            query = f"{head}{found}{quote(villain(text), safe='')}" if found else query
+    async with visiting(controller) as client:
+        answer = await client.get(f"{path}{mark}{query}")
+    assert answer.status_code == 200
+    return Skeleton(answer.text)
+
+
+@pytest.mark.parametrize("name", [name for name in OK if name != "run-graph"])
+async def test_a_hostile_string_stays_a_string(name: str) -> None:
+    plain = await visit_as(None, name)
+    for round in range(4):
+        villain = Villain(round)
+        hostile = await visit_as(villain, name)
+        assert hostile.tags == plain.tags
+        assert not [link for link in hostile.links if not link.startswith(("/_edda", "#"))]
+
+
+async def test_a_hostile_string_in_a_graph_stays_a_string() -> None:
+    """Apart, for names decide where its boxes are."""
+    known = {tag for tag in (await visit_as(None, "run-graph")).tags if not tag[0].startswith("/")}
+    for round in range(4):
+        hostile = await visit_as(Villain(round), "run-graph")
+        assert {tag[0] for tag in hostile.tags if not tag[0].startswith("/")} <= {tag[0] for tag in known}
+        assert not [name for tag in hostile.tags for name in tag[1:] if name.startswith("on")]
+
+
+def test_there_are_many_hostile_strings() -> None:
+    assert len(set(PAYLOADS)) >= 500
+
+
+async def test_what_is_searched_for_stays_a_string() -> None:
+    async with visiting(ShowcaseController()) as client:
+        expected: list[tuple[str, ...]] = []
+        for payload in ("something", *PAYLOADS):
+            names = ("q", "workflow", "id", "input", "parent")
+            answer = await client.get("/runs?" + "&".join(f"{name}={quote(payload, safe='')}" for name in names))
+            assert answer.status_code == 200
+            found = Skeleton(answer.text).tags
+            expected = expected or found
+            assert found == expected, payload
+
+
+# What is asked for
+
+
+async def test_filters_are_in_the_address() -> None:
+    async with visiting(ShowcaseController()) as client:
+        answer = await client.get("/runs?status=failed&q=CardDeclined")
+    assert "order-A-15" in answer.text
+    assert "order-A-14" not in answer.text
+    assert "status=failed&amp;status=parked" in answer.text.replace("q=CardDeclined&amp;", "")
+
+
+async def test_a_time_that_is_none_is_explained() -> None:
+    async with visiting(ShowcaseController()) as client:
+        answer = await client.get("/runs?since=yesterday")
+    assert answer.status_code == 422
+    assert "expected a time such as" in answer.text
+
+
+async def test_what_is_not_there_is_a_page_too() -> None:
+    async with visiting(ShowcaseController()) as client:
+        for path in ("/runs/nobody", "/events/99999999", "/events/x", "/start/nothing"):
+            answer = await client.get(path)
+            assert answer.status_code == 404
+            assert "text/html" in answer.headers["content-type"]
+        assert (await client.get("/nowhere")).status_code == 404
+        assert (await client.get("/static/../pages.py")).status_code == 404
+        assert (await client.get("/static/%2e%2e%2fpages.py")).status_code == 404
+
+
+async def test_files_may_be_kept_for_ever() -> None:
+    async with visiting(ShowcaseController()) as client:
+        page = (await client.get("/")).text
+        for name in ("page.css", "page.js", "theme.js", "icon.svg"):
+            assert f"/_edda/static/{name}?" in page
+            answer = await client.get(f"/static/{name}")
+            assert answer.status_code == 200
+            assert "immutable" in answer.headers["cache-control"]
+
+
+# What is done
+
+
+async def test_an_action_says_what_came_of_it_once() -> None:
+    controller = ShowcaseController()
+    async with visiting(controller) as client:
+        answer = await client.post("/runs/order-A-17/cancel", data={"reason": "a storm"})
+        assert answer.status_code == 303
+        assert answer.headers["location"] == "/_edda/runs/order-A-17"
+        assert controller.done == [("cancel", ("order-A-17", "a storm"))]
+        other = await client.get("/runs", headers={"X-Edda-Live": "1"})
+        assert "It will end" not in other.text
+        page = await client.get("/runs/order-A-17")
+        assert "It will end as soon as its code lets it." in page.text
+        assert "It will end" not in (await client.get("/runs/order-A-17")).text
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "done"),
+    [
+        ("/runs/order-A-15/retry", {"from_start": "1"}, ("retry", ("order-A-15", RetryOrder(from_start=True)))),
+        ("/runs/order-A-17/resume", {}, ("resume", "order-A-17")),
+        ("/runs/order-A-14/delete", {}, ("delete", "order-A-14")),
+        ("/events/1041/resend", {}, ("resend", 1041)),
+        ("/outbox/retry", {"event": "out-0"}, ("retry_outbox", OutboxOrder(("out-0",)))),
+        ("/outbox/drop", {"every": "1"}, ("drop_outbox", OutboxOrder(every=True))),
+        ("/runs/bulk", {"action": "cancel", "run": ["a", "b"]}, ("bulk", BulkOrder("cancel", ("a", "b")))),
+        (
+            "/runs/bulk",
+            {"action": "retry", "every": "1", "status": "failed"},
+            ("bulk", BulkOrder("retry", search=RunSearch(status=("failed",)))),
+        ),
+        (
+            "/events/send",
+            {"type": "parcel.lost", "source": "/dhl", "data": '{"n": 1}'},
+            ("send", EventOrder("parcel.lost", "/dhl", {"n": 1})),
+        ),
+    ],
+)
+async def test_a_form_does_what_it_says(path: str, form: dict[str, str], done: tuple[str, object]) -> None:
+    controller = ShowcaseController()
+    async with visiting(controller) as client:
+        answer = await client.post(path, data=form)
+    assert answer.status_code == 303
+    assert controller.done == [done]
+
+
+async def test_bulk_actions_count_first() -> None:
+    controller = ShowcaseController()
+    async with visiting(controller) as client:
+        answer = await client.get("/runs/bulk?action=cancel&every=1&status=running")
+    assert f"Cancel {len(controller.runs)} runs?" in answer.text
+    assert controller.done == []
+
+
+async def test_a_bulk_action_without_runs_is_refused() -> None:
+    async with visiting(ShowcaseController()) as client:
+        assert (await client.get("/runs/bulk?action=cancel")).status_code == 422
+        assert (await client.get("/runs/bulk?action=burn&every=1")).status_code == 422
+
+
+# The form for what a run waits for
+
+
+async def test_a_run_that_waits_shows_a_form_for_the_very_event() -> None:
+    async with visiting(ShowcaseController()) as client:
+        page = (await client.get("/runs/order-A-17")).text
+    assert 'name="data.amount"' in page
+    assert 'name="data.order_id" value="A-17"' in page
+
+
+async def test_an_answer_is_sent_to_the_run_alone() -> None:
+    controller = ShowcaseController()
+    form = {"_step": "wait_event:1", "data.order_id": "A-17", "data.amount": "28.8", "data.method": "cash"}
+    async with visiting(controller) as client:
+        answer = await client.post("/runs/order-A-17/answer", data=form)
+    assert answer.status_code == 303
+    data = {"order_id": "A-17", "amount": 28.8, "method": "cash"}
+    assert controller.done == [("send", EventOrder("payment.completed", data=data, target="order-A-17"))]
+
+
+async def test_a_wrong_answer_comes_back_with_what_was_entered() -> None:
+    controller = ShowcaseController()
+    form = {"_step": "wait_event:1", "data.order_id": "A-17", "data.amount": "much"}
+    async with visiting(controller) as client:
+        answer = await client.post("/runs/order-A-17/answer", data=form)
+    assert answer.status_code == 422
+    assert "must be a number" in answer.text
+    assert 'value="much"' in answer.text
+    assert controller.done == []
+
+
+async def test_an_answer_that_comes_too_late_is_not_sent() -> None:
+    controller = ShowcaseController()
+    async with visiting(controller) as client:
+        answer = await client.post("/runs/order-A-14/answer", data={"_step": "wait_event:1"})
+        assert answer.status_code == 303
+        assert "nothing was sent" in (await client.get("/runs/order-A-14")).text
+    assert controller.done == []
+
+
+async def test_a_workflow_is_started_by_its_form() -> None:
+    controller = ShowcaseController()
+    form = {
+        "data.order_id": "A-18",
+        "data.customer.name": "Grace",
+        "data.items.0.sku": "TEA-250",
+        "data.items.0.price": "8.4",
+        "data.items.0.count": "2",
+        "_id": "order-A-18",
+    }
+    async with visiting(controller) as client:
+        answer = await client.post("/start/order", data=form)
+    assert answer.status_code == 303
+    items = [{"sku": "TEA-250", "count": 2, "price": 8.4}]
+    value = {"order_id": "A-18", "customer": {"name": "Grace"}, "items": items, "express": False}
+    assert controller.done == [("start", StartOrder("order", value, "order-A-18"))]
+
+
+async def test_another_row_is_asked_for_without_starting() -> None:
+    controller = ShowcaseController()
+    async with visiting(controller) as client:
+        answer = await client.post("/start/order", data={"_add": "data.items", "data.items.0.sku": "TEA-250"})
+    assert answer.status_code == 200
+    assert 'name="data.items.2.sku"' in answer.text
+    assert controller.done == []
+
+
+# Who may
+
+
+TOKENS = (
+    Token("watcher", frozenset({TokenScope.VIEW}), "Zk3v9Qw8RtYpLm2NbVcXsD4fGhJ6aE7u"),
+    Token("boss", frozenset(TokenScope), "Bq7v9Qw8RtYpLm2NbVcXsD4fGhJ6aE7u"),
+)
+
+
+async def test_without_a_login_there_is_a_login_and_nothing_else() -> None:
+    async with visiting(ShowcaseController(), WebOptions(tokens=TOKENS)) as client:
+        answer = await client.get("/runs?status=failed")
+        assert answer.status_code == 303
+        assert answer.headers["location"] == "/_edda/login?next=%2F_edda%2Fruns%3Fstatus%3Dfailed"
+        login = await client.get(answer.headers["location"].removeprefix("/_edda"))
+        assert 'name="token"' in login.text
+        assert "order-A" not in login.text
+        assert (await client.get("/static/page.css")).status_code == 200
+
+
+async def test_who_may_only_look_is_offered_nothing_else_and_refused_it() -> None:
+    controller = ShowcaseController()
+    options = WebOptions(tokens=TOKENS)
+    headers = {"Authorization": "Bearer Zk3v9Qw8RtYpLm2NbVcXsD4fGhJ6aE7u"}
+    async with visiting(controller, options) as client:
+        page = await client.get("/runs/order-A-17", headers=headers)
+        assert "Cancel…" not in page.text
+        assert "Answer it" not in page.text
+        for path in ("/runs/order-A-17/cancel", "/runs/order-A-17/answer", "/start/order", "/events/send"):
+            assert (await client.post(path, headers=headers)).status_code == 403
+    assert controller.done == []
+
+
+async def test_a_viewer_for_looking_only_does_nothing() -> None:
+    controller = ShowcaseController()
+    async with visiting(controller, WebOptions(read_only=True)) as client:
+        assert "Cancel…" not in (await client.get("/runs/order-A-17")).text
+        answer = await client.post("/runs/order-A-17/cancel")
+    assert answer.status_code == 403
+    assert controller.done == []
+
+
+async def test_the_whole_run_can_be_saved() -> None:
+    async with visiting(ShowcaseController()) as client:
+        answer = await client.get("/runs/order-A-14/export")
+    assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''order-A-14.json"
+    assert answer.json() == {"run": "order-A-14"}
+
+
+async def test_what_only_the_code_finds_wrong_is_said_in_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = ShowcaseController()
+
+    async def refuse(order: StartOrder) -> Done:
+        raise ArgumentError("order(): tea is sold out")
+
+    monkeypatch.setattr(controller, "start_run", refuse)
+    form = {"data.order_id": "A-18", "data.customer.name": "Grace"}
+    async with visiting(controller) as client:
+        answer = await client.post("/start/order", data=form)
+    assert answer.status_code == 422
+    assert "tea is sold out" in answer.text
+    assert 'value="Grace"' in answer.text
+
+
+async def test_a_token_opens_the_page_that_was_asked_for() -> None:
+    async with visiting(ShowcaseController(), WebOptions(tokens=TOKENS)) as client:
+        form = {"token": "Bq7v9Qw8RtYpLm2NbVcXsD4fGhJ6aE7u", "next": "/_edda/runs?status=failed"}
+        own = {"Sec-Fetch-Site": "same-origin"}
+        answer = await client.post("/login", data=form, headers=own)
+        assert answer.headers["location"] == "/_edda/runs?status=failed"
+        page = await client.get("/runs?status=failed")
+        assert "order-A-15" in page.text
+        assert "boss</button>" in page.text
+        assert (await client.post("/runs/order-A-17/resume", headers=own)).status_code == 303
+        assert (await client.post("/runs/order-A-17/resume")).status_code == 403
+        await client.post("/logout", headers=own)
+        assert (await client.get("/runs")).status_code == 303
+
+
+async def test_every_link_begins_where_the_app_is_mounted() -> None:
+    controller = ShowcaseController()
+    web = Web(FakeService(), control=lambda: controller, pages=Viewer(lambda caller: controller))
+    transport = httpx2.ASGITransport(app=web, root_path="/shop", client=("127.0.0.1", 50_000))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8001/shop/_edda") as client:
+        for path in ("/", "/runs", "/runs/order-A-17", "/events/1041"):
+            page = await client.get(path)
+            assert page.status_code == 200
+            assert not [link for link in Skeleton(page.text).links if not link.startswith(("/shop/_edda", "#"))]
+        answer = await client.post("/runs/order-A-17/resume")
+    assert answer.headers["location"] == "/shop/_edda/runs/order-A-17"
+    assert "Path=/shop/_edda;" in answer.headers["set-cookie"]
