@@ -7,7 +7,7 @@ Works on whichever of its two protocols is installed: it only looks at what both
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -20,7 +20,18 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
-class Impatient(asyncio.Protocol):
+if TYPE_CHECKING:
+
+    class _Protocol(asyncio.Protocol):
+        """What both of uvicorn's have."""
+
+        def shutdown(self) -> None: ...
+
+else:
+    _Protocol = asyncio.Protocol
+
+
+class Impatient(_Protocol):
     """In front of a protocol of uvicorn's, whose attributes these are."""
 
     transport: asyncio.Transport
@@ -45,6 +56,14 @@ class Impatient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server stops: answers may be finished, but a stream has no end, and would keep it from stopping."""
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.close()
+        else:
+            super().shutdown()
 
     def _expect(self) -> None:
         if self._timer is None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 import sys
+from io import TextIOWrapper
 
 import click
 
-from edda.app import EddaApp
-from edda.cli.loading import load_app
+from edda.cli.doctor import doctor
+from edda.cli.events import events
+from edda.cli.graph import graph
+from edda.cli.migrate import migrate
 from edda.cli.outbox import outbox
-from edda.cli.serve import serve
-from edda.databases import open_storage
-from edda.errors import EddaError
+from edda.cli.overview import audit, channels, stats, waits, workers, workflows
+from edda.cli.runs import runs
+from edda.cli.serve import dev, serve, viewer
+from edda.cli.worker import worker
 from edda.version import __version__
 
 
@@ -22,60 +23,12 @@ from edda.version import __version__
 @click.version_option(__version__, prog_name="edda")
 def main() -> None:
     """Durable workflows on your own database."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows another one
+            stream.reconfigure(errors="replace")
 
 
-@main.command()
-@click.option("--db", "url", envvar="EDDA_DB_URL", default="sqlite:///edda.db", show_default=True, help="Database URL.")
-@click.option("--check", is_flag=True, help="Apply nothing; exit 1 if something is missing.")
-def migrate(url: str, check: bool) -> None:
-    """Bring the database's schema up to date."""
-    try:
-        names = asyncio.run(_migrate(url, check))
-    except (EddaError, ValueError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    for name in names:
-        click.echo(f"{'missing' if check else 'applied'} {name}")
-    if not names:
-        click.echo("the schema is up to date")
-    sys.exit(1 if check and names else 0)
-
-
-async def _migrate(url: str, check: bool) -> tuple[str, ...]:
-    storage = open_storage(url)
-    await storage.open()
-    try:
-        return await (storage.pending_migrations() if check else storage.migrate())
-    finally:
-        await storage.close()
-
-
-@main.command()
-@click.argument("target", metavar="MODULE:APP")
-@click.option("--grace", type=float, default=None, help="Seconds that running steps get at SIGTERM.")
-def worker(target: str, grace: float | None) -> None:
-    """Run the worker of an app until SIGTERM or Ctrl-C; a second signal ends it at once."""
-    try:
-        asyncio.run(_work(load_app(target), grace))
-    except EddaError as error:
-        raise click.ClickException(str(error)) from error
-
-
-async def _work(app: EddaApp, grace: float | None) -> None:
-    stop = asyncio.Event()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            os._exit(1)
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    await app.initialize()
-    click.echo(f"{app.service_name}: worker {os.getpid()} is running", err=True)
-    await stop.wait()
-    await app.shutdown(grace)
-
-
-main.add_command(serve)
-main.add_command(outbox)
+for _command in (dev, serve, worker, viewer, migrate, doctor):
+    main.add_command(_command)
+for _command in (runs, events, outbox, workers, workflows, waits, channels, audit, graph, stats):
+    main.add_command(_command)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
 
 import click
 
+from edda.cli.answering import as_json
+from edda.cli.complaints import in_one_line
+from edda.cli.pages import read_all
 from edda.cli.signals import stop_event
-from edda.core.model import OutgoingRecord, OutgoingState
-from edda.databases import open_storage
-from edda.errors import EddaError
+from edda.cli.target import Target, database_option, targeted
+from edda.cli.terminal import flat, show_json
+from edda.control.views import OutboxOrder, OutgoingView
+from edda.core.model import OutgoingState
 from edda.relaying import OutboxRelayer
-from edda.storage.ports import Storage
 
-T = TypeVar("T")
-
-_PAGE = 500
-
-_database = click.option(
-    "--db", "url", envvar="EDDA_DB_URL", default="sqlite:///edda.db", show_default=True, help="Database URL."
-)
+_ids = click.argument("ids", metavar="ID...", nargs=-1)
+_every = click.option("--all", "every", is_flag=True, help="All that are dead.")
 
 
 @click.group()
@@ -31,33 +27,66 @@ def outbox() -> None:
 
 
 @outbox.command("list")
-@_database
+@targeted
 @click.option("--state", type=click.Choice([state.value for state in OutgoingState]), help="Only those in this state.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
-def list_events(url: str, state: str | None, limit: int) -> None:
+@as_json
+def list_command(target: Target, state: str | None, limit: int, as_json: bool) -> None:
     """List events, the oldest first: state, tries, type, key, id, and why it was not taken."""
-    wanted = None if state is None else OutgoingState(state)
-    found = _run(_with_storage(url, lambda storage: _find(storage, wanted, limit)))
-    for record in found:
-        click.echo(_describe(record))
+    found = target.ask(
+        lambda controller: read_all(lambda cursor, size: controller.list_outbox(state, cursor, size), limit)
+    )
+    if as_json:
+        show_json(found)
+        return
+    for event in found:
+        click.echo(_describe(event))
     if not found:
         click.echo("no events")
 
 
+def _describe(event: OutgoingView) -> str:
+    parts = [f"{event.state:<7}", f"{event.attempts:>3}", event.type, event.key, event.id]
+    return "  ".join(flat(part) if part.strip() == part else part for part in [*parts, event.reason or ""]).rstrip()
+
+
 @outbox.command()
-@_database
-@click.argument("ids", metavar="ID...", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All that are dead.")
-def retry(url: str, ids: tuple[str, ...], every: bool) -> None:
+@targeted
+@_ids
+@_every
+def retry(target: Target, ids: tuple[str, ...], every: bool) -> None:
     """Have dead events sent again, from the first try on."""
+    order = _order(ids, every)
+    count = target.ask(lambda controller: controller.retry_outbox(order)).count
+    click.echo(f"{_count(count)} sent again")
+
+
+@outbox.command()
+@targeted
+@_ids
+@_every
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def drop(target: Target, ids: tuple[str, ...], every: bool, yes: bool) -> None:
+    """Forget dead events: nobody will get them."""
+    order = _order(ids, every)
+    if not yes and len(ids) != 1:
+        click.confirm(f"drop {'all' if every else len(ids)} dead events?", abort=True, err=True)
+    count = target.ask(lambda controller: controller.drop_outbox(order)).count
+    click.echo(f"{_count(count)} dropped")
+
+
+def _order(ids: tuple[str, ...], every: bool) -> OutboxOrder:
     if bool(ids) == every:
         raise click.UsageError("give the ids of dead events, or --all")
-    count = _run(_with_storage(url, lambda storage: _retry(storage, None if every else ids)))
-    click.echo(f"{count} dead {'event is' if count == 1 else 'events are'} sent again")
+    return OutboxOrder(ids, every)
+
+
+def _count(count: int) -> str:
+    return f"{count} dead {'event is' if count == 1 else 'events are'}"
 
 
 @outbox.command()
-@_database
+@database_option
 @click.option("--broker-url", required=True, help="Where they go: http://..., https://... or nats://host:port/stream.")
 @click.option("--secret-env", metavar="NAME", help="Environment variable with the secrets that sign them.")
 @click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds for those on their way at SIGTERM.")
@@ -67,7 +96,8 @@ def relay(url: str, broker_url: str, secret_env: str | None, grace: float) -> No
         relayer = OutboxRelayer(url, broker_url, secret=_secrets(secret_env))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    _run(_relay(relayer, grace))
+    with in_one_line():
+        asyncio.run(_relay(relayer, grace))
 
 
 def _secrets(name: str | None) -> list[str] | None:
@@ -86,44 +116,3 @@ async def _relay(relayer: OutboxRelayer, grace: float) -> None:
     await stop.wait()
     await relayer.stop(grace)
     click.echo(f"{relayer.sent} sent, {relayer.postponed} times postponed, {relayer.refused} refused", err=True)
-
-
-async def _find(storage: Storage, state: OutgoingState | None, limit: int) -> list[OutgoingRecord]:
-    found: list[OutgoingRecord] = []
-    while len(found) < limit:
-        after = found[-1].seq if found else 0
-        page = await storage.find_outgoing(state, after, min(limit - len(found), _PAGE))
-        found += page
-        if not page:
-            break
-    return found
-
-
-async def _retry(storage: Storage, ids: tuple[str, ...] | None) -> int:
-    count = await storage.retry_outgoing(ids)
-    await storage.announce()
-    return count
-
-
-async def _with_storage(url: str, work: Callable[[Storage], Awaitable[T]]) -> T:
-    storage = open_storage(url, pool_size=2)
-    await storage.open()
-    try:
-        if pending := await storage.pending_migrations():
-            raise click.ClickException(f"the database lacks {', '.join(pending)}: run `edda migrate`")
-        return await work(storage)
-    finally:
-        await storage.close()
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        return asyncio.run(work)
-    except (EddaError, ValueError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _describe(record: OutgoingRecord) -> str:
-    event = record.event
-    parts = [f"{record.state:<7}", f"{record.attempts:>3}", event.type, event.key, event.id]
-    return "  ".join([*parts, record.reason] if record.reason else parts)

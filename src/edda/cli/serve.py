@@ -1,50 +1,67 @@
-"""`edda serve`: uvicorn with our limits."""
+"""`edda serve`, `edda dev` and `edda viewer`: an app, or a page on a database, over HTTP.
+
+uvicorn is imported when one of them runs: it takes more time than all that the other commands need.
+"""
 
 from __future__ import annotations
 
-import signal
-import socket
-import sys
-from typing import Any
-
 import click
-import uvicorn
 
+from edda.cli.complaints import in_one_line
 from edda.cli.loading import load_options
+from edda.cli.target import database_option, open_database
 from edda.web import WebOptions
 from edda.web.hosts import is_loopback_name
 
-_SETTINGS: dict[str, Any] = {
-    "http": "edda.cli.connection:Connection",
-    "ws": "none",
-    "lifespan": "on",
-    "log_level": "warning",
-    "access_log": False,
-    "server_header": False,
-    "h11_max_incomplete_event_size": 80 * 1024,
-    "timeout_keep_alive": 15,
-    "timeout_graceful_shutdown": 30,
-}
-_LIFESPAN_FAILED = 3
-"""The exit code that uvicorn has for it."""
+_HOST = "127.0.0.1"
+
+_host = click.option("--host", default=_HOST, show_default=True, help="Address to listen on.")
+_port = click.option("--port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="0: any free one.")
 
 
 @click.command()
 @click.argument("target", metavar="MODULE:APP")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8001, show_default=True)
+@_host
+@_port
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes, each with a worker.")
 def serve(target: str, host: str, port: int, workers: int) -> None:
     """Serve an app over HTTP until SIGTERM or Ctrl-C; requests and steps under way may finish."""
     options = load_options(target)
     _refuse_to_be_open(host, options)
-    # uvicorn raises the signal once more after it has drained: that is no crash.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    from edda.cli import server
+
     if workers > 1:
-        _announce(host, port, options)
-        uvicorn.run(target, host=host, port=port, workers=workers, **_SETTINGS)
+        server.serve_many(target, host, port, workers, options)
     else:
-        _serve_one(uvicorn.Config(target, host=host, port=port, **_SETTINGS), options)
+        server.serve_one(target, host, port, options)
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:APP")
+@_port
+@click.option("--open/--no-open", "opened", default=True, help="Open the page in the browser, or do not.")
+def dev(target: str, port: int, opened: bool) -> None:
+    """Serve an app on this machine, start again whenever its code changes, and open its page in the browser."""
+    options = load_options(target)
+    from edda.cli import server
+
+    server.serve_changing(target, _HOST, port, options, opened=opened)
+
+
+@click.command()
+@database_option
+@_host
+@_port
+@click.option("--read-only", is_flag=True, help="For looking only: nothing can be changed.")
+@click.option("--open/--no-open", "opened", default=False, help="Open the page in the browser, or do not.")
+def viewer(url: str, host: str, port: int, read_only: bool, opened: bool) -> None:
+    """Serve the page alone, on a database whose workers run elsewhere."""
+    with in_one_line():
+        app = open_database(url, web=WebOptions(read_only=read_only))
+    _refuse_to_be_open(host, app.web_options)
+    from edda.cli import server
+
+    server.serve_one(app, host, port, app.web_options, opened=opened)
 
 
 def _refuse_to_be_open(host: str, options: WebOptions) -> None:
@@ -53,36 +70,3 @@ def _refuse_to_be_open(host: str, options: WebOptions) -> None:
             f"--host {host} can be reached by others, and there are no tokens: give EddaApp(tokens=...) or EDDA_TOKENS "
             '(name:scope+scope:secret,...), or EddaApp(auth="none") to serve everybody on purpose'
         )
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, options: WebOptions) -> None:
-        super().__init__(config)
-        self._options = options
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for server in self.servers:
-            host, port, *_ = server.sockets[0].getsockname()
-            _announce(host, port, self._options)
-
-
-def _serve_one(config: uvicorn.Config, options: WebOptions) -> None:
-    server = _Server(config, options)
-    try:
-        server.run()
-    except KeyboardInterrupt:
-        return  # drained, as with SIGTERM
-    if not server.started:
-        sys.exit(_LIFESPAN_FAILED)
-
-
-def _announce(host: str, port: int, options: WebOptions) -> None:
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    token = "-H 'authorization: Bearer <token>' " if options.tokens else ""
-    click.echo(f"edda listens on {address}", err=True)
-    click.echo(
-        f"send it an event: curl {address}/events {token}-H 'content-type: application/json' -H 'ce-specversion: 1.0' "
-        "-H 'ce-id: 1' -H 'ce-source: /me' -H 'ce-type: order.created' -d '{}'",
-        err=True,
-    )

@@ -1,0 +1,35 @@
+"""How lists are answered: as JSON, as a table, or with a word that there is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from edda.cli.terminal import Span, show, show_json, table
+
+T = TypeVar("T")
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+limited = click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+
+
+def answer(
+    found: Sequence[T],
+    as_json: bool,
+    headers: Sequence[str],
+    row: Callable[[T], Sequence[str | Span]],
+    nothing: str,
+) -> None:
+    if as_json:
+        show_json(found)
+    elif found:
+        show(table(headers, [row(one) for one in found]))
+    else:
+        click.echo(nothing)
+
+
+def text_of(value: Any) -> str:
+    """Nothing for what is not there."""
+    return "" if value is None else str(value)

@@ -1,0 +1,130 @@
+"""`edda events`: what came in, and sending more of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+from msgspec.structs import replace
+
+from edda.cli.answering import answer, as_json, limited, text_of
+from edda.cli.moments import MOMENT, tell_age, tell_moment
+from edda.cli.pages import read_all
+from edda.cli.portrait import payload
+from edda.cli.reading import read_json, read_pairs
+from edda.cli.steering import tell_done
+from edda.cli.target import Target, targeted
+from edda.cli.terminal import Line, Span, flat, line, show, show_json
+from edda.control.views import EventDetail, EventOrder, EventSearch, EventView
+
+
+@click.group()
+def events() -> None:
+    """Events that came in: look at them, send one, send one again."""
+
+
+@events.command("list")
+@targeted
+@click.option("--type", "event_type", help="Only events of this type.")
+@click.option("--source", help="Only events from there.")
+@click.option("--id", "event_id", help="Only those with this id.")
+@click.option("--text", help="Somewhere in the type, the source or the id.")
+@click.option("--since", type=MOMENT, help="Received after: 2026-11-15T14:30, or an age such as 2h or 7d.")
+@click.option("--until", type=MOMENT, help="Received before.")
+@click.option("--messages", is_flag=True, help="Messages of channels instead.")
+@limited
+@as_json
+def list_command(
+    target: Target,
+    event_type: str | None,
+    source: str | None,
+    event_id: str | None,
+    text: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    messages: bool,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List events, the newest first."""
+    search = EventSearch(event_type, source, event_id, text, since, until, messages)
+    found = target.ask(
+        lambda controller: read_all(
+            lambda cursor, size: controller.list_events(replace(search, cursor=cursor, limit=size)), limit
+        )
+    )
+    answer(found, as_json, ("NUMBER", "AGE", "TYPE", "SOURCE", "ID", "TARGET"), _row, "no events")
+
+
+def _row(event: EventView) -> tuple[str, ...]:
+    return (
+        str(event.number),
+        tell_age(event.received_at),
+        event.type,
+        event.source,
+        event.id,
+        text_of(event.target),
+    )
+
+
+@events.command("show")
+@targeted
+@click.argument("number", type=int, metavar="NUMBER")
+@as_json
+def show_command(target: Target, number: int, as_json: bool) -> None:
+    """Show one event: its attributes, its data, and who got it."""
+    detail = target.ask(lambda controller: controller.get_event(number))
+    if as_json:
+        show_json(detail)
+    else:
+        show(_portray(detail))
+
+
+def _portray(detail: EventDetail) -> list[Line]:
+    event = detail.event
+    lines = [
+        line(Span(f"{event.number}", "bold"), f"  {flat(event.type)}  {flat(event.source)}  {flat(event.id)}"),
+        line(Span(f"received {tell_moment(event.received_at)}", "dim")),
+        *payload("attributes", detail.attributes),
+        *payload("data", detail.data),
+    ]
+    if not detail.consumers:
+        return [*lines, line(Span("nobody has got it", "dim"))]
+    return [
+        *lines,
+        *(line(f"→ {flat(one.run_id)}  {flat(one.workflow)}  {flat(one.step)}") for one in detail.consumers),
+    ]
+
+
+@events.command()
+@targeted
+@click.argument("event_type", metavar="TYPE")
+@click.option("--data", metavar="JSON", help="Its data, or @file, or - for stdin.")
+@click.option("--source", default="/edda/cli", show_default=True, help="Whom it comes from.")
+@click.option("--id", "event_id", help="Its id; a second event with the same one and source is ignored.")
+@click.option("--subject", help="What it is about.")
+@click.option("--target", "receiver", metavar="ID", help="The run that alone may receive it.")
+@click.option("--extension", "pairs", multiple=True, metavar="NAME=VALUE", help="One more attribute.")
+def send(
+    target: Target,
+    event_type: str,
+    data: str | None,
+    source: str,
+    event_id: str | None,
+    subject: str | None,
+    receiver: str | None,
+    pairs: tuple[str, ...],
+) -> None:
+    """Send an event to whoever waits for it."""
+    value = None if data is None else read_json("--data", data)
+    extensions = read_pairs("--extension", pairs)
+    order = EventOrder(event_type, source, value, event_id, subject, receiver, extensions)
+    tell_done(target.ask(lambda controller: controller.send_event(order)))
+
+
+@events.command()
+@targeted
+@click.argument("number", type=int, metavar="NUMBER")
+def resend(target: Target, number: int) -> None:
+    """Send an event once more, under a new id."""
+    tell_done(target.ask(lambda controller: controller.resend_event(number)))

@@ -1,0 +1,166 @@
+"""The whole at a glance: `edda workers|workflows|waits|channels|audit|stats`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+import click
+
+from edda.cli.answering import answer, as_json, limited
+from edda.cli.glyphs import tell_status
+from edda.cli.moments import tell_age, tell_moment, tell_span
+from edda.cli.pages import read_all
+from edda.cli.target import Target, targeted
+from edda.cli.terminal import Line, Span, line, show, show_json
+from edda.control.views import StatsView
+
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
+
+
+@click.command()
+@targeted
+@as_json
+def workers(target: Target, as_json: bool) -> None:
+    """List the workers: who is alive, and how many runs each has in memory."""
+    found = target.ask(lambda controller: controller.list_workers())
+    headers = ("ID", "SERVICE", "HOST", "PID", "STATE", "RUNS", "UP")
+    answer(
+        found,
+        as_json,
+        headers,
+        lambda one: (
+            one.id,
+            one.service,
+            one.host,
+            str(one.pid),
+            Span("● alive", "green") if one.is_alive else Span("✖ lost", "red"),
+            str(one.runs),
+            tell_age(one.started_at),
+        ),
+        "no workers: start one with `edda worker MODULE:APP`",
+    )
+
+
+@click.command()
+@targeted
+@as_json
+def workflows(target: Target, as_json: bool) -> None:
+    """List the workflows that workers of this database have known."""
+    found = target.ask(lambda controller: controller.list_definitions())
+    answer(
+        found,
+        as_json,
+        ("WORKFLOW", "SERVICE", "SEEN", ""),
+        lambda one: (one.workflow, one.service, tell_age(one.seen_at), one.documentation),
+        "no workflows: a worker tells of its own when it starts",
+    )
+
+
+@click.command()
+@targeted
+@click.option("--type", "event_type", help="Only waits for events of this type.")
+@limited
+@as_json
+def waits(target: Target, event_type: str | None, limit: int, as_json: bool) -> None:
+    """List what runs wait for."""
+    found = target.ask(
+        lambda controller: read_all(lambda cursor, size: controller.list_waits(event_type, cursor, size), limit)
+    )
+    answer(
+        found,
+        as_json,
+        ("RUN", "WORKFLOW", "STEP", "KIND", "UNTIL", ""),
+        lambda one: (one.run_id, one.workflow, one.step, one.kind, tell_moment(one.due), one.words),
+        "nothing is waited for",
+    )
+
+
+@click.command()
+@targeted
+@as_json
+def channels(target: Target, as_json: bool) -> None:
+    """List channels, with how many runs wait for their next message."""
+    found = target.ask(lambda controller: controller.list_channels())
+    answer(
+        found,
+        as_json,
+        ("CHANNEL", "WAITING", "NEWEST"),
+        lambda one: (one.name, str(one.waiting), tell_age(one.newest)),
+        "no channels",
+    )
+
+
+@click.command()
+@targeted
+@limited
+@as_json
+def audit(target: Target, limit: int, as_json: bool) -> None:
+    """List what people did: who, when, what, from where; the newest first."""
+    found = target.ask(lambda controller: read_all(controller.list_audits, limit))
+    answer(
+        found,
+        as_json,
+        ("AT", "WHO", "ACTION", "SUBJECT", "FROM", ""),
+        lambda one: (tell_moment(one.at), one.who, one.action, one.subject, one.origin, one.details),
+        "nobody has done anything",
+    )
+
+
+@click.command()
+@targeted
+@as_json
+def stats(target: Target, as_json: bool) -> None:
+    """Tell how it goes: runs by state, throughput, how long they take, what is behind."""
+    found = target.ask(lambda controller: controller.get_stats())
+    if as_json:
+        show_json(found)
+    else:
+        show(_portray(found))
+
+
+def _portray(stats: StatsView) -> Iterator[Line]:
+    counts = Counter[Span]()
+    for status, count in stats.counts.items():
+        counts[tell_status(status)] += count
+    for state, count in counts.most_common():
+        yield line(Span(f"{state.text:<12}", state.style), _number(count))
+    for name, style, values in (
+        ("completed", "green", [bucket.completed for bucket in stats.buckets]),
+        ("failed", "red", [bucket.failed for bucket in stats.buckets]),
+    ):
+        yield line(Span(f"{name:<12}", "dim"), Span(sparkline(values), style), f"  {sum(values)}")
+    if stats.median_ms is not None and stats.p95_ms is not None:
+        yield line(f"half of the runs take up to {_span(stats.median_ms)}, 95 % up to {_span(stats.p95_ms)}")
+    yield line(f"{stats.workers} {'worker' if stats.workers == 1 else 'workers'} alive")
+    yield from _backlog(stats)
+
+
+def _backlog(stats: StatsView) -> Iterator[Line]:
+    """What is behind; what there is none of is not told."""
+    for count, words, since in (
+        (stats.ready, "ready for a worker", stats.oldest_ready),
+        (stats.parked, "parked", None),
+        (stats.outbox_pending, "events on their way to others", stats.oldest_outgoing),
+        (stats.outbox_dead, "events that nobody took", None),
+        (stats.dispatches, "messages not in the log yet", None),
+    ):
+        if count:
+            oldest = "" if since is None else f", the oldest for {tell_age(since, stats.at)}"
+            yield line(f"{_number(count)} {words}{oldest}")
+    if stats.oldest_wait is not None:
+        yield line(f"the oldest run that waits is {tell_age(stats.oldest_wait, stats.at)} old")
+
+
+def _number(count: int) -> str:
+    return f"{count} or more" if count >= 10_000 else str(count)
+
+
+def _span(milliseconds: float) -> str:
+    return tell_span(timedelta(milliseconds=milliseconds))
+
+
+def sparkline(values: Sequence[int]) -> str:
+    most = max(values, default=0) or 1
+    return "".join(_HEIGHTS[-(-value * (len(_HEIGHTS) - 1) // most)] for value in values)

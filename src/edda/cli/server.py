@@ -1,0 +1,114 @@
+"""uvicorn with our limits."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+import time
+import webbrowser
+from typing import Any
+
+import click
+import httpx2
+import uvicorn
+from uvicorn.supervisors import ChangeReload
+
+from edda.app import EddaApp
+from edda.web import WebOptions
+
+_SETTINGS: dict[str, Any] = {
+    "http": "edda.cli.connection:Connection",
+    "ws": "none",
+    "lifespan": "on",
+    "log_level": "warning",
+    "access_log": False,
+    "server_header": False,
+    "h11_max_incomplete_event_size": 80 * 1024,
+    "timeout_keep_alive": 15,
+    "timeout_graceful_shutdown": 30,
+}
+_LIFESPAN_FAILED = 3
+"""The exit code that uvicorn has for it."""
+_PATIENCE = 60.0
+"""Seconds until nobody waits for the page any more."""
+
+
+def serve_many(target: str, host: str, port: int, workers: int, options: WebOptions) -> None:
+    _leave_quietly()
+    _announce(_address(host, port), options)
+    uvicorn.run(target, host=host, port=port, workers=workers, **_SETTINGS)
+
+
+def serve_one(app: str | EddaApp, host: str, port: int, options: WebOptions, *, opened: bool = False) -> None:
+    _leave_quietly()
+    server = _Server(uvicorn.Config(app, host=host, port=port, **_SETTINGS), options, opened)
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        return  # drained, as with SIGTERM
+    if not server.started:
+        sys.exit(_LIFESPAN_FAILED)
+
+
+def serve_changing(target: str, host: str, port: int, options: WebOptions, *, opened: bool) -> None:
+    """In a process of its own, that is replaced whenever a file below this folder changes."""
+    config = uvicorn.Config(target, host=host, port=port, reload=True, **_SETTINGS)
+    listening = config.bind_socket()
+    address = _address(host, listening.getsockname()[1])
+    _announce(address, options)
+    if opened:
+        _open_page(address)
+    ChangeReload(config, target=uvicorn.Server(config).run, sockets=[listening]).run()
+
+
+def _leave_quietly() -> None:
+    """uvicorn raises the signal once more after it has drained: that is no crash."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, options: WebOptions, opened: bool) -> None:
+        super().__init__(config)
+        self._options = options
+        self._opened = opened
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            address = _address(*server.sockets[0].getsockname()[:2])
+            _announce(address, self._options)
+            if self._opened:
+                _open_page(address)
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _announce(address: str, options: WebOptions) -> None:
+    token = "-H 'authorization: Bearer <token>' " if options.tokens else ""
+    click.echo(f"edda listens on {address}", err=True)
+    click.echo(f"its page is {address}/_edda/", err=True)
+    click.echo(
+        f"send it an event: curl {address}/events {token}-H 'content-type: application/json' -H 'ce-specversion: 1.0' "
+        "-H 'ce-id: 1' -H 'ce-source: /me' -H 'ce-type: order.created' -d '{}'",
+        err=True,
+    )
+
+
+def _open_page(address: str) -> None:
+    threading.Thread(target=_open_when_ready, args=(address,), daemon=True).start()
+
+
+def _open_when_ready(address: str) -> None:
+    give_up = time.monotonic() + _PATIENCE
+    while time.monotonic() < give_up:
+        try:
+            httpx2.get(f"{address}/_edda/livez", trust_env=False)
+        except httpx2.TransportError:  # nobody listens yet
+            time.sleep(0.1)
+        else:
+            webbrowser.open(f"{address}/_edda/")
+            return

@@ -1,0 +1,130 @@
+"""What a terminal shows: lines of styled words, tables of them, and JSON.
+
+Nothing that comes from a database reaches the terminal without `clean`: an escape sequence in an order's name must
+not be obeyed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+
+_GAP = "  "
+_NARROW = 80
+"""Columns that are assumed where there is no terminal."""
+
+
+class Span(NamedTuple):
+    text: str
+    style: str = ""
+    """A colour's name, "bold" or "dim"."""
+
+
+Line = tuple[Span, ...]
+
+
+def clean(text: str) -> str:
+    """What a terminal would obey instead of showing is written as Python writes it."""
+    return "".join(char if _is_harmless(char) else char.encode("unicode_escape").decode() for char in text)
+
+
+def _is_harmless(char: str) -> bool:
+    return char == "\n" or unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Co"}
+
+
+def flat(text: str) -> str:
+    """On one line."""
+    return clean(" ".join(text.split()))
+
+
+def line(*parts: str | Span) -> Line:
+    return tuple(part if isinstance(part, Span) else Span(part) for part in parts)
+
+
+def columns() -> int:
+    return shutil.get_terminal_size((_NARROW, 24)).columns
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def show(lines: Iterable[Line]) -> None:
+    for one in lines:
+        click.echo("".join(_styled(span) for span in one).rstrip())
+
+
+def _styled(span: Span) -> str:
+    match span.style:
+        case "":
+            return span.text
+        case "bold":
+            return click.style(span.text, bold=True)
+        case "dim":
+            return click.style(span.text, dim=True)
+        case colour:
+            return click.style(span.text, fg=colour)
+
+
+def show_json(value: Any) -> None:
+    click.echo(write_json(value))
+
+
+def write_json(value: Any, indent: int = 2) -> str:
+    """What a terminal would obey is escaped; for a program it is the same value. An indent below 0: on one line."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
+    return "".join(char if _is_harmless(char) else json.dumps(char)[1:-1] for char in text)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str | Span]]) -> list[Line]:
+    """Columns as wide as they have to be; on a terminal the last one is cut where the line ends."""
+    cells = [[_cell(cell) for cell in row] for row in rows]
+    heads = [Span(header, "dim") for header in headers]
+    widths = [max(width_of(row[number].text) for row in [heads, *cells]) for number in range(len(headers))]
+    if is_terminal():
+        taken = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+        widths[-1] = min(widths[-1], max(columns() - taken, 10))
+    return [_row(row, widths) for row in [heads, *cells]]
+
+
+def _cell(cell: str | Span) -> Span:
+    span = cell if isinstance(cell, Span) else Span(cell)
+    return Span(flat(span.text), span.style)
+
+
+def _row(cells: Sequence[Span], widths: Sequence[int]) -> Line:
+    spans: list[Span] = []
+    for cell, width in zip(cells, widths, strict=True):
+        text = cut(cell.text, width)
+        spans += [Span(text, cell.style), Span(" " * (width - width_of(text)) + _GAP)]
+    return tuple(spans)
+
+
+def cut(text: str, width: int) -> str:
+    if width_of(text) <= width:
+        return text
+    kept, taken = "", 1
+    for char in text:
+        taken += width_of(char)
+        if taken > width:
+            break
+        kept += char
+    return f"{kept}…"
+
+
+def width_of(text: str) -> int:
+    """In columns of a terminal: some characters take two, some none."""
+    return len(text) if text.isascii() else sum(map(_width_of_one, text))
+
+
+def _width_of_one(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1

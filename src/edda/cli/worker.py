@@ -1,0 +1,31 @@
+"""`edda worker`: an app's worker, without its HTTP side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import click
+
+from edda.app import EddaApp
+from edda.cli.complaints import in_one_line
+from edda.cli.loading import load_app
+from edda.cli.signals import stop_event
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:APP")
+@click.option("--grace", type=float, default=None, help="Seconds that running steps get at SIGTERM.")
+def worker(target: str, grace: float | None) -> None:
+    """Run the worker of an app until SIGTERM or Ctrl-C; a second signal ends it at once."""
+    app = load_app(target)
+    with in_one_line():
+        asyncio.run(_work(app, grace))
+
+
+async def _work(app: EddaApp, grace: float | None) -> None:
+    stop = stop_event()
+    await app.initialize()
+    click.echo(f"{app.service_name}: worker {os.getpid()} is running", err=True)
+    await stop.wait()
+    await app.shutdown(grace)

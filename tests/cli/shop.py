@@ -1,0 +1,40 @@
+"""The app whose runs the acceptance tests look at and steer, by commands in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edda import EddaApp, RetryPolicy, WorkflowContext, activity, wait_event, workflow
+
+FIXED = Path(os.environ.get("EDDA_TEST_FIXED", "/nonexistent"))
+"""While this file is missing, packing fails."""
+
+
+@activity
+async def reserve(ctx: WorkflowContext, order_id: str) -> str:
+    return f"shelf of {order_id}"
+
+
+@activity(retry_policy=RetryPolicy(max_attempts=2, initial_interval=0.01))
+def pack(ctx: WorkflowContext, order_id: str) -> str:
+    if not FIXED.exists():
+        raise ValueError(f"no box for {order_id}")
+    return f"box of {order_id}"
+
+
+@workflow
+async def ship(ctx: WorkflowContext, order_id: str, count: int = 1) -> dict[str, object]:
+    """Reserve, wait for the payment, and say what was shipped."""
+    shelf = await reserve(ctx, order_id)
+    paid = await wait_event(ctx, "payment.completed", match={"order_id": order_id})
+    return {"shelf": shelf, "amount": paid.data["amount"], "count": count}
+
+
+@workflow
+async def wrap(ctx: WorkflowContext, order_id: str) -> str:
+    await reserve(ctx, order_id)
+    return await pack(ctx, order_id)
+
+
+app = EddaApp("shop")

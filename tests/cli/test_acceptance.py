@@ -1,0 +1,205 @@
+"""Every command, typed into a shell: processes of their own on a database that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.shell import APP, PATIENCE, Shell, make_tables
+from tests.conftest import MakeDatabase
+from tests.engine.conftest import url_of
+
+pytestmark = pytest.mark.pair
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/shop.db"
+
+
+@pytest.fixture
+async def shell(url: str, tmp_path: Path) -> Shell:
+    """On a database with its tables."""
+    await make_tables(url)
+    return Shell({"EDDA_DB_URL": url, "EDDA_TEST_FIXED": str(tmp_path / "fixed")})
+
+
+async def tell_a_story(shell: Shell, *code: str) -> str:
+    """Start a run, see it wait, answer it, see it finish; `code` says where the workflow is."""
+    run_id = await shell.do("runs", "start", "ship", *code, "--arg", "order_id=A-17")
+    async with shell.running("runs", "watch", run_id) as watching:
+        await watching.hear("waits for payment.completed")
+        waits = await shell.read("waits", "--type", "payment.completed")
+        assert [(wait["run_id"], wait["match"]) for wait in waits] == [(run_id, {"order_id": "A-17"})]
+        assert "✉ payment.completed" in await shell.do("runs", "show", run_id)
+        await shell.do("events", "send", "payment.completed", "--data", '{"order_id": "A-17", "amount": 3}')
+        result = json.loads(await shell.do("runs", "result", run_id, "--timeout", "30"))
+        assert result == {"shelf": "shelf of A-17", "amount": 3, "count": 1}
+        await watching.hear("✔ completed")
+        async with asyncio.timeout(PATIENCE):
+            assert await watching.process.wait() == 0
+    return run_id
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_run_is_started_watched_answered_and_finished(kind: str, make_database: MakeDatabase) -> None:
+    shell = Shell({"EDDA_DB_URL": url_of(make_database(kind))})
+    await make_tables(shell.environment["EDDA_DB_URL"])
+    async with shell.running("worker", APP) as worker:
+        await worker.hear("is running")
+        run_id = await tell_a_story(shell, "--app", APP)
+    (run,) = await shell.read("runs", "list", "--status", "completed", "--input", "order_id=A-17")
+    assert (run["id"], run["workflow"]) == (run_id, "ship")
+    (event,) = await shell.read("events", "list", "--type", "payment.completed")
+    assert (await shell.read("events", "show", str(event["number"])))["consumers"][0]["run_id"] == run_id
+
+
+async def test_the_same_is_done_at_a_server_with_a_token(url: str) -> None:
+    secret = secrets.token_urlsafe(32)
+    tokens = f"ops:view+control+events:{secret}"
+    server = Shell({"EDDA_DB_URL": url, "EDDA_TOKENS": tokens})
+    async with server.running("serve", APP, "--port", "0") as serving:
+        address = (await serving.hear("edda listens on")).split()[-1]
+        shell = Shell({"EDDA_SERVER": address, "EDDA_TOKEN": secret})
+        await tell_a_story(shell)
+        assert {one["who"] for one in await shell.read("audit")} == {"ops"}
+        stranger = await Shell({"EDDA_SERVER": address}).run("runs", "list")
+        assert stranger.code == 1
+        assert "token" in stranger.err
+        async with shell.running("runs", "watch") as watching:
+            await watching.hear("✔ completed")
+            assert await serving.stop() == 0, "an open stream does not keep a server from stopping"
+
+
+async def test_the_whole_is_seen_while_a_worker_is_there(shell: Shell) -> None:
+    async with shell.running("worker", APP) as worker:
+        await worker.hear("is running")
+        (alive,) = await shell.read("workers")
+        assert (alive["service"], alive["is_alive"]) == ("shop", True)
+        known = {one["workflow"]: one for one in await shell.read("workflows")}
+        assert known["ship"]["documentation"].startswith("Reserve, wait for the payment")
+        drawn = await shell.do("graph", "ship")
+        for part in ("• reserve", "✉ event payment.completed", "■ return"):
+            assert part in drawn
+        assert (await shell.read("stats"))["workers"] == 1
+        assert await shell.read("channels") == []
+        assert await worker.stop() == 0
+
+
+async def test_a_run_that_failed_is_retried_when_its_reason_is_gone(shell: Shell, tmp_path: Path) -> None:
+    failed = await shell.run("runs", "start", "wrap", "--app", APP, "--arg", "order_id=B", "--wait", "--id", "wrap-B")
+    assert failed.code == 1
+    assert "no box for B" in failed.err
+    assert "▓" in await shell.do("runs", "show", "wrap-B", "--history")
+    (tmp_path / "fixed").touch()
+    await shell.do("runs", "retry", "wrap-B")
+    async with shell.running("worker", APP):
+        assert json.loads(await shell.do("runs", "result", "wrap-B")) == "box of B"
+    assert (await shell.run("runs", "retry", "wrap-B")).code == 1
+    assert json.loads(await shell.do("runs", "export", "wrap-B"))["detail"]["result"] == "box of B"
+    await shell.do("runs", "delete", "wrap-B")
+    assert (await shell.run("runs", "show", "wrap-B")).code == 1
+    assert [one["action"] for one in await shell.read("audit")] == ["delete", "retry", "start"]
+
+
+async def test_runs_are_cancelled_by_a_filter_with_a_count_first(shell: Shell) -> None:
+    for name in ("C", "D"):
+        await shell.do("runs", "start", "ship", "--app", APP, "--arg", f"order_id={name}", "--id", f"ship-{name}")
+    asked = await shell.run("runs", "cancel", "--workflow", "ship", stdin="n\n")
+    assert asked.code == 1
+    assert "cancel 2 runs?" in asked.err
+    await shell.do("runs", "cancel", "--workflow", "ship", "--yes")
+    async with shell.running("worker", APP):
+        ended = await shell.run("runs", "result", "ship-C", "--timeout", "30")
+        assert ended.code == 1
+        assert "cancelled" in ended.err
+        await shell.run("runs", "result", "ship-D", "--timeout", "30")
+    assert len(await shell.read("runs", "list", "--status", "cancelled")) == 2
+    assert (await shell.run("runs", "resume", "ship-C")).code == 1
+
+
+async def test_an_event_is_sent_again(shell: Shell) -> None:
+    await shell.do("events", "send", "order.created", "--data", "{}", "--id", "one")
+    (event,) = await shell.read("events", "list")
+    await shell.do("events", "resend", str(event["number"]))
+    assert [one["type"] for one in await shell.read("events", "list")] == ["order.created", "order.created"]
+
+
+async def test_the_outbox_is_listed(shell: Shell) -> None:
+    assert await shell.do("outbox", "list") == "no events"
+    assert await shell.read("outbox", "list") == []
+    assert await shell.do("outbox", "retry", "--all") == "0 dead events are sent again"
+    assert await shell.do("outbox", "drop", "--all", "--yes") == "0 dead events are dropped"
+
+
+async def test_ctrl_c_ends_watching_quietly(shell: Shell) -> None:
+    await shell.do("runs", "start", "ship", "--app", APP, "--arg", "order_id=E", "--id", "ship-E")
+    async with shell.running("runs", "watch") as watching:
+        await watching.hear("ship-E")
+        watching.process.send_signal(signal.SIGINT)
+        rest, _ = await watching.process.communicate()
+        assert rest == b""
+        assert watching.process.returncode == 130
+
+
+async def test_a_database_is_migrated_checked_and_its_sql_shown(url: str) -> None:
+    shell = Shell({"EDDA_DB_URL": url})
+    assert (await shell.run("migrate", "--check")).code == 1
+    sql = await shell.do("migrate", "--sql")
+    assert "CREATE TABLE" in sql
+    assert (await shell.run("migrate", "--check")).code == 1
+    assert "applied 0001_core" in await shell.do("migrate")
+    assert await shell.do("migrate", "--check") == "the schema is up to date"
+    assert await shell.do("migrate", "--sql") == "-- the schema is up to date"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mysql"])
+async def test_the_doctor_finds_nothing_wrong_with_a_good_database(kind: str, make_database: MakeDatabase) -> None:
+    shell = Shell({"EDDA_DB_URL": url_of(make_database(kind))})
+    await make_tables(shell.environment["EDDA_DB_URL"])
+    findings = {one["subject"]: one for one in await shell.read("doctor")}
+    assert findings["schema"]["words"] == "up to date"
+    assert "clock" in findings
+    assert ("SQLite" if kind == "sqlite" else "server") in findings
+
+
+async def test_the_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "new.db"
+    shell = Shell({"EDDA_DB_URL": f"sqlite:///{file}"})
+    missing = await shell.run("doctor")
+    assert missing.code == 1
+    assert f"✖ database: there is no file {file}" in missing.out
+    await asyncio.to_thread(file.touch)
+    empty = await shell.run("doctor")
+    assert empty.code == 1
+    assert "→ run `edda migrate`" in empty.out
+    away = await shell.run("doctor", "--db", "postgresql://nobody@127.0.0.1:1/nothing")
+    assert away.code == 1
+    assert "✖ database" in away.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["runs", "list", "--db", "sqlite:////no/such/file.db"], "there is no file /no/such/file.db"),
+        (["runs", "list", "--db", "oracle://x"], "expected sqlite:///file.db"),
+        (["stats", "--server", "http://127.0.0.1:1"], "http://127.0.0.1:1 does not answer"),
+        (["runs", "show", "nobody"], "nobody"),
+        (["runs", "start", "ship"], "ship"),
+        (["runs", "start", "ship", "--app", APP, "--arg", "wrong=1"], "wrong"),
+        (["graph", "nothing"], "nothing"),
+        (["events", "resend", "17"], "17"),
+        (["runs", "list", "--input", "nonsense"], "expected path=value"),
+        (["stats", "--app", "tests.cli.nothing:app"], "cannot be loaded"),
+    ],
+)
+async def test_an_error_is_one_line_that_names_the_thing(shell: Shell, arguments: list[str], words: str) -> None:
+    said = await shell.run(*arguments)
+    assert said.code in {1, 2}
+    assert said.out == ""
+    assert words in said.err.splitlines()[-1]

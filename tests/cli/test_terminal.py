@@ -1,0 +1,60 @@
+"""What a terminal is given."""
+
+from __future__ import annotations
+
+import pytest
+
+from edda.cli.drawing import draw
+from edda.cli.overview import sparkline
+from edda.cli.terminal import Line, clean, cut, table, width_of
+from tests.cli.showcase import TIMELINE
+
+
+def written(line: Line) -> str:
+    return "".join(span.text for span in line).rstrip()
+
+
+def test_a_timeline_shows_attempts_waits_children_and_what_was_undone() -> None:
+    assert [written(one) for one in draw(TIMELINE, 60)] == [
+        "• reserve            ▓▓▓···███               4 s, 2 attempts",
+        "✉ payment.completed          ░░░░░░░░        3 s",
+        "↳ pack → pack-1                     ▓▓▓▓▓    2 s, failed",
+        "↶ release                               ███  1 s",
+    ]
+
+
+@pytest.mark.parametrize("width", [20, 80, 300])
+def test_a_timeline_fits_the_terminal(width: int) -> None:
+    for one in draw(TIMELINE, width):
+        assert width_of(written(one)) <= max(width, 40)
+
+
+@pytest.mark.parametrize(
+    ("hostile", "shown"),
+    [
+        ("\x1b[2Jgone", "\\x1b[2Jgone"),
+        ("\x9b31m", "\\x9b31m"),
+        ("a\rb", "a\\rb"),
+        ("\u202eevil", "\\u202eevil"),
+        ("\u200bhidden", "\\u200bhidden"),
+        ("naïve 注文 🎉", "naïve 注文 🎉"),
+    ],
+)
+def test_a_terminal_obeys_nothing_that_comes_from_a_database(hostile: str, shown: str) -> None:
+    assert clean(hostile) == shown
+
+
+def test_a_table_keeps_its_columns_below_each_other_in_every_script() -> None:
+    lines = [written(one) for one in table(("A", "B"), [("注文", "x"), ("abc", "y"), ("two\nlines", "z")])]
+    assert lines == ["A          B", "注文       x", "abc        y", "two lines  z"]
+
+
+def test_what_is_too_long_is_cut_by_its_width() -> None:
+    assert cut("注文の番号", 5) == "注文…"
+    assert cut("short", 5) == "short"
+
+
+def test_a_sparkline_shows_even_little_things() -> None:
+    assert sparkline([0, 1, 50, 100]) == " ▁▄█"
+    assert sparkline([]) == ""
+    assert sparkline([0, 0]) == "  "
