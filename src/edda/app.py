@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from msgspec import UNSET
 
 from edda.brokers import choose_sink
 from edda.cloudevents.event import CloudEvent
+from edda.control.controller import Controller
+from edda.control.describing import describe_workflow
+from edda.control.local import LocalController
 from edda.core.codec import Codec
 from edda.core.model import CancelOutcome, RunFilter
 from edda.core.retry import DEFAULT_RETRY_POLICY, RetryPolicy
@@ -32,7 +35,12 @@ from edda.errors import AppError, MigrationError, UnknownWorkflowError
 from edda.instances import InstancePage, Instances
 from edda.storage.ports import Probe, Storage
 from edda.web import State, Token, Web, Webhook, WebOptions, find_tokens
+from edda.web.answers import Answer
+from edda.web.api import controller_for
 from edda.web.asgi import Receive, Scope, Send
+from edda.web.callers import Caller
+from edda.web.inside import Pages
+from edda.web.request import Request
 from edda.workflow.channels import publish
 from edda.workflow.context import as_microseconds
 from edda.workflow.current import Client, add_started, remove_started, set_fallback
@@ -55,6 +63,8 @@ _DEFAULT_URL = "sqlite:///edda.db"
 
 class EddaApp:
     """One service on one database. `async with app:` runs its worker; leaving it drains.
+
+    `redact` names fields of inputs, results and events that nobody is shown: "iban", "card.number", "*_key".
 
     Options of earlier frameworks that have no meaning here (`pool_timeout`, `leader_heartbeat_interval`, ...) are
     accepted and ignored.
@@ -82,6 +92,7 @@ class EddaApp:
         tokens: str | Iterable[Token] | None = None,
         webhooks: Iterable[Webhook] = (),
         web: WebOptions | None = None,
+        redact: Iterable[str] = (),
         settings: Settings | None = None,
         codec: Codec | None = None,
         clock: Clock | None = None,
@@ -101,7 +112,12 @@ class EddaApp:
             settings or settings_for(self.db_url), message_retention_days, run_retention_days
         )
         self._handlers: dict[str, list[Workflow[Any, Any]]] = {}
-        self._web = Web(self, _with_access(_with_webhooks(web or WebOptions(), webhooks), auth, tokens))
+        self._web = Web(
+            self,
+            _with_access(_with_webhooks(web or WebOptions(), webhooks), auth, tokens),
+            control=lambda: self.control,
+            pages=_Pages(lambda caller: controller_for(self.control, caller)),
+        )
         self._storage = storage or open_storage(self.db_url, pool_size=pool_size, probe=probe, now=_now_of(clock))
         self._sink = _sink_of(broker_url, sink, outbox_secret) if outbox_enabled else None
         self._open_sessions = partial(open_sessions, self.db_url, self._storage, engine, pool_size, probe)
@@ -109,20 +125,23 @@ class EddaApp:
         self._ids = ids or Ids()
         self._hooks = hooks
         self._retry_policy = default_retry_policy or DEFAULT_RETRY_POLICY
+        self._redact = tuple(redact)
         self._engine: Engine | None = None
+        self._control: LocalController | None = None
         self._leaving = False
 
     # Life
 
-    async def initialize(self) -> None:
-        """Open the database, bring its schema up to date, start the worker. Does nothing the second time."""
+    async def initialize(self, *, worker: bool | None = None) -> None:
+        """Open the database, bring its schema up to date, start the worker, unless told not to here or when the app
+        was made. Does nothing the second time."""
         if self._engine is not None:
             return
         engine = self._make_engine()
         try:
             await self._storage.open()
             await self._prepare_schema()
-            await engine.start(self._with_worker)
+            await engine.start(self._with_worker if worker is None else worker)
         except BaseException:  # whatever has begun must not go on by itself
             engine.kill()
             raise
@@ -190,6 +209,7 @@ class EddaApp:
             handlers=self._handlers_of,
             open_sessions=self._open_sessions,
             sink=self._sink,
+            describe=describe_workflow,
         )
 
     @property
@@ -199,6 +219,14 @@ class EddaApp:
                 f"the app {self.service_name!r} is not started: use `async with app:` or `await app.initialize()`"
             )
         return self._engine
+
+    @property
+    def control(self) -> LocalController:
+        """Everything that can be seen and done, as pages and the command line have it."""
+        engine = self.engine
+        if self._control is None or self._control.engine is not engine:
+            self._control = LocalController(engine, find=self._find, names=self._names, redact=self._redact)
+        return self._control
 
     def _find(self, name: str) -> Workflow[Any, Any]:
         if self._only is None:
@@ -312,12 +340,16 @@ class EddaApp:
     # HTTP
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application: events in, `/cancel/...`, health."""
+        """The ASGI application: events in, `/cancel/...`, and below `/_edda` the page, the control API and health."""
         await self._web(scope, receive, send)
 
     def lifespan(self, host: object = None) -> AbstractAsyncContextManager[None]:
         """For the application this one is mounted in: `FastAPI(lifespan=app.lifespan)`."""
         return self._web.lifespan(host)
+
+    def end_streams(self) -> None:
+        """Let go of the pages that follow live: a server that stops waits for whoever is connected."""
+        self._web.end_streams()
 
     @property
     def web_options(self) -> WebOptions:
@@ -334,6 +366,22 @@ class EddaApp:
 
     async def ping(self) -> None:
         await self._storage.now()
+
+
+class _Pages:
+    """The viewer, loaded when somebody looks: most processes show no page, and templates take a while to load."""
+
+    def __init__(self, control: Callable[[Caller], Controller]) -> None:
+        self._control = control
+
+    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+        return await self._viewer.answer(request, caller, body)
+
+    @cached_property
+    def _viewer(self) -> Pages:
+        from edda.viewer.pages import Viewer
+
+        return Viewer(self._control)
 
 
 _IGNORED = frozenset(

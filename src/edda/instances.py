@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from msgspec.structs import replace
 
+from edda.control.inputs import at_path, same
 from edda.core.codec import Codec
 from edda.core.model import RunFilter, RunId, RunRecord
 from edda.workflow.context import as_datetime
@@ -75,7 +76,7 @@ class Instances:
         if not wanted:
             return True
         arguments = self._codec.decode(record.input)
-        return all(_same(_at_path(arguments, path), value) for path, value in wanted.items())
+        return all(same(at_path(arguments, path), value) for path, value in wanted.items())
 
     def _describe(self, record: RunRecord) -> Instance:
         return {
@@ -87,22 +88,6 @@ class Instances:
             "ended_at": None if record.ended_at is None else as_datetime(record.ended_at),
             "waiting_for": record.reason,
         }
-
-
-_MISSING = object()
-
-
-def _at_path(value: Any, path: str) -> Any:
-    for key in path.split("."):
-        if not isinstance(value, dict) or key not in value:
-            return _MISSING
-        value = value[key]
-    return value
-
-
-def _same(found: Any, wanted: Any) -> bool:
-    """Equal by value and kind: True is not 1."""
-    return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
 
 
 def _read_token(token: str) -> tuple[int, RunId]:

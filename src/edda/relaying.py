@@ -11,6 +11,7 @@ from edda.brokers import choose_sink
 from edda.core.codec import Codec
 from edda.databases import open_storage
 from edda.engine.clock import DatabaseClock
+from edda.engine.dismissal import dismiss
 from edda.engine.relayer import Relayer, RelaySettings
 from edda.engine.retention import Retention
 from edda.engine.settings import Settings
@@ -75,8 +76,7 @@ class OutboxRelayer:
         if self._relayer is None or self._pruning is None:
             return
         pruning, self._pruning = self._pruning, None
-        pruning.cancel()
-        await asyncio.gather(pruning, return_exceptions=True)
+        await dismiss(pruning)
         try:
             await self._relayer.stop(grace)
             await self._sink.close()

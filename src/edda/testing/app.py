@@ -36,8 +36,8 @@ class VirtualApp(EddaApp):
     def now(self) -> datetime:
         return as_datetime(self.clock.now())
 
-    async def initialize(self) -> None:
-        await super().initialize()
+    async def initialize(self, *, worker: bool | None = None) -> None:
+        await super().initialize(worker=worker)
         if self._auto_skip and self._skipper is None:
             self._skipper = asyncio.create_task(self._skip_for_ever(), name="edda-time-skipper")
 
