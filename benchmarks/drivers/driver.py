@@ -19,6 +19,8 @@ BROKER = "--broker="
 """Begins the flag that says where the outbox delivers to."""
 LEDGER = "--ledger"
 """There will be lines to book."""
+STATEMENTS = "--statements"
+"""They are to be counted, which costs time."""
 
 
 class Probe:

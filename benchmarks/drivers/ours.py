@@ -18,7 +18,7 @@ from edda import (
     workflow,
 )
 
-from .driver import BROKER, PATIENCE, REST_SECONDS, Mode, Probe, flag_of, until, until_told
+from .driver import BROKER, PATIENCE, REST_SECONDS, STATEMENTS, Mode, Probe, flag_of, until, until_told
 from .ledger import line
 from .session import serve
 
@@ -127,11 +127,11 @@ class OurDriver:
     def __init__(self, url: str, *flags: str) -> None:
         self.url = url
         self.broker = flag_of(flags, BROKER)
-        self.tally = Tally()
+        self.tally = Tally() if STATEMENTS in flags else None
 
     @property
     def statements(self) -> int | None:
-        return self.tally.statements
+        return None if self.tally is None else self.tally.statements
 
     async def open(self, worker: bool) -> None:
         self.app = EddaApp(

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from benchmarks.databases import Database
+from benchmarks.drivers.driver import STATEMENTS
 from benchmarks.effort import Effort
 from benchmarks.figures import Figures, IdlePoint, Idling, Resources, Waiting
 from benchmarks.process import DriverProcess, migrate, opened
@@ -22,7 +23,7 @@ SETTLING = 3.0
 async def idling(system: System, database: Database, effort: Effort) -> Figures:
     await migrate(system, database)
     points: list[IdlePoint] = []
-    async with opened(system, database) as worker, open_counter(database) as counter:
+    async with opened(system, database, STATEMENTS) as worker, open_counter(database) as counter:
         waiting = (await expect(worker, 0, min(WARM_UPS, effort.crowd_limit))).count
         before = await worker.ask(Resources, "resources")
         warm = waiting
