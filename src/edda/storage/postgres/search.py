@@ -27,7 +27,7 @@ GLANCE = 2_000
 _PAGE = (
     """
 SELECT {columns}
-  FROM ({candidates} ORDER BY created_at DESC, id DESC {glance}) c JOIN edda_run r USING (id, gen) {states}
+  FROM ({candidates} ORDER BY created_at DESC, id DESC {limit}) c JOIN edda_run r USING (id, gen) {states}
  WHERE state.status IS NOT NULL {conditions}
  ORDER BY c.created_at DESC, c.id DESC LIMIT :limit""".replace("{columns}", VIEW_COLUMNS)
     .replace("{states}", VIEW_STATES)
@@ -47,7 +47,8 @@ _OPEN = "SELECT s.run_id AS id, s.gen FROM edda_sched s WHERE {status} = ANY (:s
 )
 _ENDED = """
 SELECT e.run_id AS id, e.gen FROM edda_result e WHERE e.status = ANY (:statuses::text[]) AND e.status <> 'completed'"""
-# What is still open is passed by before anything else is looked up.
+# What is still open is passed by before anything else is looked up. These are what the page shows, so that it takes no
+# more of them; not told so, the planner may sort all runs that ever ended.
 _NEWEST_ENDED = """
 SELECT r.id, r.gen, r.created_at FROM edda_run r JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen
  WHERE e.status = ANY (:statuses::text[]) {keyset}"""
@@ -117,8 +118,9 @@ def pages(query: RunQuery) -> Iterator[str]:
         yield _page(query, _GATHERED.replace("{reason}", _PARENT))
         return
     if query.statuses or query.id_prefix or query.text:
-        yield _page(query, _NEWEST, glance=True)
-    yield _page(query, _last_resort(query))
+        yield _page(query, _NEWEST, f"LIMIT {GLANCE}")
+    last = _last_resort(query)
+    yield _page(query, last, "LIMIT :limit" if last == _NEWEST_ENDED else "")
 
 
 def _last_resort(query: RunQuery) -> str:
@@ -132,11 +134,11 @@ def _last_resort(query: RunQuery) -> str:
     return _NEWEST_ENDED if query.statuses and query.statuses <= ENDED else _NEWEST
 
 
-def _page(query: RunQuery, candidates: str, glance: bool = False) -> str:
+def _page(query: RunQuery, candidates: str, limit: str = "") -> str:
     text = _PAGE.replace("{candidates}", candidates).replace("{keyset}", _all(_keyset(query)))
     # Of the candidates: asked of the run, the planner may begin with all runs of which it is true.
     conditions = _all(_rest(query)).replace("r.id", "c.id")
-    return text.replace("{glance}", f"LIMIT {GLANCE}" if glance else "").replace("{conditions}", conditions)
+    return text.replace("{limit}", limit).replace("{conditions}", conditions)
 
 
 def _keyset(query: RunQuery) -> Iterator[str]:
