@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 from edda import EddaApp, RetryPolicy, WorkflowContext, activity, wait_event, workflow
 
 FIXED = Path(os.environ.get("EDDA_TEST_FIXED", "/nonexistent"))
-"""While this file is missing, packing fails."""
+"""While this file is missing, packing fails and weighing hangs."""
+
+
+def is_fixed() -> bool:
+    return FIXED.exists()
 
 
 @activity
@@ -18,7 +23,7 @@ async def reserve(ctx: WorkflowContext, order_id: str) -> str:
 
 @activity(retry_policy=RetryPolicy(max_attempts=2, initial_interval=0.01))
 def pack(ctx: WorkflowContext, order_id: str) -> str:
-    if not FIXED.exists():
+    if not is_fixed():
         raise ValueError(f"no box for {order_id}")
     return f"box of {order_id}"
 
@@ -35,6 +40,14 @@ async def ship(ctx: WorkflowContext, order_id: str, count: int = 1) -> dict[str,
 async def wrap(ctx: WorkflowContext, order_id: str) -> str:
     await reserve(ctx, order_id)
     return await pack(ctx, order_id)
+
+
+@workflow
+async def weigh(ctx: WorkflowContext, order_id: str) -> str:
+    shelf = await reserve(ctx, order_id)
+    if not is_fixed():
+        await asyncio.Event().wait()  # nobody will set it: the run is parked
+    return f"weight of {shelf}"
 
 
 app = EddaApp("shop")

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import itertools
 import json
 import secrets
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from edda.cli import main
+from edda.databases import open_storage
 from tests.cli.shell import APP, PATIENCE, Shell, make_tables
 from tests.conftest import MakeDatabase
 from tests.engine.conftest import url_of
+from tests.engine.facts import until
+from tests.outbox.posting import put
+from tests.outbox.receiver import Answer, receiving
 
 pytestmark = pytest.mark.pair
+
+TYPED_IN = ("test_acceptance.py", "test_serving.py", "test_watching.py")
 
 
 @pytest.fixture
@@ -123,6 +134,17 @@ async def test_runs_are_cancelled_by_a_filter_with_a_count_first(shell: Shell) -
     assert (await shell.run("runs", "resume", "ship-C")).code == 1
 
 
+async def test_a_parked_run_is_resumed_when_its_code_is_mended(shell: Shell, tmp_path: Path) -> None:
+    await shell.do("runs", "start", "weigh", "--app", APP, "--arg", "order_id=F", "--id", "weigh-F")
+    async with shell.running("worker", APP):
+        async with shell.running("runs", "watch", "weigh-F") as watching:
+            await watching.hear("parked")
+        (tmp_path / "fixed").touch()
+        await shell.do("runs", "resume", "weigh-F")
+        assert json.loads(await shell.do("runs", "result", "weigh-F", "--timeout", "30")) == "weight of shelf of F"
+    assert [one["action"] for one in await shell.read("audit")] == ["resume", "start"]
+
+
 async def test_an_event_is_sent_again(shell: Shell) -> None:
     await shell.do("events", "send", "order.created", "--data", "{}", "--id", "one")
     (event,) = await shell.read("events", "list")
@@ -130,11 +152,32 @@ async def test_an_event_is_sent_again(shell: Shell) -> None:
     assert [one["type"] for one in await shell.read("events", "list")] == ["order.created", "order.created"]
 
 
-async def test_the_outbox_is_listed(shell: Shell) -> None:
+async def test_what_a_receiver_refused_is_sent_again_or_dropped(shell: Shell, url: str) -> None:
     assert await shell.do("outbox", "list") == "no events"
-    assert await shell.read("outbox", "list") == []
-    assert await shell.do("outbox", "retry", "--all") == "0 dead events are sent again"
-    assert await shell.do("outbox", "drop", "--all", "--yes") == "0 dead events are dropped"
+    refused = {"1", "2"}
+    async with receiving(lambda request, attempt: Answer(400 if request.event_id in refused else 202)) as receiver:
+        async with shell.running("outbox", "relay", "--broker-url", receiver.url) as relay:
+            await relay.hear("is running")
+            await put_events(url, ["1", "2", "3"])
+            await until(lambda: has_states(shell, {"1": "dead", "2": "dead", "3": "sent"}), "two are refused")
+            refused.clear()
+            assert await shell.do("outbox", "retry", "1") == "1 dead event is sent again"
+            await until(lambda: has_states(shell, {"1": "sent", "2": "dead", "3": "sent"}), "one is taken now")
+            assert await shell.do("outbox", "drop", "--all", "--yes") == "1 dead event is dropped"
+            assert await relay.stop() == 0
+        assert receiver.ids == ["3", "1"]
+    assert await has_states(shell, {"1": "sent", "3": "sent"})
+
+
+async def put_events(url: str, ids: list[str]) -> None:
+    storage = open_storage(url)
+    await storage.open()
+    await put(storage, ids)
+    await storage.close()
+
+
+async def has_states(shell: Shell, states: dict[str, str]) -> bool:
+    return {one["id"]: one["state"] for one in await shell.read("outbox", "list")} == states
 
 
 async def test_ctrl_c_ends_watching_quietly(shell: Shell) -> None:
@@ -203,3 +246,28 @@ async def test_an_error_is_one_line_that_names_the_thing(shell: Shell, arguments
     assert said.code in {1, 2}
     assert said.out == ""
     assert words in said.err.splitlines()[-1]
+
+
+def test_every_command_is_typed_here_or_where_it_serves() -> None:
+    typed = {words for file in TYPED_IN for words in words_of_calls(Path(__file__).with_name(file))}
+    untyped = [name for name in commands(main) if not any(words[: len(name)] == name for words in typed)]
+    assert untyped == []
+
+
+def commands(command: click.Command, name: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if not isinstance(command, click.Group):
+        yield name
+        return
+    for word, part in command.commands.items():
+        yield from commands(part, (*name, word))
+
+
+def words_of_calls(file: Path) -> Iterator[tuple[str, ...]]:
+    """What is written down as arguments, up to the first that is not."""
+    for call in ast.walk(ast.parse(file.read_text())):
+        if isinstance(call, ast.Call):
+            yield tuple(itertools.takewhile(bool, (literal(argument) for argument in call.args)))
+
+
+def literal(node: ast.expr) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) else ""
