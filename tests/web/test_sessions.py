@@ -161,6 +161,13 @@ async def test_a_large_form_is_refused(make_web: Callable[..., Web]) -> None:
     assert (await log_in(web, "x" * 200)).status == 413
 
 
+async def test_a_form_of_many_fields_is_refused(web: Web) -> None:
+    reply = await ask(
+        web, path="/_edda/login", headers=HERE | OWN, body=f"token={VIEW}&".encode() + b"&".join([b"a=b"] * 10)
+    )
+    assert (reply.status, "set-cookie" in reply.headers) == (400, False)
+
+
 ELSEWHERE = [
     "",
     "http://evil.example/_edda/",

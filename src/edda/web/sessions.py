@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from urllib.parse import parse_qs, quote, unquote
 
-from edda.web.answers import Answer, RefusedError, come_back, move_on
+from edda.web.answers import Answer, RefusedError, come_back, move_on, refuse
 from edda.web.options import WebOptions
 from edda.web.request import Request
 from edda.web.tokens import Keyring, Token
@@ -24,6 +24,7 @@ SECONDS = 12 * 3600
 MOST_FAILURES = 10
 """Of one client within a minute."""
 _MOST_CLIENTS = 10_000
+_MOST_FIELDS = 10
 _PURPOSE = b"edda session 1"
 _DOTS = re.compile(r"\.{1,2}")
 
@@ -43,7 +44,7 @@ class Sessions:
         """What a form with `token` and `next` is answered: back to the form if the token is not known."""
         client = request.client or ""
         self._failures.check(client, self._now())
-        form = parse_qs(body.decode("latin-1"), encoding="utf-8", errors="replace", max_num_fields=10)
+        form = _read_form(body)
         wanted = own_path(request, form.get("next", [""])[0])
         if not self._tokens:
             return move_on(wanted)
@@ -92,6 +93,13 @@ class Failures:
         self._times.move_to_end(client)
         if len(self._times) > _MOST_CLIENTS:
             self._times.popitem(last=False)
+
+
+def _read_form(body: bytes) -> dict[str, list[str]]:
+    try:
+        return parse_qs(body.decode("latin-1"), encoding="utf-8", errors="replace", max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise refuse(400, f"expected a form of at most {_MOST_FIELDS} fields: token and next") from None
 
 
 def own_path(request: Request, wanted: str) -> str:
