@@ -221,6 +221,13 @@ async def test_one_senders_secret_is_not_anothers(hooked: Web, service: FakeServ
     assert_unauthorized(await ask(hooked, path="/hooks/billing", headers=headers, body=USER), service)
 
 
+@pytest.mark.parametrize("path", SENT)
+async def test_a_server_for_looking_only_takes_nothing_from_anybody(service: FakeService, path: str) -> None:
+    body, signed, _ = SENT[path]
+    reply = await ask(Web(service, WebOptions(webhooks=HOOKS, read_only=True)), path=path, headers=signed(), body=body)
+    assert (reply.status, reply.receives, service.stored) == (403, 0, [])
+
+
 async def test_on_its_path_a_token_is_no_signature(service: FakeService) -> None:
     secret = "Vd0vzRQnC0d2yqW1sZ6b8HfJpK4uTgXe"
     token = Token("shop", frozenset(TokenScope), secret)

@@ -9,8 +9,10 @@ from edda.cloudevents.signatures import SignatureError
 from edda.web.answers import Answer, RefusedError, refuse, say, wrong_method
 from edda.web.backing import Backing
 from edda.web.body import Intake
+from edda.web.door import check_may_act
 from edda.web.options import WebOptions
 from edda.web.request import Request
+from edda.web.tokens import TokenScope
 from edda.web.webhooks import Webhook
 
 logger = logging.getLogger("edda.web")
@@ -20,8 +22,8 @@ _ACCEPTED = say(202, {"status": "accepted"})
 
 class SignedEndpoint:
     def __init__(self, options: WebOptions, intake: Intake, backing: Backing) -> None:
+        self._options = options
         self._webhooks = {webhook.path: webhook for webhook in options.webhooks}
-        self._max_batch = options.max_batch
         self._intake = intake
         self._backing = backing
 
@@ -32,6 +34,7 @@ class SignedEndpoint:
     async def answer(self, request: Request) -> Answer:
         if request.method != "POST":
             raise wrong_method("POST, OPTIONS")
+        check_may_act(self._options, TokenScope.EVENTS)
         webhook = self._webhooks[request.path]
         try:
             await self._take(webhook, request)
@@ -45,7 +48,7 @@ class SignedEndpoint:
         body = await self._intake.read(request)
         try:
             claim.check(webhook.keys, body)
-            events = webhook.read_events(request.headers, body, self._max_batch)
+            events = webhook.read_events(request.headers, body, self._options.max_batch)
             if events:
                 await self._backing.receive(events)
         finally:
