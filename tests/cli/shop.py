@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from edda import EddaApp, RetryPolicy, WorkflowContext, activity, wait_event, workflow
+from edda import EddaApp, RetryPolicy, WorkflowContext, activity, receive, subscribe, wait_event, workflow
 
 FIXED = Path(os.environ.get("EDDA_TEST_FIXED", "/nonexistent"))
 """While this file is missing, packing fails and weighing hangs."""
@@ -48,6 +48,14 @@ async def weigh(ctx: WorkflowContext, order_id: str) -> str:
     if not is_fixed():
         await asyncio.Event().wait()  # nobody will set it: the run is parked
     return f"weight of {shelf}"
+
+
+@workflow
+async def listen(ctx: WorkflowContext) -> str:
+    """Say which order the counter calls."""
+    await subscribe(ctx, "counter")
+    message = await receive(ctx, "counter")
+    return str(message.data["call"])
 
 
 app = EddaApp("shop")

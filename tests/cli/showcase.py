@@ -26,6 +26,7 @@ from edda.control.views import (
     EventOrder,
     EventSearch,
     EventView,
+    MessageOrder,
     OutboxOrder,
     OutgoingView,
     Page,
@@ -166,6 +167,9 @@ class Showcase:
 
     async def list_channels(self) -> tuple[ChannelView, ...]:
         return (ChannelView("prices", 2, NOON),)
+
+    async def publish_message(self, order: MessageOrder) -> Done:
+        return self._do(order, "m-1")
 
     async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
         return Page((OutgoingView(1, "o-1", "order.shipped", "/shop", "A-17", "dead", 3, NOON, reason="410 Gone"),))

@@ -98,8 +98,22 @@ async def test_the_whole_is_seen_while_a_worker_is_there(shell: Shell) -> None:
         for part in ("• reserve", "✉ event payment.completed", "■ return"):
             assert part in drawn
         assert (await shell.read("stats"))["workers"] == 1
-        assert await shell.read("channels") == []
+        assert await shell.read("channels", "list") == []
         assert await worker.stop() == 0
+
+
+async def test_a_message_is_published_to_a_run_that_waits_for_it(shell: Shell) -> None:
+    run_id = await shell.do("runs", "start", "listen", "--app", APP)
+    async with shell.running("worker", APP):
+        async with shell.running("runs", "watch", run_id) as watching:
+            await watching.hear("waits for a message on counter")
+        (channel,) = await shell.read("channels", "list")
+        assert (channel["name"], channel["waiting"]) == ("counter", 1)
+        refused = await shell.run("channels", "publish", "counter", "--target", "nobody")
+        assert refused.code == 1
+        await shell.do("channels", "publish", "counter", "--data", '{"call": "A-17"}')
+        assert json.loads(await shell.do("runs", "result", run_id, "--timeout", "30")) == "A-17"
+    assert [one["action"] for one in await shell.read("audit")] == ["publish message", "start"]
 
 
 async def test_a_run_that_failed_is_retried_when_its_reason_is_gone(shell: Shell, tmp_path: Path) -> None:

@@ -9,7 +9,16 @@ import pytest
 
 from edda import EddaApp, WorkflowContext, workflow
 from edda.control.local import LocalController
-from edda.control.views import BulkOrder, EventOrder, EventSearch, OutboxOrder, RetryOrder, RunSearch, StartOrder
+from edda.control.views import (
+    BulkOrder,
+    EventOrder,
+    EventSearch,
+    MessageOrder,
+    OutboxOrder,
+    RetryOrder,
+    RunSearch,
+    StartOrder,
+)
 from edda.errors import EddaError
 
 HOSTILE = (
@@ -58,6 +67,7 @@ ASK: dict[str, Ask] = {
     "search events": lambda control, word: control.list_events(EventSearch(q=word)),
     "waits": lambda control, word: control.list_waits(word, None, 10),
     "place": lambda control, word: control.list_waits(None, word, 10),
+    "message": lambda control, word: control.publish_message(MessageOrder(word, word, {word: word}, word)),
     "outbox": lambda control, word: control.list_outbox(word, None, 10),
     "retry outbox": lambda control, word: control.retry_outbox(OutboxOrder(ids=(word,))),
     "drop outbox": lambda control, word: control.drop_outbox(OutboxOrder(ids=(word,))),

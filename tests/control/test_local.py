@@ -30,6 +30,7 @@ from edda.control.views import (
     BulkOrder,
     EventOrder,
     EventSearch,
+    MessageOrder,
     OutboxOrder,
     RetryOrder,
     RunSearch,
@@ -337,6 +338,43 @@ async def test_channels_and_their_messages_are_shown(app: EddaApp) -> None:
     await control.resend_event(message.number)
     assert await app.handle(run_id).result(timeout=20) == ["hello", "hello"]
     assert [one.newest is not None for one in await control.list_channels()] == [True]
+
+
+async def test_a_message_is_published_to_everybody_or_to_one_run(app: EddaApp) -> None:
+    control = control_of(app)
+
+    @workflow
+    async def reader(ctx: WorkflowContext) -> Any:
+        await subscribe(ctx, "news")
+        await subscribe(ctx, "whispers", "direct")
+        return [(await receive(ctx, channel, model=Payment)).data.amount for channel in ("news", "whispers")]
+
+    run_id = await app.start(reader)
+    await until_status(app, run_id, RunStatus.WAITING_FOR_MESSAGE)
+
+    async def has_form() -> bool:
+        return (await control.get_run(run_id)).waits[0].schema is not None
+
+    await until(has_form, "the form is known")
+    (wait,) = (await control.get_run(run_id)).waits
+    assert wait.schema is not None
+    assert (wait.type, wait.mode, list(wait.schema["properties"])) == ("news", "broadcast", ["order_id", "amount"])
+    await control.publish_message(MessageOrder("news", {"order_id": "A", "amount": 1}))
+
+    async def is_addressed() -> bool:
+        return [wait.mode for wait in (await control.get_run(run_id)).waits] == ["direct"]
+
+    await until(is_addressed, "it waits for what is sent to it alone")
+    done = await control.publish_message(MessageOrder("whispers", {"order_id": "A", "amount": 2}, target=run_id))
+    assert await app.handle(run_id).result(timeout=20) == [1, 2]
+    (audit, _) = (await control.list_audits(None, 2)).items
+    assert (audit.action, audit.subject) == ("publish message", done.subject)
+    with pytest.raises(ActionRefusedError, match="nobody would receive it"):
+        await control.publish_message(MessageOrder("whispers", target=run_id))
+    with pytest.raises(InstanceNotFoundError):
+        await control.publish_message(MessageOrder("whispers", target="nobody"))
+    with pytest.raises(ArgumentError, match="channel"):
+        await control.publish_message(MessageOrder(""))
 
 
 async def test_the_whole_is_shown_in_figures(app: EddaApp) -> None:

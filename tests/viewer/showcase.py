@@ -32,6 +32,7 @@ from edda.control.views import (
     EventSearch,
     EventView,
     GenerationView,
+    MessageOrder,
     OutboxOrder,
     OutgoingView,
     Page,
@@ -499,6 +500,9 @@ class ShowcaseController:
             return ()
         say = self.speak
         return ChannelView(say("kitchen"), 3, self._ago(minutes=4)), ChannelView(say("prices"), 41, None)
+
+    async def publish_message(self, order: MessageOrder) -> Done:
+        return self._note("publish", order, f"A message is on {order.channel}.")
 
     async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
         if self.empty:

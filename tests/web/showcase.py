@@ -25,6 +25,7 @@ from edda.control.views import (
     EventOrder,
     EventSearch,
     EventView,
+    MessageOrder,
     OutboxOrder,
     OutgoingView,
     Page,
@@ -183,6 +184,11 @@ class Showcase:
 
     async def list_channels(self) -> tuple[ChannelView, ...]:
         return (ChannelView("prices", 2, NOON),)
+
+    async def publish_message(self, order: MessageOrder) -> Done:
+        if not order.channel:
+            raise ArgumentError("channel: expected some text")
+        return await self._note("publish", "m-1", order.channel)
 
     async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
         if state not in {None, "pending", "dead"}:

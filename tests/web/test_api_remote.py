@@ -18,6 +18,7 @@ from edda.control.views import (
     CancelOrder,
     EventOrder,
     EventSearch,
+    MessageOrder,
     OutboxOrder,
     RetryOrder,
     RunSearch,
@@ -102,12 +103,14 @@ async def test_everything_can_be_done_and_is_noted(remote: RemoteController, sho
     assert counted.count == 1
     await remote.send_event(EventOrder("order.paid", data={"amount": 1}))
     await remote.resend_event(1)
+    await remote.publish_message(MessageOrder("prices", {"tea": 3}))
     await remote.retry_outbox(OutboxOrder(every=True))
     await remote.drop_outbox(OutboxOrder(("o-1",)))
     actions = [audit.action for audit in showcase.world.audits]
-    assert actions == ["start", "cancel", "retry", "resume", "delete", "send", "send", "retry outbox", "drop outbox"]
+    done = ["start", "cancel", "retry", "resume", "delete", "send", "send", "publish", "retry outbox", "drop outbox"]
+    assert actions == done
     assert {audit.who for audit in showcase.world.audits} == {"ops"}
-    assert [audit.number for audit in (await remote.list_audits(None, 2)).items] == [9, 8]
+    assert [audit.number for audit in (await remote.list_audits(None, 2)).items] == [10, 9]
     assert CancelOrder("enough").reason == showcase.world.audits[1].details
 
 

@@ -7,12 +7,13 @@ from io import TextIOWrapper
 
 import click
 
+from edda.cli.channels import channels
 from edda.cli.doctor import doctor
 from edda.cli.events import events
 from edda.cli.graph import graph
 from edda.cli.migrate import migrate
 from edda.cli.outbox import outbox
-from edda.cli.overview import audit, channels, stats, waits, workers, workflows
+from edda.cli.overview import audit, stats, waits, workers, workflows
 from edda.cli.runs import runs
 from edda.cli.serve import dev, serve, viewer
 from edda.cli.worker import worker

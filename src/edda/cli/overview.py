@@ -1,4 +1,4 @@
-"""The whole at a glance: `edda workers|workflows|waits|channels|audit|stats`."""
+"""The whole at a glance: `edda workers|workflows|waits|audit|stats`."""
 
 from __future__ import annotations
 
@@ -74,21 +74,6 @@ def waits(target: Target, event_type: str | None, limit: int, as_json: bool) -> 
         ("RUN", "WORKFLOW", "STEP", "KIND", "UNTIL", ""),
         lambda one: (one.run_id, one.workflow, one.step, one.kind, tell_moment(one.due), one.words),
         "nothing is waited for",
-    )
-
-
-@click.command()
-@targeted
-@as_json
-def channels(target: Target, as_json: bool) -> None:
-    """List channels, with how many runs wait for their next message."""
-    found = target.ask(lambda controller: controller.list_channels())
-    answer(
-        found,
-        as_json,
-        ("CHANNEL", "WAITING", "NEWEST"),
-        lambda one: (one.name, str(one.waiting), tell_age(one.newest)),
-        "no channels",
     )
 
 

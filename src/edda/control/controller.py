@@ -21,6 +21,7 @@ from .views import (
     EventOrder,
     EventSearch,
     EventView,
+    MessageOrder,
     OutboxOrder,
     OutgoingView,
     Page,
@@ -80,6 +81,8 @@ class Controller(Protocol):
         ...
 
     async def list_waits(self, type: str | None, cursor: str | None, limit: int) -> Page[WaitView]: ...
+
+    async def publish_message(self, order: MessageOrder) -> Done: ...
 
     async def list_channels(self) -> tuple[ChannelView, ...]: ...
 

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from edda.cloudevents.event import CloudEvent, make
 from edda.cloudevents.json_format import parse_stored
-from edda.core.channels import Message, is_message, log_type, unpack_message
+from edda.core.channels import Message, check_channel, is_message, log_type, unpack_message
 from edda.core.model import MICROSECONDS, CancelOutcome, OutgoingState, RunId, RunRecord, StoredEvent
 from edda.core.states import ENDED, RunStatus
 from edda.core.survey import Audit, Definition, EventQuery, RunQuery, StandingWait
@@ -47,6 +47,7 @@ from .views import (
     EventOrder,
     EventSearch,
     EventView,
+    MessageOrder,
     OutboxOrder,
     OutgoingView,
     Page,
@@ -322,6 +323,19 @@ class LocalController:
             ChannelView(type[prefix:], waited.count(type), moment(newest.get(type)))
             for type in sorted({*newest, *waited})
         )
+
+    async def publish_message(self, order: MessageOrder) -> Done:
+        try:
+            check_channel(order.channel)
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
+        target = order.target or None
+        if target is not None and (await self.engine.read_run(target)).status in ENDED:
+            raise ActionRefusedError(f"run {target} has ended: nobody would receive it")
+        id, now = self.engine.new_id(), self.engine.microseconds
+        await self.engine.publish(Message(id, order.channel, target, order.data, order.metadata, now))
+        await self._note("publish message", id, order)
+        return Done(True, f"message {id} is on {order.channel}", 1, id)
 
     async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
         try:

@@ -24,6 +24,7 @@ from .views import (
     EventOrder,
     EventSearch,
     EventView,
+    MessageOrder,
     OutboxOrder,
     OutgoingView,
     Page,
@@ -152,6 +153,15 @@ LIST_WAITS = Operation(
     "list_waits", "GET", "/waits", "What runs wait for.", Page[WaitView], query=WaitQuery, spread=True
 )
 LIST_CHANNELS = Operation("list_channels", "GET", "/channels", "Channels.", tuple[ChannelView, ...])
+PUBLISH_MESSAGE = Operation(
+    "publish_message",
+    "POST",
+    "/channels/publish",
+    "Put a message on a channel.",
+    Done,
+    "events",
+    body=MessageOrder,
+)
 LIST_OUTBOX = Operation(
     "list_outbox",
     "GET",
@@ -194,6 +204,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     RESEND_EVENT,
     LIST_WAITS,
     LIST_CHANNELS,
+    PUBLISH_MESSAGE,
     LIST_OUTBOX,
     RETRY_OUTBOX,
     DROP_OUTBOX,

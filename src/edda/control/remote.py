@@ -28,6 +28,7 @@ from .views import (
     EventOrder,
     EventSearch,
     EventView,
+    MessageOrder,
     OutboxOrder,
     OutgoingView,
     Page,
@@ -136,6 +137,9 @@ class RemoteController:
 
     async def list_channels(self) -> tuple[ChannelView, ...]:
         return await self._call(operations.LIST_CHANNELS)
+
+    async def publish_message(self, order: MessageOrder) -> Done:
+        return await self._call(operations.PUBLISH_MESSAGE, body=order)
 
     async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
         return await self._call(operations.LIST_OUTBOX, query=OutboxQuery(state, cursor, limit))

@@ -140,7 +140,8 @@ class Display:
             words=f"a message on {name}" if is_message else self._redaction.clean(describe(name, match)),
             match=match,
             due=moment(wait.due),
-            schema=None if is_message else schemas.get(wait.type),
+            schema=schemas.get(wait.type),
+            mode=self.payloads.text(wait.match) if is_message else None,
         )
 
     def _match(self, data: bytes) -> dict[str, Any]:

@@ -65,7 +65,9 @@ class WaitView(Struct, frozen=True):
     match: dict[str, Any] = field(default_factory=dict)
     due: datetime | None = None
     schema: dict[str, Any] | None = None
-    """Of the event's data, if the workflow gave a model: a form can be made of it."""
+    """Of the data, if the workflow gave a model: a form can be made of it."""
+    mode: str | None = None
+    """Of a message: broadcast, competing or direct."""
 
 
 class RunDetail(Struct, frozen=True):
@@ -323,6 +325,14 @@ class EventOrder(Struct, frozen=True, forbid_unknown_fields=True):
     target: str | None = None
     """A run that alone may receive it."""
     extensions: dict[str, Any] = field(default_factory=dict)
+
+
+class MessageOrder(Struct, frozen=True, forbid_unknown_fields=True):
+    channel: str
+    data: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    target: str | None = None
+    """A run that alone may receive it."""
 
 
 class OutboxOrder(Struct, frozen=True, forbid_unknown_fields=True):

@@ -41,7 +41,7 @@ from edda.errors import (
 from .activity import inline_step
 from .children import running_context
 from .context import ActivityContext, RunContext, WorkflowContext, as_datetime, seconds_to_microseconds
-from .current import current, here
+from .current import current, here, running
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
@@ -198,6 +198,8 @@ def receive(
         return _take(ctx, channel, timeout_seconds, model)
     ctx = _run_context(ctx, "receive")
     call = MessageCall(channel, *_place_of(ctx, channel), message_id is not None)
+    if model is not None and (client := running.get()) is not None:
+        client.tell_form(ctx.workflow_name, call.type, model)
     execution, codec = ctx.execution, ctx.codec
     due = None
     if timeout_seconds is not None:

@@ -1,0 +1,45 @@
+"""`edda channels`: who waits on them, and putting a message on one."""
+
+from __future__ import annotations
+
+import click
+
+from edda.cli.answering import answer, as_json
+from edda.cli.moments import tell_age
+from edda.cli.reading import read_json, read_pairs
+from edda.cli.steering import tell_done
+from edda.cli.target import Target, targeted
+from edda.control.views import MessageOrder
+
+
+@click.group()
+def channels() -> None:
+    """Channels that runs talk over: look at them, publish a message."""
+
+
+@channels.command("list")
+@targeted
+@as_json
+def list_command(target: Target, as_json: bool) -> None:
+    """List channels, with how many runs wait for their next message."""
+    found = target.ask(lambda controller: controller.list_channels())
+    answer(
+        found,
+        as_json,
+        ("CHANNEL", "WAITING", "NEWEST"),
+        lambda one: (one.name, str(one.waiting), tell_age(one.newest)),
+        "no channels",
+    )
+
+
+@channels.command()
+@targeted
+@click.argument("channel", metavar="NAME")
+@click.option("--data", metavar="JSON", help="Its data, or @file, or - for stdin.")
+@click.option("--metadata", "pairs", multiple=True, metavar="NAME=VALUE", help="Something about it.")
+@click.option("--target", "receiver", metavar="ID", help="The run that alone may receive it.")
+def publish(target: Target, channel: str, data: str | None, pairs: tuple[str, ...], receiver: str | None) -> None:
+    """Put a message on a channel."""
+    value = None if data is None else read_json("--data", data)
+    order = MessageOrder(channel, value, read_pairs("--metadata", pairs), receiver)
+    tell_done(target.ask(lambda controller: controller.publish_message(order)))
