@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
 import json
 import time
+import warnings
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -173,3 +176,23 @@ def test_a_wrong_secret_or_mode_is_refused_at_once() -> None:
         HttpSink("http://localhost/", secret="hunter2")
     with pytest.raises(ValueError, match="mode"):
         HttpSink("http://localhost/", mode="batch")
+
+
+@pytest.mark.parametrize("turns", range(1, 10))
+async def test_connections_that_were_cut_are_closed_though_sending_is_cancelled_meanwhile(
+    receiver: Receiver, turns: int
+) -> None:
+    sink, events = HttpSink(receiver.url), [event(number) for number in range(8)]
+    await asyncio.gather(*(sink.send(one) for one in events))
+    await receiver.close()
+    sending = [asyncio.create_task(sink.send(one)) for one in events]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    with warnings.catch_warnings(record=True) as left_open:
+        warnings.simplefilter("always", ResourceWarning)
+        for one in sending:
+            one.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+        await sink.close()
+        gc.collect()
+    assert [str(warning.message) for warning in left_open] == []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from hashlib import blake2b
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from edda.cloudevents import http_binding
@@ -75,8 +75,7 @@ class HttpSink:
 
         headers, body = self._write(event)
         try:
-            async with asyncio.timeout(self._timeout):
-                await self._post(headers, body)
+            await _end_gently(lambda: self._post_in_time(headers, body))
         except TimeoutError:
             raise EventPostponedError(f"no answer within {self._timeout:g} seconds") from None
         except httpx2.HTTPError as error:
@@ -95,6 +94,12 @@ class HttpSink:
         if self._secrets:
             headers += sign(self._secrets, message_id(event), int(self._now()), body)
         return [*self._headers, *headers], body
+
+    async def _post_in_time(self, headers: list[tuple[str, str]], body: bytes) -> None:
+        import anyio
+
+        with anyio.fail_after(self._timeout):
+            await self._post(headers, body)
 
     async def _post(self, headers: list[tuple[str, str]], body: bytes) -> None:
         async with self._client().stream("POST", self._url, content=body, headers=headers) as answer:
@@ -144,17 +149,40 @@ def read_retry_after(text: str | None, now: float) -> float | None:
     return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now)
 
 
+async def _end_gently(post: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Cancelled in anyio's way, which the pool of connections shields itself from.
+
+    It closes those that were cut one after the other, and asyncio's own cancel would get through to it: all that it had
+    not come to yet would stay open, and belong to nobody.
+    """
+    import anyio
+
+    scope = anyio.CancelScope()
+
+    async def post_in_scope() -> None:
+        with scope:
+            await post()
+
+    task = asyncio.create_task(post_in_scope(), name="edda-outbox-post")
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        scope.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
 async def _beginning_of(answer: Response) -> str:
     """A body that does not come, or without end, changes nothing: the status counts."""
+    import anyio
     import httpx2
 
     read = bytearray()
-    with suppress(TimeoutError, httpx2.HTTPError):
-        async with asyncio.timeout(BODY_PATIENCE):
-            async for part in answer.aiter_raw():
-                read += part
-                if len(read) > MOST_READ:
-                    break
+    with suppress(httpx2.HTTPError), anyio.move_on_after(BODY_PATIENCE):
+        async for part in answer.aiter_raw():
+            read += part
+            if len(read) > MOST_READ:
+                break
     return bytes(read[:MOST_READ]).decode(errors="replace")[:MOST_TOLD]
 
 
