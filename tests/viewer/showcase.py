@@ -115,6 +115,15 @@ PAYMENT_SCHEMA: dict[str, Any] = {
     "required": ["order_id", "amount"],
 }
 
+DISH_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "dish": {"type": "string", "title": "Dish"},
+        "portions": {"type": "integer", "minimum": 1, "title": "Portions", "default": 1},
+    },
+    "required": ["dish"],
+}
+
 ORDER_SCHEMA: dict[str, Any] = {
     "$defs": {
         "Item": {
@@ -157,7 +166,10 @@ class ShowcaseController:
         self.speak = speak
         self.empty = empty
         self.done: list[tuple[str, Any]] = []
+        self.searched: list[EventSearch] = []
         self.has_schemas = True
+        self.mode = "competing"
+        """How it is that a run is subscribed."""
         self._changed = asyncio.Event()
         self.runs = [] if empty else self._make_runs()
 
@@ -300,9 +312,9 @@ class ShowcaseController:
                 ),
             )
         if run.status == "waiting_for_message":
-            return (
-                WaitView(run.id, run.workflow, say("receive:1"), "message", say("kitchen"), say("the next message")),
-            )
+            words = say("a message on kitchen")
+            wait = WaitView(run.id, run.workflow, say("receive:1"), "message", say("kitchen"), words, mode=self.mode)
+            return (msgspec.structs.replace(wait, schema=DISH_SCHEMA if self.has_schemas else None),)
         return ()
 
     async def get_history(self, run_id: str, generation: int | None = None) -> tuple[EntryView, ...]:
@@ -472,6 +484,7 @@ class ShowcaseController:
         ]
 
     async def list_events(self, search: EventSearch) -> Page[EventView]:
+        self.searched.append(search)
         return Page(tuple(self._events()), "next" if not self.empty else None)
 
     async def get_event(self, number: int) -> EventDetail:

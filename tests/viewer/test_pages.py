@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from urllib.parse import quote
 
 import httpx2
 import pytest
 
-from edda.control.views import BulkOrder, Done, EventOrder, OutboxOrder, RetryOrder, RunSearch, StartOrder
+from edda.control.views import (
+    BulkOrder,
+    Done,
+    EventOrder,
+    EventSearch,
+    MessageOrder,
+    OutboxOrder,
+    RetryOrder,
+    RunSearch,
+    StartOrder,
+)
 from edda.errors import ArgumentError
 from edda.viewer.pages import Viewer
 from edda.web import Token, TokenScope, Web, WebOptions
@@ -139,11 +150,21 @@ async def test_filters_are_in_the_address() -> None:
     assert "status=failed&amp;status=parked" in answer.text.replace("q=CardDeclined&amp;", "")
 
 
-async def test_a_time_that_is_none_is_explained() -> None:
+@pytest.mark.parametrize("page", ["runs", "events"])
+async def test_a_time_that_is_none_is_explained(page: str) -> None:
     async with visiting(ShowcaseController()) as client:
-        answer = await client.get("/runs?since=yesterday")
+        answer = await client.get(f"/{page}?since=yesterday")
     assert answer.status_code == 422
     assert "expected a time such as" in answer.text
+
+
+async def test_events_are_filtered_by_time() -> None:
+    controller = ShowcaseController()
+    async with visiting(controller) as client:
+        page = await client.get("/events?since=2026-01-31T08:00&until=2026-02-01T08:00%2B01:00")
+    hour = datetime(2026, 1, 31, 8, tzinfo=UTC)
+    assert controller.searched == [EventSearch(since=hour, until=hour + timedelta(hours=23))]
+    assert 'name="since" value="2026-01-31T08:00"' in page.text
 
 
 async def test_what_is_not_there_is_a_page_too() -> None:
@@ -193,16 +214,26 @@ async def test_an_action_says_what_came_of_it_once() -> None:
         ("/events/1041/resend", {}, ("resend", 1041)),
         ("/outbox/retry", {"event": "out-0"}, ("retry_outbox", OutboxOrder(("out-0",)))),
         ("/outbox/drop", {"every": "1"}, ("drop_outbox", OutboxOrder(every=True))),
-        ("/runs/bulk", {"action": "cancel", "run": ["a", "b"]}, ("bulk", BulkOrder("cancel", ("a", "b")))),
         (
             "/runs/bulk",
-            {"action": "retry", "every": "1", "status": "failed"},
-            ("bulk", BulkOrder("retry", search=RunSearch(status=("failed",)))),
+            {"action": "cancel", "run": ["a", "b"], "reason": "a storm"},
+            ("bulk", BulkOrder("cancel", ("a", "b"), reason="a storm")),
+        ),
+        ("/runs/bulk", {"action": "delete", "run": "a"}, ("bulk", BulkOrder("delete", ("a",)))),
+        (
+            "/runs/bulk",
+            {"action": "retry", "every": "1", "status": "failed", "from_start": "1"},
+            ("bulk", BulkOrder("retry", search=RunSearch(status=("failed",)), from_start=True)),
         ),
         (
             "/events/send",
             {"type": "parcel.lost", "source": "/dhl", "data": '{"n": 1}'},
             ("send", EventOrder("parcel.lost", "/dhl", {"n": 1})),
+        ),
+        (
+            "/channels/publish",
+            {"channel": "kitchen", "data": '{"n": 1}', "target": ""},
+            ("publish", MessageOrder("kitchen", {"n": 1})),
         ),
     ],
 )
@@ -214,11 +245,13 @@ async def test_a_form_does_what_it_says(path: str, form: dict[str, str], done: t
     assert controller.done == [done]
 
 
-async def test_bulk_actions_count_first() -> None:
+@pytest.mark.parametrize("action", ["cancel", "retry", "resume", "delete"])
+async def test_bulk_actions_count_first(action: str) -> None:
     controller = ShowcaseController()
     async with visiting(controller) as client:
-        answer = await client.get("/runs/bulk?action=cancel&every=1&status=running")
-    assert f"Cancel {len(controller.runs)} runs?" in answer.text
+        assert f'name="action" value="{action}"' in (await client.get("/runs")).text
+        answer = await client.get(f"/runs/bulk?action={action}&every=1&status=running")
+    assert f"{action.title()} {len(controller.runs)} runs?" in answer.text
     assert controller.done == []
 
 
@@ -246,6 +279,22 @@ async def test_an_answer_is_sent_to_the_run_alone() -> None:
     assert answer.status_code == 303
     data = {"order_id": "A-17", "amount": 28.8, "method": "cash"}
     assert controller.done == [("send", EventOrder("payment.completed", data=data, target="order-A-17"))]
+
+
+@pytest.mark.parametrize(("mode", "target"), [("broadcast", None), ("competing", None), ("direct", "kitchen-4")])
+async def test_a_message_that_a_run_waits_for_is_published_on_its_channel(mode: str, target: str | None) -> None:
+    controller = ShowcaseController()
+    controller.mode = mode
+    form = {"_step": "receive:1", "data.dish": "soup", "data.portions": "2"}
+    async with visiting(controller) as client:
+        page = (await client.get("/runs/kitchen-4")).text
+        assert "Publish on kitchen" in page
+        assert ("only this run gets it" in page) == (mode == "direct")
+        wrong = await client.post("/runs/kitchen-4/answer", data={**form, "data.portions": "much"})
+        assert wrong.status_code == 422
+        assert (await client.post("/runs/kitchen-4/answer", data=form)).status_code == 303
+    order = MessageOrder("kitchen", {"dish": "soup", "portions": 2}, target=target)
+    assert controller.done == [("publish", order)]
 
 
 async def test_a_wrong_answer_comes_back_with_what_was_entered() -> None:

@@ -8,7 +8,8 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 from pydantic import BaseModel
 
-from edda import EddaApp, WorkflowContext, activity, wait_event, workflow
+from edda import EddaApp, WorkflowContext, activity, receive, subscribe, wait_event, workflow
+from edda.core.channels import DIRECT
 from edda.errors import TerminalError
 from tests.viewer.browsers import launch, needs_chromium, open_live
 from tests.viewer.serving import serve
@@ -35,6 +36,11 @@ class Order(BaseModel):
 class Payment(BaseModel):
     order_id: str
     amount: float
+
+
+class Dish(BaseModel):
+    name: str
+    portions: int = 1
 
 
 class Shop:
@@ -66,6 +72,14 @@ def shop() -> Shop:
         payment = await wait_event(ctx, "payment.completed", 3600, Payment, match={"order_id": order.order_id})
         assert payment.data.amount > 0
         return await ship(ctx, order.order_id)
+
+    @workflow
+    async def cook(ctx: WorkflowContext) -> str:
+        """Whatever the kitchen is told."""
+        await subscribe(ctx, "kitchen")
+        dish = (await receive(ctx, "kitchen", 3600, model=Dish)).data
+        note = await receive(ctx, DIRECT)
+        return f"{dish.portions} x {dish.name}, {note.data}"
 
     return shop
 
@@ -115,6 +129,39 @@ async def test_a_run_is_started_seen_to_wait_answered_and_seen_to_end(page: Page
     await expect(page.locator(".box.good", has_text="reserve")).to_have_count(1)
     await page.click("text=History")
     await expect(page.locator("#history tbody tr")).to_have_count(3)
+
+
+async def test_a_message_that_a_run_waits_for_is_written_in_a_form(page: Page) -> None:
+    await page.goto("start/cook")
+    await page.fill("[name=_id]", "cook-1")
+    await page.click("button.main:visible")
+    await expect(page.locator(".lead")).to_contain_text("waits for a message on kitchen")
+    await page.fill(".ask [name='data.portions']", "2")
+    await page.click(".ask button.main")
+    await expect(page.locator(".wrong")).to_have_text("is required")
+    await page.fill(".ask [name='data.name']", "soup")
+    await page.click(".ask button.main")
+    await expect(page.locator(".ask")).to_contain_text("only this run gets it")
+    await page.fill(".ask [name=data]", '"without salt"')
+    await page.click(".ask button.main")
+    await expect(page.locator(".lead")).to_contain_text("completed in")
+    await expect(page.locator(".ask")).to_have_count(0)
+    await expect(page.locator(".panel")).to_contain_text("2 x soup, without salt")
+
+
+async def test_a_message_is_published_from_the_list_of_channels(page: Page) -> None:
+    await page.goto("start/cook")
+    await page.fill("[name=_id]", "cook-2")
+    await page.click("button.main:visible")
+    await expect(page.locator(".lead")).to_contain_text("waits for a message on kitchen")
+    await page.goto("channels")
+    await page.click("tbody >> text=Publish…")
+    assert await page.input_value("[name=channel]") == "kitchen"
+    await page.fill("[name=data]", '{"name": "bread"}')
+    await page.click("text=Publish it")
+    await expect(page.locator(".said")).to_contain_text("is on kitchen")
+    await page.goto("runs/cook-2?view=history")
+    await expect(page.locator("#history")).to_contain_text("message")
 
 
 async def test_what_failed_is_retried(page: Page, shop: Shop) -> None:

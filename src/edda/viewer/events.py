@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edda.control.controller import Controller
-from edda.control.views import EventOrder, EventSearch, OutboxOrder
+from edda.control.views import EventOrder, EventSearch, MessageOrder, OutboxOrder
 from edda.errors import ArgumentError, NotFoundError
 from edda.viewer.forms import read_form, show_form
 from edda.viewer.visits import Moved, Reply, Shown, Visit
@@ -17,6 +17,8 @@ async def show_events(visit: Visit, control: Controller) -> Reply:
         type=query.get("type"),
         source=query.get("source"),
         q=query.get("q"),
+        since=query.moment("since"),
+        until=query.moment("until"),
         messages=query.get("messages") is not None,
         cursor=query.get("cursor"),
         limit=_PAGE,
@@ -72,6 +74,20 @@ async def show_waits(visit: Visit, control: Controller) -> Reply:
 
 async def show_channels(visit: Visit, control: Controller) -> Reply:
     return Shown("channels.html", {"channels": await control.list_channels()})
+
+
+async def ask_message(visit: Visit, control: Controller) -> Reply:
+    return Shown("publish.html", {"asked": show_form(None, {}), "given": visit.query})
+
+
+async def publish(visit: Visit, control: Controller) -> Reply:
+    form = visit.form
+    filled = read_form(None, form.pairs)
+    if not filled.is_good:
+        return Shown("publish.html", {"asked": filled.field, "given": form}, 422)
+    order = MessageOrder(form.exact("channel") or "", filled.value, target=form.get("target"))
+    done = await control.publish_message(order)
+    return Moved(visit.link("channels"), done.words)
 
 
 async def show_outbox(visit: Visit, control: Controller) -> Reply:

@@ -51,6 +51,7 @@ _LOOKING: dict[tuple[str, ...], PageMaker] = {
     ("events", "*", "resend"): events.ask_resend,
     ("waits",): events.show_waits,
     ("channels",): events.show_channels,
+    ("channels", "publish"): events.ask_message,
     ("outbox",): events.show_outbox,
     ("outbox", "retry"): events.ask_outbox,
     ("outbox", "drop"): events.ask_outbox,
@@ -62,6 +63,7 @@ _ACTING: dict[tuple[str, ...], tuple[str, PageMaker]] = {
     ("start", "*"): ("control", runs.start),
     ("events", "send"): ("events", events.send_event),
     ("events", "*", "resend"): ("events", events.resend),
+    ("channels", "publish"): ("events", events.publish),
     ("outbox", "retry"): ("control", events.act_outbox),
     ("outbox", "drop"): ("control", events.act_outbox),
 }

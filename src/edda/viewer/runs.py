@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from edda.control.views import (
     Done,
     EntryView,
     EventOrder,
+    MessageOrder,
     RetryOrder,
     RunDetail,
     RunSearch,
@@ -24,6 +24,7 @@ from edda.control.views import (
     Timeline,
     WaitView,
 )
+from edda.core.channels import ChannelMode
 from edda.errors import ArgumentError, EddaError, InstanceConflictError, NotFoundError
 from edda.viewer import timeline as waterfall
 from edda.viewer.charts import draw_chart
@@ -63,7 +64,10 @@ async def show_runs(visit: Visit, control: Controller) -> Reply:
     counts = await control.count_runs(search)
     chips = [(group, sum(counts.get(one, 0) for one in group.statuses)) for group in GROUPS]
     filters = visit.query.without("cursor", "status")
-    return Shown("runs.html", {"page": page, "search": search, "chips": chips, "is_filtered": bool(filters.pairs)})
+    return Shown(
+        "runs.html",
+        {"page": page, "search": search, "chips": chips, "is_filtered": bool(filters.pairs), "actions": ACTIONS},
+    )
 
 
 def read_search(query: Fields) -> RunSearch:
@@ -73,23 +77,12 @@ def read_search(query: Fields) -> RunSearch:
         id=query.get("id"),
         q=query.get("q"),
         input=query.every("input"),
-        since=_moment(query, "since"),
-        until=_moment(query, "until"),
+        since=query.moment("since"),
+        until=query.moment("until"),
         parent=query.get("parent"),
         cursor=query.get("cursor"),
         limit=_PAGE,
     )
-
-
-def _moment(query: Fields, name: str) -> datetime | None:
-    text = query.get(name)
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ArgumentError(f"{name}={text!r}: expected a time such as 2026-01-31T08:00 (UTC)") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 # Several at once
@@ -117,8 +110,14 @@ def _bulk_order(fields: Fields, *, count_only: bool) -> BulkOrder:
     every = fields.get("every") is not None
     if not ids and not every:
         raise ArgumentError("no run was chosen: tick some, or take all that the filter finds")
-    search = read_search(fields.without("cursor")) if every else None
-    return BulkOrder(action, () if every else ids, search, count_only, from_start=fields.get("from_start") is not None)
+    return BulkOrder(
+        action,
+        ids=() if every else ids,
+        search=read_search(fields.without("cursor")) if every else None,
+        count_only=count_only,
+        from_start=fields.get("from_start") is not None,
+        reason=fields.get("reason") or "cancelled",
+    )
 
 
 # One run
@@ -217,8 +216,8 @@ async def _act(form: Fields, control: Controller, run_id: str, name: str) -> Don
 
 
 def _asked_by(detail: RunDetail) -> tuple[tuple[WaitView, Field], ...]:
-    """A form for each event that the run waits for."""
-    return tuple((wait, show_form(wait.schema, _nest(wait.match))) for wait in detail.waits if wait.kind == "event")
+    """A form for each event or message that the run waits for."""
+    return tuple((wait, show_form(wait.schema, _nest(wait.match))) for wait in detail.waits)
 
 
 async def answer_wait(visit: Visit, control: Controller) -> Reply:
@@ -231,10 +230,17 @@ async def answer_wait(visit: Visit, control: Controller) -> Reply:
     if not filled.is_good:
         return _ask_again("answer.html", filled, detail=detail, wait=wait)
     try:
-        done = await control.send_event(EventOrder(wait.type, data=filled.value, target=run_id))
+        done = await _send(control, wait, filled.value)
     except ArgumentError as error:
         return _ask_again("answer.html", _blamed(filled, error), detail=detail, wait=wait)
     return Moved(visit.link("runs", run_id), done.words)
+
+
+async def _send(control: Controller, wait: WaitView, data: Any) -> Done:
+    if wait.kind == "event":
+        return await control.send_event(EventOrder(wait.type, data=data, target=wait.run_id))
+    target = wait.run_id if wait.mode == ChannelMode.DIRECT else None
+    return await control.publish_message(MessageOrder(wait.type, data, target=target))
 
 
 def _nest(known: Mapping[str, Any]) -> dict[str, Any]:

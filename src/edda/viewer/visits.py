@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
+
+from edda.errors import ArgumentError
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -31,6 +34,17 @@ class Fields:
     def number(self, name: str) -> int | None:
         text = self.get(name) or ""
         return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+    def moment(self, name: str) -> datetime | None:
+        """Without a zone it is UTC."""
+        text = self.get(name)
+        if text is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise ArgumentError(f"{name}={text!r}: expected a time such as 2026-01-31T08:00 (UTC)") from None
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
     def every(self, name: str) -> tuple[str, ...]:
         return tuple(value for key, value in self.pairs if key == name and value.strip())
