@@ -61,7 +61,7 @@ def _order_all_tasks() -> None:
 
 def _order_gatherings() -> None:
     """A set of `gather()` results would iterate by address; hash each by its first branch."""
-    gathering: Any = asyncio.tasks._GatheringFuture  # type: ignore[attr-defined]
+    gathering: Any = vars(asyncio.tasks)["_GatheringFuture"]
     gathering.__hash__ = lambda self: hash(self._children[0]) if self._children else 0
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-F = TypeVar("F")
+F = TypeVar("F", bound=Callable[..., Any])
 
 RESULT = "result"
 """A parameter of this name gets the whole result."""
@@ -83,7 +83,7 @@ def on_failure(undo: Callable[..., Any]) -> Callable[[F], F]:
     def mark(fn: F) -> F:
         if isinstance(fn, Activity):
             raise TypeError(f"@on_failure belongs under @activity, not above it: {fn.name}")
-        remedy = Remedy(step, Signature(fn))  # type: ignore[arg-type]
+        remedy = Remedy(step, Signature(fn))
         setattr(fn, UNDO_MARK, remedy)
         return fn
 
