@@ -1,7 +1,8 @@
 """An audit kept by the database itself: triggers that write down every move of a run, as it is committed.
 
 A claim is noted with the number of history rows it found. If rows of older epochs were added later, a worker wrote
-after its runs had passed on; that number is the only trace it leaves. Nobody may ever change history or results.
+after its runs had passed on; that number is the only trace it leaves. A step's record in a transaction of its own is
+noted with who owned the run then. Nobody may ever change history or results.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ FIND_TAMPERING = "SELECT run_id FROM torture_audit WHERE what = 'tampered'"
 
 class Note(Struct, frozen=True):
     what: str
-    """born, moved, ended: a run. left: a worker. tampered: a row that nobody may touch."""
+    """born, moved, ended: a run. left: a worker. done: a step. tampered: a row that nobody may touch."""
     run_id: str
     old_owner: str | None
     new_owner: str | None
@@ -32,6 +33,8 @@ class Note(Struct, frozen=True):
     """Letters that were not read when the next generation began."""
     cancelled: int | None
     """Whether the run had been asked to stop when it ended."""
+    gen: int | None
+    step: str | None
 
 
 READ = f"SELECT {', '.join(Note.__struct_fields__)} FROM torture_audit ORDER BY n"
@@ -80,6 +83,8 @@ _ENDED = _note(
     cancelled="CASE WHEN OLD.cancelled THEN 1 ELSE 0 END",
 )
 _LEFT = _note("left", run_id="''", old_owner="OLD.id")
+_DONE = """INSERT INTO torture_audit (what, run_id, gen, step, old_owner, old_epoch)
+    SELECT 'done', NEW.run_id, NEW.gen, NEW.step, owner, epoch FROM edda_sched WHERE run_id = NEW.run_id"""
 _TAMPERED = _note("tampered", run_id="OLD.run_id")
 _SEEN = "(SELECT count(*) FROM edda_hist WHERE run_id = NEW.run_id)"
 _FENCED = "(SELECT count(*) FROM edda_fence WHERE worker = OLD.owner)"
@@ -95,13 +100,14 @@ END"""
 
 _TABLE = """CREATE TABLE torture_audit (n {serial} PRIMARY KEY, what varchar(10) NOT NULL, run_id {id} NOT NULL,
     old_owner {id}, new_owner {id}, old_epoch int, new_epoch int, old_status varchar(32), new_status varchar(32),
-    seen int, fenced int, since bigint, unread int, cancelled int)"""
+    seen int, fenced int, since bigint, unread int, cancelled int, gen int, step {step})"""
 
 _EVENTS = (
     ("born", "INSERT ON edda_sched", _BORN),
     ("moved", "UPDATE ON edda_sched", _MOVED),
     ("ended", "DELETE ON edda_sched", _ENDED),
     ("left", "DELETE ON edda_worker", _LEFT),
+    ("done", "INSERT ON edda_done", _DONE),
     ("history_changed", "UPDATE ON edda_hist", _TAMPERED),
     ("history_lost", "DELETE ON edda_hist", _TAMPERED),
     ("result_changed", "UPDATE ON edda_result", _TAMPERED),
@@ -111,7 +117,7 @@ _EVENTS = (
 
 def _postgres() -> tuple[str, ...]:
     """A function sees what is committed at its own time, not at the time of the statement that called it."""
-    texts = [_TABLE.format(serial="bigserial", id="text")]
+    texts = [_TABLE.format(serial="bigserial", id="text", step="text")]
     for name, event, note in _EVENTS:
         body = f"BEGIN {note}; RETURN NULL; END"
         texts += [
@@ -122,13 +128,13 @@ def _postgres() -> tuple[str, ...]:
 
 
 def _mysql() -> tuple[str, ...]:
-    table = _TABLE.format(serial="bigint AUTO_INCREMENT", id="varbinary(255)")
+    table = _TABLE.format(serial="bigint AUTO_INCREMENT", id="varbinary(255)", step="varbinary(2000)")
     notes = [(n, event, _MOVED_MYSQL if note is _MOVED else note) for n, event, note in _EVENTS]
     return (table, *(f"CREATE TRIGGER torture_{n} AFTER {event} FOR EACH ROW {note}" for n, event, note in notes))
 
 
 def _sqlite() -> tuple[str, ...]:
-    table = _TABLE.format(serial="integer", id="text")
+    table = _TABLE.format(serial="integer", id="text", step="text")
     return (table, *(f"CREATE TRIGGER torture_{n} AFTER {event} BEGIN {note}; END" for n, event, note in _EVENTS))
 
 

@@ -137,6 +137,7 @@ def book_violations(books: Books, remains: Remains, told: Testimony) -> Iterator
     yield from _wrong_takings(books, deeds)
     yield from _wrong_events(books, deeds)
     yield from _wrong_undos(remains, deeds)
+    yield from _wrong_recorders(remains, deeds)
     yield from _wrong_guests(books, remains, told)
     for run_id, births in remains.births.items():
         if births[0].workflow == listener.name:
@@ -223,6 +224,19 @@ def _wrong_undos(remains: Remains, deeds: Sequence[tuple[Record, Deed]]) -> Iter
         expected = tokens[run_id] if result.status in _UNDONE else []
         if sorted(undone[run_id]) != sorted(expected):
             yield f"run {run_id} is {result.status}: it did {tokens[run_id]} and undid {undone[run_id]}"
+
+
+def _wrong_recorders(remains: Remains, deeds: Sequence[tuple[Record, Deed]]) -> Iterator[str]:
+    """A step's record is written once, by who owns the run then. Who goes on with the run may find it later."""
+    claims = {_place(record): deed["claim"] for record, deed in deeds}
+    notes = [(f"{note.run_id}/{note.gen}/{note.step}", note) for note in remains.notes if note.what == "done"]
+    for place, times in Counter(place for place, _ in notes).items():
+        if times > 1:
+            yield f"{place} was recorded {times} times"
+    for place, note in notes:
+        owner = f"{note.old_owner}/{note.old_epoch}"
+        if claims.get(place, owner) != owner:
+            yield f"{place} was recorded under the claim {claims[place]} when the run was {owner}'s"
 
 
 def _wrong_guests(books: Books, remains: Remains, told: Testimony) -> Iterator[str]:

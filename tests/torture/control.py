@@ -1,4 +1,4 @@
-"""The protocol broken on purpose, in one way at a time. The checker must notice."""
+"""The protocol broken on purpose, in one way at a time. The checker must notice, and see in it what was broken."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from unittest.mock import patch
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from edda.core.model import Accepted, Bundle, End, Fence, Incoming, Move, Recur, WorkerId, WorkerInfo, Written
@@ -168,12 +169,16 @@ def break_undoing(storage: Storage) -> None:
 
 
 def break_records(storage: Storage) -> None:
-    """What a step wrote is committed some time before its record is. Not on SQLite, which has no such statement."""
+    """What a step wrote is committed some time before its record is."""
     record = joint.record
 
     async def record_apart(mine: Joint, step: StepRecord) -> None:
-        await mine.execute("COMMIT AND CHAIN", {})
-        await asyncio.sleep(random.uniform(0, 0.3))
+        if mine.dialect == "sqlite":
+            await mine.execute("COMMIT", {})
+            await mine.execute("BEGIN IMMEDIATE", {})
+        else:
+            await mine.execute("COMMIT AND CHAIN", {})
+            await asyncio.sleep(random.uniform(0, 0.3))
         await record(mine, step)
 
     patch.object(joint, "record", record_apart).start()
@@ -185,25 +190,52 @@ assert _ANYBODY != joint._RECORD
 
 
 def break_owners(storage: Storage) -> None:
-    """Whoever has a step's record writes it, whosever the run is by then, and often it takes its time."""
-    record = joint.record
+    """Whoever has a step's record writes it, whosever the run is by then, and often it takes its time.
+
+    It takes its time before its transaction too: on SQLite nobody can take a run away while one is open.
+    """
+    begin, record = storage.begin, joint.record
+
+    async def begin_late() -> Joint:
+        await _dawdle()
+        return await begin()
 
     async def record_late(mine: Joint, step: StepRecord) -> None:
-        await asyncio.sleep(random.choice((0.0, 0.0, 0.5)))
+        if mine.dialect != "sqlite":
+            await _dawdle()
         await record(mine, step)
 
     patch.object(joint, "_RECORD", _ANYBODY).start()
     patch.object(joint, "record", record_late).start()
+    patch.object(storage, "begin", begin_late).start()
 
 
-CONTROLS: dict[str, Callable[[Storage], None]] = {
-    "fence": break_fence,
-    "locks": break_locks,
-    "promise": break_promise,
-    "ends": break_ends,
-    "recurs": break_recurs,
-    "letters": break_letters,
-    "undoing": break_undoing,
-    "records": break_records,
-    "owners": break_owners,
+async def _dawdle() -> None:
+    await asyncio.sleep(random.choice((0.0, 0.0, 0.5)))
+
+
+class Control(Struct, frozen=True):
+    break_it: Callable[[Storage], None]
+    symptoms: tuple[str, ...]
+    """What is seen of it. Other complaints do not count: workers that are broken are given little time to finish."""
+
+    def is_seen(self, violations: Sequence[str]) -> bool:
+        return any(symptom in violation for violation in violations for symptom in self.symptoms)
+
+
+_NEVER_WOKEN = ("asleep with nothing to wake it",)
+_APART = ("in the till 1 times, but the history has it 0 times", "and is in the till 2 times")
+CONTROLS = {
+    "fence": Control(break_fence, ("rows of older epochs", "epochs go back", "ran again", "refuses its record")),
+    "locks": Control(break_locks, ("but never",)),
+    "promise": Control(break_promise, ("was acknowledged, but is not stored",)),
+    "ends": Control(break_ends, _NEVER_WOKEN),
+    "recurs": Control(break_recurs, ("letters unread",)),
+    "letters": Control(break_letters, _NEVER_WOKEN),
+    "undoing": Control(break_undoing, ("and undid", "nobody knows what became of it")),
+    "records": Control(break_records, _APART),
+    "owners": Control(break_owners, ("was recorded under the claim",)),
 }
+OF_EVENTS = ("fence", "locks", "promise", "ends", "recurs", "letters", "undoing")
+OF_LEDGER = ("fence", "records", "owners")
+"""What each hammer can see."""

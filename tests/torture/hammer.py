@@ -17,6 +17,7 @@ from edda.core.model import EntryKind
 from edda.core.states import RunStatus
 
 from .audit import COUNT_TAKEOVERS
+from .control import CONTROLS
 from .endings import UNDO
 from .fleet import Fleet, complaints
 from .glance import Glance
@@ -57,6 +58,12 @@ class Report(Struct, frozen=True):
     task: Task
     counts: dict[str, object]
     violations: tuple[str, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Nothing was found, or what was broken on purpose."""
+        control = self.task.control
+        return CONTROLS[control].is_seen(self.violations) if control else not self.violations
 
     def __str__(self) -> str:
         task = self.task

@@ -21,6 +21,9 @@ class Holder(Struct, frozen=True):
     worker: WorkerId
     epoch: int
 
+    def __str__(self) -> str:
+        return f"{self.worker}/{self.epoch}"
+
 
 class Effect(Struct, frozen=True):
     """An activity's body began."""
@@ -54,6 +57,9 @@ class WorkerLedger(Ledger):
     def __init__(self, file: Path, holder_of: Callable[[str], Holder]) -> None:
         super().__init__(file)
         self._holder_of = holder_of
+
+    def claim(self, ctx: WorkflowContext) -> str:
+        return str(self._holder_of(ctx.instance_id))
 
     def effect(self, ctx: WorkflowContext, link: str, not_before: datetime | None) -> None:
         holder = self._holder_of(ctx.instance_id)

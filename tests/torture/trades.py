@@ -33,7 +33,7 @@ from edda import (
 
 from .till import put_by_session, put_by_transaction
 from .ventures import is_doomed
-from .workload import IMPATIENT
+from .workload import IMPATIENT, World
 
 NEWS = "torture.news"
 """A channel that every listener hears all of."""
@@ -62,6 +62,8 @@ class Deed(TypedDict):
     sends: bool
     took: str
     """The id of a message, if there was one to be had."""
+    claim: str
+    """Whose the run was when the attempt began, and under which epoch."""
 
 
 class TradeKind(StrEnum):
@@ -106,7 +108,9 @@ def _trade(kind: TradeKind, rng: Random) -> Trade:
     return Trade(kind, way, failures, rng.uniform(0, 0.04), rng.random() < 0.4, is_alone and rng.random() < 0.5)
 
 
-async def _do(ctx: WorkflowContext, way: str, failures: int, says: bool, sends: bool, *, takes: bool = False) -> Deed:
+async def _do(
+    ctx: WorkflowContext, claim: str, way: str, failures: int, says: bool, sends: bool, *, takes: bool = False
+) -> Deed:
     """An attempt that fails has done all of it before."""
     token = secrets.token_hex(4)
     await _put(ctx, way, token)
@@ -117,7 +121,7 @@ async def _do(ctx: WorkflowContext, way: str, failures: int, says: bool, sends: 
         await send_event_transactional(ctx, REPORT, SOURCE, {"place": ctx.idempotency_key})
     if ctx.attempt <= failures:
         raise ConnectionError(f"attempt {ctx.attempt} of {failures + 1}")
-    return Deed(token=token, way=way, says=says, sends=sends, took=took)
+    return Deed(token=token, way=way, says=says, sends=sends, took=took, claim=claim)
 
 
 async def _take(ctx: WorkflowContext) -> str:
@@ -137,41 +141,46 @@ async def _put(ctx: WorkflowContext, way: str, item: str) -> None:
 
 @compensation(retry_policy=IMPATIENT)
 async def strike_out(ctx: WorkflowContext, token: str) -> Deed:
+    claim = World.witness.claim(ctx)
     await put_by_session(ctx.session, ctx.idempotency_key, f"-{token}")
     if ctx.attempt <= int(token[0], 16) % 3:
         raise ConnectionError(f"attempt {ctx.attempt}")
-    return Deed(token=f"-{token}", way=Way.SESSION, says=False, sends=False, took="")
+    return Deed(token=f"-{token}", way=Way.SESSION, says=False, sends=False, took="", claim=claim)
 
 
 @activity(retry_policy=IMPATIENT)
 async def enter(ctx: WorkflowContext, way: str, failures: int, seconds: float, says: bool, sends: bool) -> Deed:
+    claim = World.witness.claim(ctx)
     await asyncio.sleep(seconds)
-    return await _do(ctx, way, failures, says, sends)
+    return await _do(ctx, claim, way, failures, says, sends)
 
 
 @activity(retry_policy=IMPATIENT)
 @on_failure(strike_out)
 async def enter_for_now(ctx: WorkflowContext, way: str, failures: int, seconds: float, says: bool, sends: bool) -> Deed:
+    claim = World.witness.claim(ctx)
     await asyncio.sleep(seconds)
-    return await _do(ctx, way, failures, says, sends)
+    return await _do(ctx, claim, way, failures, says, sends)
 
 
 @activity(retry_policy=IMPATIENT)
 async def pick_up(ctx: WorkflowContext, way: str, failures: int, seconds: float, says: bool, sends: bool) -> Deed:
+    claim = World.witness.claim(ctx)
     await asyncio.sleep(seconds)
-    return await _do(ctx, way, failures, says, sends, takes=True)
+    return await _do(ctx, claim, way, failures, says, sends, takes=True)
 
 
 @activity(retry_policy=IMPATIENT, timeout=LIMIT)
 @on_failure(strike_out)
 async def rush(ctx: WorkflowContext, way: str, failures: int, seconds: float, says: bool, sends: bool) -> Deed:
     """An attempt that is given up may come to a good end all the same, and then it counts."""
+    claim = World.witness.claim(ctx)
     rest = LIMIT * Random(f"{ctx.idempotency_key} {ctx.attempt}").uniform(0.2, 1.6)
     try:
         await asyncio.sleep(rest)
     except asyncio.CancelledError:
         await asyncio.sleep(seconds)
-    return await _do(ctx, way, failures, says, sends)
+    return await _do(ctx, claim, way, failures, says, sends)
 
 
 @workflow(name="torture_trade")

@@ -140,7 +140,7 @@ class Life:
         probe = self._saboteur if self._orders.is_wild else None
         storage = open_storage(url, pool_size=3, probe=probe)
         if self._orders.control:
-            CONTROLS[self._orders.control](storage)
+            CONTROLS[self._orders.control].break_it(storage)
         return EddaApp(
             "torture",
             url,

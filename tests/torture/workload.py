@@ -25,10 +25,19 @@ class Witness(Protocol):
 
     def effect(self, ctx: WorkflowContext, link: str, not_before: datetime | None) -> None: ...
 
+    def claim(self, ctx: WorkflowContext) -> str:
+        """Under which it begins."""
+        ...
+
 
 class _Nobody:
+    _MISSING = "no witness: a process that runs this workload says who writes its ledger"
+
     def effect(self, ctx: WorkflowContext, link: str, not_before: datetime | None) -> None:
-        raise AssertionError("no witness: a process that runs this workload says who writes its ledger")
+        raise AssertionError(self._MISSING)
+
+    def claim(self, ctx: WorkflowContext) -> str:
+        raise AssertionError(self._MISSING)
 
 
 class World:
