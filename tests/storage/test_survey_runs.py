@@ -126,6 +126,32 @@ async def test_runs_are_looked_for_by_text_in_id_or_reason_whatever_its_case(sto
     assert await found(storage, RunQuery(text="nowhere")) == []
 
 
+async def test_ids_of_older_runs_are_not_searched_for_text_but_found_by_the_whole_and_by_their_reasons(
+    storage: Storage, worker: Worker
+) -> None:
+    ids = ["order-1", "order-2", "order-3", "order-4"]
+    await storage.start([start(id, created_at=number) for number, id in enumerate(ids)])
+    asleep_at_first = bundle("asleep", start=start("asleep", created_at=0), move=asleep("waits for order-9"))
+    await worker.write(asleep_at_first)
+    recent = RunQuery(ids_after=(1, RunId("order-2")))
+    assert await found(storage, replace(recent, text="ORDER")) == ["order-4", "order-3", "asleep"]
+    assert await found(storage, replace(recent, text="order-1")) == ["order-1"]
+    assert await found(storage, replace(recent, text="order-3")) == ["order-3"]
+    assert await storage.count(replace(recent, text="order")) == {
+        RunStatus.RUNNING: 2,
+        RunStatus.WAITING_FOR_EVENT: 1,
+    }
+
+
+async def test_the_horizon_is_the_first_run_that_is_not_among_the_newest(storage: Storage) -> None:
+    await storage.start([start(f"a{at}", created_at=at) for at in range(5)])
+    await storage.start([start(f"b{at}", workflow="other", created_at=at) for at in range(5)])
+    assert await storage.horizon(RunQuery(), 3) == (3, "a3")
+    assert await storage.horizon(RunQuery(workflow="other", created_to=4), 1) == (2, "b2")
+    assert await storage.horizon(RunQuery(created_from=3), 3) == (3, "a3")
+    assert await storage.horizon(RunQuery(), 10) is None
+
+
 async def test_children_are_looked_for_by_their_parent(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", children=[child("c1", "run-1"), child("c2", "run-1")]))
     await worker.write(born("run-2", children=[child("c3", "run-2")]))
@@ -257,7 +283,8 @@ def random_query(dice: random.Random) -> RunQuery:
         statuses=frozenset(dice.sample(STATUSES, dice.choice([0, 0, 1, 2, 4]))),
         workflow=maybe(["one", "two", "none"]),
         id_prefix=maybe(["r", "run-1", "run-10", "x"]),
-        text=maybe(["RUN-0", "paid", "7"]),
+        text=maybe(["RUN-0", "paid", "7", "run-04"]),
+        ids_after=dice.choice([None, None, (7, RunId("run-22")), (3, RunId("run-99"))]),
         created_from=dice.choice([None, None, 5]),
         created_to=dice.choice([None, None, 12]),
         parent=None if parent is None else RunId(parent),
@@ -298,6 +325,7 @@ async def compare(storage: Storage, seed: int) -> None:
         query = random_query(dice)
         assert await storage.search(query) == await model.search(query), query
         assert await storage.count(query) == await model.count(query), query
+        assert await storage.horizon(query, 7) == await model.horizon(query, 7), query
     await model.close()
 
 

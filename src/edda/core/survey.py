@@ -20,7 +20,9 @@ class RunQuery(Struct, frozen=True):
     workflow: str | None = None
     id_prefix: str | None = None
     text: str | None = None
-    """Somewhere in the id or in the reason, without regard to case."""
+    """Somewhere in the id or in the reason, without regard to case; or the whole id."""
+    ids_after: tuple[int, RunId] | None = None
+    """The text is looked for within the ids of runs behind this key alone: no index knows what is in an id."""
     created_from: int | None = None
     created_to: int | None = None
     parent: RunId | None = None

@@ -275,6 +275,9 @@ class MemoryStorage:
     async def count(self, query: RunQuery) -> dict[RunStatus, int]:
         return await self._commit(self.database.count, query)
 
+    async def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+        return await self._commit(self.database.horizon, query, reach)
+
     async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
         return await self._commit(self.database.generations, run_id)
 

@@ -66,6 +66,17 @@ class MemorySurvey(Tables):
         now = self.now()
         return (run for run_id in self.runs if _fits(run := self.record(run_id, now), query))
 
+    def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+        keys = [
+            (start.created_at, run_id)
+            for run_id, generations in self.runs.items()
+            for start in generations.values()
+            if query.workflow in (None, start.workflow)
+            and (query.created_from is None or start.created_at >= query.created_from)
+            and (query.created_to is None or start.created_at < query.created_to)
+        ]
+        return sorted(keys, reverse=True)[reach] if len(keys) > reach else None
+
     def generations(self, run_id: RunId) -> tuple[Generation, ...]:
         return tuple(
             Generation(gen, start.created_at, len(self.histories.get((run_id, gen), ())))
@@ -191,8 +202,13 @@ def _fits(run: RunRecord, query: RunQuery) -> bool:
         and run.run_id.startswith(query.id_prefix or "")
         and (query.created_from is None or run.created_at >= query.created_from)
         and (query.created_to is None or run.created_at < query.created_to)
-        and _holds(query.text, run.run_id, run.reason or "")
+        and (not query.text or _is_told(run, query, query.text))
     )
+
+
+def _is_told(run: RunRecord, query: RunQuery, text: str) -> bool:
+    is_recent = query.ids_after is None or _place(run) > query.ids_after
+    return run.run_id == text or _holds(text, run.reason or "", run.run_id if is_recent else "")
 
 
 def _suits(stored: StoredEvent, query: EventQuery) -> bool:

@@ -345,6 +345,11 @@ class Survey(Protocol):
         `after` and `limit` do not matter."""
         ...
 
+    async def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+        """The key of the first one behind the newest so many of the query's workflow and time; None if there is none.
+        Each generation of a run counts."""
+        ...
+
     async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
         """Those that were not pruned, the first first."""
         ...

@@ -6,6 +6,7 @@ them, and is gathered from where it is kept and sorted: going on would lead thro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from edda.core.model import RunId, RunRecord
@@ -61,6 +62,8 @@ _PREFIX = b" AND %b >= %b AND %b <= %b"
 # Ids are bytes, and bytes have no case.
 _IN_ID = b"LOWER(CONVERT(%b USING utf8mb4)) COLLATE utf8mb4_bin LIKE %b ESCAPE '|'"
 _IN_REASON = b"LOWER(s.reason) COLLATE utf8mb4_bin LIKE %b ESCAPE '|'"
+_RECENT = b" AND r.created_at >= %b AND (r.created_at > %b OR r.id > %b)"
+_WHOLE = b" AND r.id = %b"
 _OPEN_IN = b" AND " + OPEN_STATUS + b" IN (%b)"
 _ENDED_IN = b" AND e.status IN (%b)"
 _STATUS_IN = b" AND " + STATUS + b" IN (%b)"
@@ -70,9 +73,23 @@ COUNT_OPEN = b"""SELECT o.status, LEAST(COUNT(*), %b) FROM (
 # Each counts no further than it needs to.
 COUNT_ENDED = b"""SELECT %b, COUNT(*) FROM (
     SELECT 1 FROM edda_result e%b WHERE e.status = %b%b LIMIT %b) o"""
+# Those whose id has the text, by an index each.
+NAMED = b"""SELECT r.id, r.gen FROM edda_run r FORCE INDEX (%b) WHERE TRUE%b
+    UNION SELECT r.id, r.gen FROM edda_run r FORCE INDEX (PRIMARY) WHERE TRUE%b"""
+COUNT_NAMED = (
+    b"SELECT o.status, LEAST(COUNT(*), %b) FROM (SELECT " + STATUS + b" AS status FROM (%b) n"
+    b" STRAIGHT_JOIN edda_run r ON r.id = n.id AND r.gen = n.gen" + _SCHED + _RESULT + _NEWEST_GENERATION + b"%b) o"
+    b" GROUP BY o.status"
+)
+COUNT_EXPLAINED = (
+    b"SELECT o.status, COUNT(*) FROM (SELECT " + OPEN_STATUS + b" AS status FROM edda_sched s%b"
+    b" WHERE %b AND s.run_id NOT IN (SELECT n.id FROM (%b) n)%b) o GROUP BY o.status"
+)
 _RUN_OF_SCHED = b" JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen"
 _RUN_OF_RESULT = b" JOIN edda_run r ON r.id = e.run_id AND r.gen = e.gen"
 
+HORIZON = b"""SELECT r.created_at, r.id FROM edda_run r FORCE INDEX (%b) WHERE TRUE%b
+    ORDER BY r.created_at DESC, r.id DESC LIMIT %b, 1"""
 GENERATIONS = b"""SELECT r.gen, r.created_at, (SELECT COUNT(*) FROM edda_hist h WHERE h.run_id = r.id AND h.gen = r.gen)
     FROM edda_run r WHERE r.id = %b ORDER BY r.gen"""
 
@@ -92,8 +109,16 @@ class MySQLSearch:
 
     async def count(self, query: RunQuery) -> dict[RunStatus, int]:
         replies = await self._survey.send(*tallies(query))
-        counts = {RunStatus(status): count for reply in replies for status, count in reply.rows if count}
-        return {status: count for status, count in counts.items() if not query.statuses or status in query.statuses}
+        counts: Counter[RunStatus] = Counter()
+        for status, count in (row for reply in replies for row in reply.rows):
+            counts[RunStatus(status)] += count
+        wanted = query.statuses or frozenset(RunStatus)
+        return {status: min(count, MOST_COUNTED) for status, count in counts.items() if count and status in wanted}
+
+    async def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+        body = HORIZON % (_index(query), _span(query), number(reach))
+        (found,) = await self._survey.send(Statement("horizon", body))
+        return (found.rows[0][0], RunId(found.rows[0][1].decode())) if found.rows else None
 
     async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
         return tuple(Generation(*row) for row in (await self._survey.run(GENERATIONS, run_id)).rows)
@@ -130,6 +155,7 @@ def _last_resort(query: RunQuery) -> Iterator[Statement]:
             yield _page(query, _ENDED, _ENDED_IN % _listed(query.statuses) + _text(query))
     elif query.text:
         yield _page(query, _ALONG % _index(query), _text_in_id(query) + _statuses(query))
+        yield _page(query, _ALONG % b"PRIMARY", _WHOLE % text(query.text) + _statuses(query))
         yield _page(query, _OPEN, b" AND " + _IN_REASON % _pattern(query.text) + _statuses(query))
     elif query.statuses and query.statuses <= ENDED:
         values = (_index(query), _listed(query.statuses), _keyset(query), number(query.limit))
@@ -191,15 +217,25 @@ def _prefix(query: RunQuery, id: bytes = b"r.id") -> bytes:
     return _PREFIX % (id, text(query.id_prefix), id, text(query.id_prefix + _LAST))
 
 
-def _text(query: RunQuery, id: bytes = b"r.id") -> bytes:
+def _text(query: RunQuery) -> bytes:
     if not query.text:
         return b""
     pattern = _pattern(query.text)
-    return b" AND (%b OR %b)" % (_IN_ID % (id, pattern), _IN_REASON % pattern)
+    in_id = b"(TRUE%b)" % _text_in_id(query)
+    return b" AND (r.id = %b OR %b OR %b)" % (text(query.text), _IN_REASON % pattern, in_id)
 
 
-def _text_in_id(query: RunQuery, id: bytes = b"r.id") -> bytes:
-    return b" AND " + _IN_ID % (id, _pattern(query.text)) if query.text else b""
+def _text_in_id(query: RunQuery) -> bytes:
+    if not query.text:
+        return b""
+    return b" AND " + _IN_ID % (b"r.id", _pattern(query.text)) + _recent(query)
+
+
+def _recent(query: RunQuery) -> bytes:
+    if query.ids_after is None:
+        return b""
+    at = number(query.ids_after[0])
+    return _RECENT % (at, at, text(query.ids_after[1]))
 
 
 def _listed(statuses: Iterable[RunStatus]) -> bytes:
@@ -216,6 +252,8 @@ def escaped(words: str) -> str:
 
 
 def tallies(query: RunQuery) -> Sequence[Statement]:
+    if query.text:
+        return _count_told(query, query.text)
     wanted = query.statuses or frozenset(RunStatus)
     counts = [_count_open(query)] if wanted & OPEN else []
     return counts + [_count_ended(query, status) for status in sorted(wanted & ENDED)]
@@ -223,13 +261,24 @@ def tallies(query: RunQuery) -> Sequence[Statement]:
 
 def _count_open(query: RunQuery) -> Statement:
     of_run = _time(query) + _parent(query)
-    of_sched = _workflow(query, b"s") + _prefix(query, b"s.run_id") + _text(query, b"s.run_id")
+    of_sched = _workflow(query, b"s") + _prefix(query, b"s.run_id")
     run = _RUN_OF_SCHED if of_run else b""
     return Statement("count", COUNT_OPEN % (number(MOST_COUNTED), OPEN_STATUS, run, of_sched + of_run))
 
 
 def _count_ended(query: RunQuery, status: RunStatus) -> Statement:
     of_run = _span(query) + _parent(query)
-    of_result = _prefix(query, b"e.run_id") + _text_in_id(query, b"e.run_id")
+    of_result = _prefix(query, b"e.run_id")
     run, name = _RUN_OF_RESULT if of_run else b"", text(status)
     return Statement("count", COUNT_ENDED % (name, run, name, of_result + of_run, number(MOST_COUNTED)))
+
+
+def _count_told(query: RunQuery, words: str) -> Sequence[Statement]:
+    """By the text: those whose id has it, and the others whose reason has it."""
+    span, rest = _span(query), _parent(query) + _prefix(query)
+    named = NAMED % (_index(query), span + _text_in_id(query), span + _WHOLE % text(words))
+    run = _RUN_OF_SCHED if span + rest else b""
+    return [
+        Statement("count", COUNT_NAMED % (number(MOST_COUNTED), named, rest)),
+        Statement("count", COUNT_EXPLAINED % (run, _IN_REASON % _pattern(words), named, span + rest)),
+    ]

@@ -52,10 +52,12 @@ SELECT e.run_id AS id, e.gen FROM edda_result e WHERE e.status = ANY (:statuses:
 _NEWEST_ENDED = """
 SELECT r.id, r.gen, r.created_at FROM edda_run r JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen
  WHERE e.status = ANY (:statuses::text[]) {keyset}"""
+# Each by an index, or from the few rows of those that are open.
+_NAMED = """
+SELECT r.id, r.gen FROM edda_run r WHERE r.id ILIKE :text {recent} {span}
+UNION SELECT r.id, r.gen FROM edda_run r WHERE r.id = :whole {span}"""
 _CONTAINING = """
-WITH found AS MATERIALIZED (
-    SELECT id, gen FROM edda_run WHERE id ILIKE :text
-    UNION SELECT run_id, gen FROM edda_sched WHERE reason ILIKE :text)
+WITH found AS MATERIALIZED ({named} UNION SELECT run_id, gen FROM edda_sched WHERE reason ILIKE :text)
 SELECT r.id, r.gen, r.created_at FROM found JOIN edda_run r USING (id, gen) WHERE true {keyset}"""
 
 _WORKFLOW = "r.workflow = :workflow"
@@ -64,7 +66,8 @@ _UNTIL = "r.created_at < :until"
 _AFTER = "(r.created_at, r.id) < (:last_at, :last_id)"
 _PARENT = "r.parent = :parent"
 _PREFIX = "r.id >= :prefix AND r.id <= :prefix_end"
-_TEXT = "(r.id ILIKE :text OR s.reason ILIKE :text)"
+_TEXT = "(r.id = :whole OR s.reason ILIKE :text OR r.id ILIKE :text {recent})"
+_RECENT = "AND (r.created_at, r.id) > (:ids_at, :ids_id)"
 _STATUSES = "state.status = ANY (:statuses::text[])"
 
 # One part for each status: each counts no further than it needs to. Of those that are open there is a row for each
@@ -77,8 +80,20 @@ SELECT status, least(count(*), {most}) FROM (
 _COUNT_ENDED = """
 SELECT '{ended}', count(*) FROM (
     SELECT FROM edda_result e {run} WHERE e.status = '{ended}' {conditions} LIMIT {most}) o"""
+_COUNT_CONTAINING = """
+WITH named AS MATERIALIZED ({named})
+SELECT status, least(count(*), {most}) FROM (
+    SELECT {status} AS status FROM edda_sched s {run}
+     WHERE (s.reason ILIKE :text OR (s.run_id, s.gen) IN (SELECT id, gen FROM named)) {of_sched}
+    UNION ALL
+    SELECT e.status FROM named JOIN edda_result e ON e.run_id = named.id AND e.gen = named.gen {run_of_result}
+     WHERE true {of_result}) o GROUP BY status""".replace("{status}", OPEN_STATUS)
 _RUN_OF_SCHED = "JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen"
 _RUN_OF_RESULT = "JOIN edda_run r ON r.id = e.run_id AND r.gen = e.gen"
+
+_HORIZON = """
+SELECT r.created_at, r.id FROM edda_run r WHERE true {span}
+ ORDER BY r.created_at DESC, r.id DESC OFFSET :reach LIMIT 1"""
 
 GENERATIONS = """
 SELECT r.gen, r.created_at, count(h.seq)
@@ -106,6 +121,12 @@ class PostgresSearch:
         counts = {RunStatus(status): count for status, count in rows if count}
         return {status: count for status, count in counts.items() if not query.statuses or status in query.statuses}
 
+    async def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+        statement, arguments = fill(_HORIZON.replace("{span}", _all(_span(query))), _values(query) | {"reach": reach})
+        async with self._survey.session() as session:
+            rows = await session.fetch(statement, *arguments)
+        return (rows[0][0], rows[0][1]) if rows else None
+
     async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
         async with self._survey.session() as session:
             rows = await session.fetch(GENERATIONS, run_id)
@@ -130,7 +151,7 @@ def _last_resort(query: RunQuery) -> str:
         states = [_OPEN] * bool(query.statuses & OPEN) + [_ENDED] * bool(query.statuses & ENDED)
         return _IN_STATE.replace("{states}", " UNION ALL ".join(states))
     if query.text:
-        return _CONTAINING
+        return _CONTAINING.replace("{named}", _named(query))
     return _NEWEST_ENDED if query.statuses and query.statuses <= ENDED else _NEWEST
 
 
@@ -141,16 +162,29 @@ def _page(query: RunQuery, candidates: str, limit: str = "") -> str:
     return text.replace("{limit}", limit).replace("{conditions}", conditions)
 
 
+def _named(query: RunQuery) -> str:
+    """Those whose id has the text."""
+    return _NAMED.replace("{recent}", _recent(query)).replace("{span}", _all(_span(query)))
+
+
+def _recent(query: RunQuery) -> str:
+    return "" if query.ids_after is None else _RECENT
+
+
 def _keyset(query: RunQuery) -> Iterator[str]:
     """What the two indexes by time can tell."""
+    yield from _span(query)
+    if query.after is not None:
+        yield _AFTER
+
+
+def _span(query: RunQuery) -> Iterator[str]:
     if query.workflow is not None:
         yield _WORKFLOW
     if query.created_from is not None:
         yield _SINCE
     if query.created_to is not None:
         yield _UNTIL
-    if query.after is not None:
-        yield _AFTER
 
 
 def _rest(query: RunQuery) -> Iterator[str]:
@@ -161,10 +195,12 @@ def _rest(query: RunQuery) -> Iterator[str]:
     if query.id_prefix:
         yield _PREFIX
     if query.text:
-        yield _TEXT
+        yield _TEXT.replace("{recent}", _recent(query))
 
 
 def tally(query: RunQuery) -> str:
+    if query.text:
+        return _count_containing(query)
     wanted = query.statuses or frozenset(RunStatus)
     parts = [_count_open(query)] if wanted & OPEN else []
     parts += [_count_ended(query, status) for status in sorted(wanted & ENDED)]
@@ -177,8 +213,20 @@ def _count_open(query: RunQuery) -> str:
 
 
 def _count_ended(query: RunQuery, status: RunStatus) -> str:
-    conditions = _all(_counted(query)).replace(_TEXT, "r.id ILIKE :text").replace("r.id", "e.run_id")
+    conditions = _all(_counted(query)).replace("r.id", "e.run_id")
     return _count(_COUNT_ENDED, conditions, _RUN_OF_RESULT).replace("{ended}", status)
+
+
+def _count_containing(query: RunQuery) -> str:
+    conditions = _all(_counted(query))
+    return (
+        _COUNT_CONTAINING.replace("{named}", _named(query))
+        .replace("{run}", _RUN_OF_SCHED if conditions else "")
+        .replace("{run_of_result}", _RUN_OF_RESULT if conditions else "")
+        .replace("{of_sched}", conditions)
+        .replace("{of_result}", conditions)
+        .replace("{most}", str(MOST_COUNTED))
+    )
 
 
 def _count(statement: str, conditions: str, run: str) -> str:
@@ -187,8 +235,12 @@ def _count(statement: str, conditions: str, run: str) -> str:
 
 
 def _counted(query: RunQuery) -> Iterator[str]:
-    yield from (condition for condition in _keyset(query) if condition != _AFTER)
-    yield from (condition for condition in _rest(query) if condition != _STATUSES)
+    """Statuses are told apart by what is counted, and text by where it is looked for."""
+    yield from _span(query)
+    if query.parent is not None:
+        yield _PARENT
+    if query.id_prefix:
+        yield _PREFIX
 
 
 def _all(conditions: Iterable[str]) -> str:
@@ -197,12 +249,16 @@ def _all(conditions: Iterable[str]) -> str:
 
 def _values(query: RunQuery) -> dict[str, Any]:
     last_at, last_id = query.after or (None, None)
+    ids_at, ids_id = query.ids_after or (None, None)
     return {
         "statuses": sorted(query.statuses),
         "workflow": query.workflow,
         "prefix": query.id_prefix,
         "prefix_end": f"{query.id_prefix}{_LAST}",
         "text": f"%{escaped(query.text or '')}%",
+        "whole": query.text,
+        "ids_at": ids_at,
+        "ids_id": ids_id,
         "since": query.created_from,
         "until": query.created_to,
         "parent": query.parent,

@@ -8,13 +8,14 @@ indexes of their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edda.core.model import RunRecord
+from edda.core.model import RunId, RunRecord
 from edda.core.states import ENDED, OPEN, RunStatus
 from edda.core.survey import MOST_COUNTED, RunQuery
 
@@ -44,7 +45,8 @@ _FITS = f"""
    AND r.id >= :id_from AND (:id_to IS NULL OR r.id < :id_to)
    AND (:workflow IS NULL OR r.workflow = :workflow)
    AND (:parent IS NULL OR r.parent = :parent)
-   AND (:text IS NULL OR instr(lower(r.id), lower(:text)) OR r.id IN {_EXPLAINED})
+   AND (:text IS NULL OR r.id = :text OR r.id IN {_EXPLAINED}
+        OR instr(lower(r.id), lower(:text)) AND (r.created_at, r.id) > (:ids_at, :ids_id))
    AND (:statuses IS NULL OR state {_WANTED})
    AND NOT EXISTS ({_ANY} FROM edda_run later WHERE later.id = r.id AND later.gen > r.gen)"""
 _NEWEST_FIRST = " ORDER BY r.created_at DESC, r.id DESC LIMIT :limit"
@@ -65,6 +67,10 @@ class _Source(Struct, frozen=True):
         """By status, of the first so many that fit."""
         fitting = f"{_STATE} FROM {self.tables} WHERE {self.range} {_FITS} LIMIT :limit"
         return f"{_TALLY} FROM ({fitting}) GROUP BY state"
+
+
+_Part = tuple[_Source, _Values]
+"""Where to begin, and the values that limit it."""
 
 
 class _Runs(_Source, frozen=True):
@@ -104,6 +110,15 @@ _UNUSUAL_ONES = _Source(
   LEFT JOIN edda_sched s ON s.run_id = r.id""",
     f"x.status <> 'completed' AND x.status {_WANTED}",
 )
+# Those that a text finds though they are older than the ids it is looked for in.
+_EXPLAINED_ONES = _Source(
+    """edda_sched s
+ CROSS JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen
+  LEFT JOIN edda_result x ON x.run_id = r.id""",
+    "instr(lower(s.reason), lower(:text))",
+)
+_BY_WHOLE_ID = _by("sqlite_autoindex_edda_run_1", f"r.id = :text AND r.id NOT IN {_EXPLAINED}")
+_HORIZON = "SELECT r.created_at, r.id"
 # Without a look at the runs themselves.
 _OPEN_TALLY = f"SELECT {OPEN_STATUS} AS state, count(*)"
 _COUNT_OPEN = f"""
@@ -115,29 +130,57 @@ SELECT 'completed', count(*)
 
 def search(db: Connection, query: RunQuery, now: int) -> tuple[RunRecord, ...]:
     values = _values(query, now)
+    if query.text and query.ids_after is not None:
+        return _page(db, _told(query, values))
     if source := _narrow(db, query, values):
-        return _page(db, [source], values)
+        return _page(db, [(source, values)])
     broad = _broad(query)
     if not query.statuses or RunStatus.COMPLETED in query.statuses:
-        return _page(db, [broad], values)
-    newest = _page(db, [broad], values | _moment(db, broad, values))
-    return newest if len(newest) == query.limit else _page(db, [_OPEN_ONES, _UNUSUAL_ONES], values)
+        return _page(db, [(broad, values)])
+    newest = _page(db, [(broad, values | _moment(db, broad, values))])
+    if len(newest) == query.limit:
+        return newest
+    return _page(db, [(_OPEN_ONES, values), (_UNUSUAL_ONES, values)])
 
 
-def _page(db: Connection, sources: Iterable[_Source], values: _Values) -> tuple[RunRecord, ...]:
-    found = [as_record(row) for source in sources for row in db.rows(source.page, values)]
+def _page(db: Connection, parts: Sequence[_Part]) -> tuple[RunRecord, ...]:
+    found = [as_record(row) for source, values in parts for row in db.rows(source.page, values)]
     found.sort(key=lambda run: (run.created_at, run.run_id), reverse=True)
-    return tuple(found[: values["limit"]])
+    return tuple(found[: parts[0][1]["limit"]])
+
+
+def _told(query: RunQuery, values: _Values) -> list[_Part]:
+    """By the text: those that are new enough for a look at their ids, and the older ones, none of them twice."""
+    since = values["ids_at"]
+    recent = values | {"created_from": max(values["created_from"], since)}
+    older = values | {"created_to": min(values["created_to"], since)}
+    return [(_broad(query), recent), (_EXPLAINED_ONES, older), (_BY_WHOLE_ID, older)]
+
+
+def horizon(db: Connection, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+    broad, values = _broad(query), _values(replace(query, after=None), 0)
+    newest_first = "ORDER BY r.created_at DESC, r.id DESC LIMIT 1 OFFSET :reach"
+    row = db.row(f"{_HORIZON} FROM {broad.first} WHERE {broad.range} {newest_first}", values | {"reach": reach})
+    return (row[0], row[1]) if row else None
 
 
 def count(db: Connection, query: RunQuery, now: int) -> dict[RunStatus, int]:
     query = replace(query, after=None, limit=-1)
     values = _values(query, now)
-    if source := _narrow(db, query, values):
+    if query.text and query.ids_after is not None:
+        counted = _count_told(db, _told(query, values))
+    elif source := _narrow(db, query, values):
         counted = dict(db.rows(source.count, values))
     else:
         counted = _count_broadly(db, query, values)
     return {RunStatus(status): min(number, MOST_COUNTED) for status, number in counted.items() if number}
+
+
+def _count_told(db: Connection, parts: Iterable[_Part]) -> dict[str, int]:
+    counted: Counter[str] = Counter()
+    for source, values in parts:
+        counted.update(dict(db.rows(source.count, values)))
+    return counted
 
 
 def _count_broadly(db: Connection, query: RunQuery, values: _Values) -> dict[str, int]:
@@ -205,6 +248,7 @@ def _only(statuses: Iterable[RunStatus]) -> _Values:
 
 def _values(query: RunQuery, now: int) -> _Values:
     after_at, after_id = query.after or (_LAST, "")
+    ids_at, ids_id = query.ids_after or (-1, "")
     created_to = _LAST if query.created_to is None else query.created_to
     prefix = query.id_prefix or ""
     statuses = _only(query.statuses) if query.statuses else {"statuses": None}
@@ -218,7 +262,9 @@ def _values(query: RunQuery, now: int) -> _Values:
         "id_to": _beyond(prefix),
         "workflow": query.workflow,
         "parent": query.parent,
-        "text": query.text,
+        "text": query.text or None,
+        "ids_at": ids_at,
+        "ids_id": ids_id,
         "limit": query.limit,
     }
 

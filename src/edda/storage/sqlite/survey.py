@@ -43,6 +43,9 @@ class SQLiteSurvey:
     async def count(self, query: RunQuery) -> dict[RunStatus, int]:
         return await self._look(lambda db: search.count(db, query, self._now()))
 
+    async def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+        return await self._look(lambda db: search.horizon(db, query, reach))
+
     async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
         return await self._look(lambda db: sights.generations(db, run_id))
 
