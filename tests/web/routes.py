@@ -108,9 +108,11 @@ class Spy:
         if name == "with_caller":
             raise AttributeError(name)
         self.asked.append(name)
-        if self.error is not None:
-            raise self.error
-        return getattr(self._real, name)
+        return self._fail if self.error is not None and name != "watch" else getattr(self._real, name)
+
+    async def _fail(self, *_: object) -> None:
+        assert self.error is not None
+        raise self.error
 
 
 class World:

@@ -71,6 +71,7 @@ NEEDED: dict[str, frozenset[str]] = {
     "GET /events/*/resend": VIEW,
     "GET /waits": VIEW,
     "GET /channels": VIEW,
+    "GET /channels/publish": VIEW,
     "GET /outbox": VIEW,
     "GET /outbox/retry": VIEW,
     "GET /outbox/drop": VIEW,
@@ -83,6 +84,7 @@ NEEDED: dict[str, frozenset[str]] = {
     "POST /start/*": VIEW | CONTROL,
     "POST /events/send": VIEW | EVENTS,
     "POST /events/*/resend": VIEW | EVENTS,
+    "POST /channels/publish": VIEW | EVENTS,
     "POST /outbox/retry": VIEW | CONTROL,
     "POST /outbox/drop": VIEW | CONTROL,
     # what is there before anybody has shown a token
@@ -112,6 +114,11 @@ OLD = "x1y2Z3a4B5c6D7e8F9g0H1i2J3k4L5m6"
 WAS_ONE = Token("+".join(sorted(ALL)), frozenset(TokenScope), OLD)
 """Of the same name and with all scopes, but with a secret that was changed since."""
 OWN = {"sec-fetch-site": "same-origin", "host": "127.0.0.1:8001"}
+
+
+@pytest.fixture(autouse=True)
+def quick_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edda.web.stream._TICK", 0.01)
 
 
 def bearer(secret: str) -> dict[str, str]:
