@@ -31,6 +31,7 @@ CACHE = Path(".pytest_cache/v/cache/lastfailed")
 def main(arguments: Sequence[str]) -> int:
     options = [one for one in arguments if one != THOROUGH]
     os.environ[SETTING] = "" if THOROUGH in arguments else "1"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of some hundred processes compiles everything anew
     for mark, workers in PARTS:
         CACHE.unlink(missing_ok=True)  # or it would name tests that failed another day
         code = run("-m", mark, *workers, *options)
