@@ -29,8 +29,8 @@ from edda.storage.mysql.steering import LOCK_ENDED, RESUME, _reopening
 from edda.storage.mysql.survey import CONSUMERS, CREW, EVENT, event_page, standing_page
 from tests.scale.seeds import statements
 
-from .mysql_sessions import seeded, session_at
-from .test_mysql_plans import Look, look, look_at
+from .mysql.sessions import seeded, session_at
+from .mysql.test_plans import Look, look, look_at
 
 ENDED_RUNS, OPEN_RUNS = 90_000, 10_000
 SOMEBODY = RunId("run00050000")

@@ -22,7 +22,7 @@ from tests import databases
 from tests.conftest import need
 from tests.scale.seeds import statements
 
-from .postgres_plans import Look, look
+from .postgres.plans import Look, look
 
 ENDED_RUNS, OPEN_RUNS = 90_000, 10_000
 SOMEBODY = RunId("run00050000")

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 
 from edda.core.model import Absorb, Bundle, Recur, RunId, WorkerId
-from edda.storage.postgres import PostgresStorage
 from edda.storage.postgres.batch import compose
 from edda.storage.postgres.births import start_row
-from edda.storage.postgres.pool import Address
 from edda.storage.postgres.pruning import DELETE_GENERATIONS, DELETE_RUNS, OLD_GENERATIONS
 from edda.storage.postgres.runs import START, WATCH, WATCHERS
 from edda.storage.postgres.session import Session
-from tests import databases
-from tests.conftest import need
+from tests.storage.records import bundle, child, done, entry, letter, start
 
-from . import postgres_plans
-from .postgres_plans import Look
-from .records import bundle, child, done, entry, letter, start
+from . import plans
+from .plans import Look, seeded, session_at
 
 # 100,000 open runs, all owned by "busy", each with one watcher and two generations; of the second half the first
 # generation is pruned already.
@@ -45,35 +40,9 @@ MOMENT = OPEN // 4
 """A quarter of the second generations is older, and so is what they followed."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url() -> AsyncIterator[str]:
-    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
-    url = server.create()
-    await migrate(url)
-    for statement in SEEDS:
-        server.execute(statement, url)
-    yield url
-    server.drop(url)
-
-
-async def migrate(url: str) -> None:
-    storage = PostgresStorage(url)
-    await storage.migrate()
-    await storage.close()
-
-
-@pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
-async def session(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Session]:
-    """As the storage itself would open it."""
-    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
-    await session.execute(f"SET plan_cache_mode = {request.param}")
-    yield session
-    await session.close()
-
-
 async def look(session: Session, statement: str, *values: object) -> Look:
     """A sequence has one row, and no index."""
-    seen = await postgres_plans.look(session, statement, *values)
+    seen = await plans.look(session, statement, *values)
     return replace(seen, read_whole=seen.read_whole - {"edda_event_seq"})
 
 
@@ -172,19 +141,14 @@ async def test_pruning_finds_at_once_that_no_generation_is_old(session: Session)
 
 
 async def test_a_plan_made_on_an_empty_database_is_one_for_a_large_one_already() -> None:
-    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
-    url = server.create()
-    await migrate(url)
-    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
-    looks = [
-        *[await write(session, map(make, range(1, 11))) for make in BATCHES],
-        await look(session, START, [start_row(start("a"))]),
-        await look(session, WATCH, "a", "b", "child:1"),
-        await look(session, WATCHERS, [RunId("a")]),
-        await look(session, OLD_GENERATIONS, 1, 100),
-        await look(session, DELETE_GENERATIONS, ["a"], [0]),
-        await look(session, DELETE_RUNS, ["a"]),
-    ]
-    await session.close()
-    server.drop(url)
+    async with seeded() as url, session_at(url) as session:
+        looks = [
+            *[await write(session, map(make, range(1, 11))) for make in BATCHES],
+            await look(session, START, [start_row(start("a"))]),
+            await look(session, WATCH, "a", "b", "child:1"),
+            await look(session, WATCHERS, [RunId("a")]),
+            await look(session, OLD_GENERATIONS, 1, 100),
+            await look(session, DELETE_GENERATIONS, ["a"], [0]),
+            await look(session, DELETE_RUNS, ["a"]),
+        ]
     assert not any(seen.read_whole for seen in looks)

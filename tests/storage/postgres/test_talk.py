@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import asyncpg
@@ -18,32 +17,18 @@ from edda.storage.postgres import PostgresStorage
 from edda.storage.postgres.consumers import AT_ONCE
 from edda.storage.postgres.parameters import fill
 from tests.conftest import MakeDatabase, MakeStorage, OnPostgres
+from tests.storage.conftest import MakeWorker
+from tests.storage.joints import step_record, transaction
+from tests.storage.outsider import WAITING, Log, Outsider, become
+from tests.storage.records import ASLEEP, HOUR, born, bundle, dispatch, entry, incoming, key, outgoing, wait
+from tests.storage.worker import Worker
 
-from .conftest import MakeWorker
-from .joints import step_record, transaction
-from .outsider import WAITING, Log, Outsider, become
-from .records import ASLEEP, HOUR, born, bundle, dispatch, entry, incoming, key, outgoing, wait
-from .test_postgres import ALL_GONE, CUT
-from .test_postgres_events import KEYS, OPEN, hold, share
-from .worker import Worker
+from .test_events import KEYS, OPEN, hold, share
+from .test_server import ALL_GONE, CUT
 
 A = RunId("a")
 OUTBOX = "SELECT pg_advisory_xact_lock(4714, 0)"
 BACKEND = "SELECT pg_backend_pid() AS pid"
-
-
-@pytest.fixture
-def database(make_database: MakeDatabase) -> OnPostgres:
-    database = make_database("postgres")
-    assert isinstance(database, OnPostgres)
-    return database
-
-
-@pytest.fixture
-async def outsider(database: OnPostgres) -> AsyncIterator[Outsider]:
-    connection = await asyncpg.connect(database.url)
-    yield connection
-    await connection.close()
 
 
 async def inbox(outsider: Outsider) -> list[tuple[object, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -11,27 +11,18 @@ from edda.core.model import Absorb, Move, Release, RunId, WorkerId
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.pool import Address, Pool
+from edda.storage.mysql.pool import Address
 from edda.storage.mysql.session import BEGIN, EXPECT, ExpectationMissedError, Session
 from edda.storage.mysql.statement import Statement, bind, groups, inserts, messages
 from edda.storage.mysql.storage import _check_version
-from tests.conftest import MakeDatabase, OnMySQL
+from tests.conftest import MakeDatabase
+from tests.storage.probes import Trap
+from tests.storage.records import LAPSED, born, bundle, done, entry, start
+from tests.storage.worker import Worker
 
-from .mysql_sessions import session_at
-from .probes import Trap
-from .records import LAPSED, born, bundle, done, entry, start
-from .worker import Worker
+from .locks import CONNECTION, LOCK_RUN, connection_of, shorten_lock_waits, until
 
-CONNECTION = b"SELECT CONNECTION_ID()"
-LOCK_RUN = b"SELECT 1 FROM edda_sched WHERE run_id = %b FOR UPDATE"
 REST = Release(0, None, RunStatus.WAITING_FOR_EVENT)
-
-
-@pytest.fixture
-def url(make_database: MakeDatabase) -> str:
-    database = make_database("mysql")
-    assert isinstance(database, OnMySQL)
-    return database.url
 
 
 @pytest.fixture
@@ -41,36 +32,6 @@ async def storage(url: str) -> AsyncIterator[MySQLStorage]:
     await storage.migrate()
     yield storage
     await storage.close()
-
-
-@pytest.fixture
-async def worker(storage: MySQLStorage) -> Worker:
-    worker = Worker(storage, "worker-1")
-    await worker.register()
-    return worker
-
-
-@pytest.fixture
-async def stranger(url: str) -> AsyncIterator[Session]:
-    """A session of another process."""
-    async with session_at(url) as session:
-        yield session
-
-
-async def connection_of(pool: Pool) -> int:
-    return int((await pool.run(CONNECTION)).rows[0][0])
-
-
-async def shorten_lock_waits(pool: Pool) -> None:
-    await pool.run(b"SET SESSION innodb_lock_wait_timeout = 1")
-
-
-async def until(fact: Callable[[], Awaitable[bool]], every: float = 0.01) -> None:
-    for _ in range(round(10 / every)):
-        if await fact():
-            return
-        await asyncio.sleep(every)
-    pytest.fail("it did not happen in 10 seconds")
 
 
 # Sessions

@@ -11,29 +11,15 @@ from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError
 from edda.storage.mysql import MySQLStorage
 from edda.storage.mysql.buckets import HOLD, SHARE, of_keys, of_types
-from edda.storage.mysql.pool import Pool
 from edda.storage.mysql.session import BEGIN, Session
 from edda.storage.mysql.statement import bind
-from tests.conftest import MakeDatabase, OnMySQL
+from tests.storage.probes import Listener
+from tests.storage.records import SOURCE, TYPE, born, bundle, entry, incoming, key, start, wait
+from tests.storage.worker import Worker
 
-from .mysql_sessions import session_at
-from .probes import Listener
-from .records import SOURCE, TYPE, born, bundle, entry, incoming, key, start, wait
-from .worker import Worker
+from .locks import shorten_lock_waits
 
 REST = Release(0, None, RunStatus.WAITING_FOR_EVENT)
-
-
-@pytest.fixture
-def url(make_database: MakeDatabase) -> str:
-    database = make_database("mysql")
-    assert isinstance(database, OnMySQL)
-    return database.url
-
-
-@pytest.fixture
-def listener() -> Listener:
-    return Listener()
 
 
 @pytest.fixture
@@ -45,24 +31,6 @@ async def storage(url: str, listener: Listener) -> AsyncIterator[MySQLStorage]:
         await shorten_lock_waits(pool)
     yield storage
     await storage.close()
-
-
-@pytest.fixture
-async def worker(storage: MySQLStorage) -> Worker:
-    worker = Worker(storage, "worker-1")
-    await worker.register()
-    return worker
-
-
-@pytest.fixture
-async def stranger(url: str) -> AsyncIterator[Session]:
-    """A session of another process."""
-    async with session_at(url) as session:
-        yield session
-
-
-async def shorten_lock_waits(pool: Pool) -> None:
-    await pool.run(b"SET SESSION innodb_lock_wait_timeout = 1")
 
 
 async def packet_of(storage: MySQLStorage) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 
-import asyncpg
 import pytest
 
 from edda.core.model import Fence, RunId, WorkerId
@@ -25,11 +24,10 @@ from edda.storage.postgres.pool import Address, Pool
 from edda.storage.postgres.session import COMMIT, Session
 from edda.storage.postgres.workers import DELETE_WORKER
 from tests.conftest import MakeDatabase, MakeStorage, OnPostgres
-
-from .conftest import MakeWorker
-from .outsider import WAITING, Death, Log, Outsider, become
-from .records import HOUR, LAPSED, WORKFLOW, born, bundle, done, entry, start
-from .worker import Worker
+from tests.storage.conftest import MakeWorker
+from tests.storage.outsider import WAITING, Death, Log, Outsider, become
+from tests.storage.records import HOUR, LAPSED, WORKFLOW, born, bundle, done, entry, start
+from tests.storage.worker import Worker
 
 ALL_GONE = """
 SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'edda' AND datname = current_database()"""
@@ -39,26 +37,11 @@ SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
 
 
 @pytest.fixture
-def database(make_database: MakeDatabase) -> OnPostgres:
-    database = make_database("postgres")
-    assert isinstance(database, OnPostgres)
-    return database
-
-
-@pytest.fixture
 def empty(make_database: MakeDatabase) -> OnPostgres:
     """A database for this test alone, without tables."""
     database = make_database("postgres", fresh=True)
     assert isinstance(database, OnPostgres)
     return database
-
-
-@pytest.fixture
-async def outsider(database: OnPostgres) -> AsyncIterator[Outsider]:
-    """Somebody else on the same database, with statements of his own."""
-    connection = await asyncpg.connect(database.url)
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

@@ -4,11 +4,10 @@ takes, whose locks are waited for, and which rows are read."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from typing import TypeVar
 
 import pytest
-import pytest_asyncio
 from msgspec.structs import replace
 
 from edda.core.model import Absorb, Bundle, Fence, Letter, Move, RunId, Start, Watcher, WorkerId, Written
@@ -19,7 +18,6 @@ from edda.storage.mysql.batch import compose
 from edda.storage.mysql.births import COUNT_EXISTING, FIND_EXISTING, READ_NEWEST
 from edda.storage.mysql.judgement import Judgement
 from edda.storage.mysql.moves import Locked
-from edda.storage.mysql.pool import Pool
 from edda.storage.mysql.pruning import DELETE_GENERATIONS, DELETE_OF_RUNS, FIND_PAST
 from edda.storage.mysql.queue import READ_WATCHERS
 from edda.storage.mysql.runs import (
@@ -33,42 +31,18 @@ from edda.storage.mysql.runs import (
 )
 from edda.storage.mysql.session import BEGIN, COMMIT, Session
 from edda.storage.mysql.statement import bind, joins, text
-from tests.conftest import MakeDatabase, OnMySQL
+from tests.storage.probes import Listener
+from tests.storage.records import ASLEEP, again, born, bundle, child, done, entry, letter, start, stop
+from tests.storage.worker import Worker
 
-from .mysql_sessions import seeded, session_at
-from .probes import Listener
-from .records import ASLEEP, again, born, bundle, child, done, entry, letter, start, stop
-from .test_mysql import LOCK_RUN, connection_of, until
-from .test_mysql_plans import OWNED_BY_SMALL, look, look_at
-from .test_mysql_plans import SEEDS as OPEN_RUNS
-from .worker import Worker
+from .locks import LOCK_RUN, connection_of, waiting
+from .test_plans import OWNED_BY_SMALL, look, look_at
+from .test_plans import SEEDS as OPEN_RUNS
 
 T = TypeVar("T")
 
 REFUSED = frozenset[str]()
 WATCHER = Watcher(RunId("curious"), "child:1")
-LOCK_WAIT = b"SELECT 1 FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = %b AND trx_state = 'LOCK WAIT'"
-
-
-@pytest.fixture
-def url(make_database: MakeDatabase) -> str:
-    database = make_database("mysql")
-    assert isinstance(database, OnMySQL)
-    return database.url
-
-
-@pytest.fixture
-def listener() -> Listener:
-    return Listener()
-
-
-@pytest.fixture
-async def storage(url: str, listener: Listener) -> AsyncIterator[MySQLStorage]:
-    storage = MySQLStorage(url, pool_size=1, probe=listener)
-    await storage.open()
-    await storage.migrate()
-    yield storage
-    await storage.close()
 
 
 @pytest.fixture
@@ -81,36 +55,10 @@ async def elsewhere(url: str, storage: MySQLStorage) -> AsyncIterator[MySQLStora
 
 
 @pytest.fixture
-async def worker(storage: MySQLStorage) -> Worker:
-    worker = Worker(storage, "worker-1")
-    await worker.register()
-    return worker
-
-
-@pytest.fixture
 async def colleague(elsewhere: MySQLStorage) -> Worker:
     worker = Worker(elsewhere, "worker-2")
     await worker.register()
     return worker
-
-
-@pytest.fixture
-async def stranger(url: str) -> AsyncIterator[Session]:
-    """A session of another process."""
-    async with session_at(url) as session:
-        yield session
-
-
-async def waiting(stranger: Session, pool: Pool, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """The call, when it has come to a lock that somebody else holds."""
-    connection = await connection_of(pool)
-    task = asyncio.create_task(call)
-
-    async def waits() -> bool:
-        return bool((await stranger.run(LOCK_WAIT, connection)).rows)
-
-    await until(waits, every=0.2)  # the server takes that picture anew only if nobody looked for a tenth of a second
-    return task
 
 
 async def numbers(storage: MySQLStorage, worker: Worker) -> list[tuple[RunId, int]]:
@@ -362,7 +310,7 @@ async def test_a_generation_that_two_prune_at_once_is_counted_once(
 # Plans: 100,000 open runs, all watched and nearly all with a past, and one that has come to its thousandth generation
 
 
-LINEAGE = (
+SEEDS = (
     *OPEN_RUNS,
     "INSERT INTO edda_watcher SELECT run_id, 'curious', 'child:1' FROM edda_sched",
     "UPDATE edda_sched SET watchers = 1",
@@ -377,18 +325,6 @@ LINEAGE = (
 )
 FOLLOWED = [f"run{10040 + i:08}" for i in range(10)]
 SELECTED = [b"SELECT %b AS run_id, 0 AS gen" % text(run) for run in FOLLOWED]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def large() -> AsyncIterator[str]:
-    async with seeded(LINEAGE) as url:
-        yield url
-
-
-@pytest.fixture
-async def session(large: str) -> AsyncIterator[Session]:
-    async with session_at(large) as session:
-        yield session
 
 
 async def test_a_batch_with_children_letters_and_generations_touches_the_runs_it_is_about(session: Session) -> None:

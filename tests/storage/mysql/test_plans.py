@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
-import pytest_asyncio
 
 from edda.core.model import Bundle, End, Fence, Release, RunId, WorkerId
 from edda.core.states import RunStatus
@@ -26,8 +24,6 @@ from edda.storage.mysql.runs import NEWEST_FIRST, RECORDS
 from edda.storage.mysql.session import Session
 from edda.storage.mysql.statement import Statement, Value, bind
 from edda.storage.mysql.workers import FIND_ORPHANED, FREE, RUNS_OF
-
-from .mysql_sessions import seeded, session_at
 
 # 0 to 99,999, without the servers' own (different) ways to count.
 DIGITS = " UNION ALL ".join(f"SELECT {digit} AS d" for digit in range(10))
@@ -89,18 +85,6 @@ async def look_at(session: Session, *statements: Statement) -> list[Look]:
 
 async def count_reads(session: Session) -> int:
     return sum(int(row[1]) for row in (await session.run(READS)).rows)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url() -> AsyncIterator[str]:
-    async with seeded(SEEDS) as url:
-        yield url
-
-
-@pytest.fixture
-async def session(url: str) -> AsyncIterator[Session]:
-    async with session_at(url) as session:
-        yield session
 
 
 async def test_a_claim_reads_little_more_than_it_takes(session: Session) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-import pytest_asyncio
 
 from edda.core.model import Absorb, Bundle, Event, EventKey, Incoming, RunId, Wait
 from edda.storage.mysql.acceptance import FIND_KNOWN, FIND_WAITS, VERSIONS, survey
@@ -30,8 +29,7 @@ from edda.storage.mysql.session import Session
 from edda.storage.mysql.statement import Statement, joins, text
 from edda.storage.mysql.waits import find_events
 
-from .mysql_sessions import seeded, session_at
-from .test_mysql_plans import NUMBERS, Look, look, look_at
+from .test_plans import NUMBERS, Look, look, look_at
 
 # Event i, received at i, has a key of its own and the busy one; those up to 1,000 have lost their keys, as if pruned.
 # Run i waits for an event to come; 'reader' has got every other event and has read all but ten, and of these ten one
@@ -67,18 +65,6 @@ SEEDS = (
 
 MD5_OF = b"SELECT UNHEX(MD5(%b))"
 BORN = [RunId(f"run{i:08}") for i in range(10)]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url() -> AsyncIterator[str]:
-    async with seeded(SEEDS) as url:
-        yield url
-
-
-@pytest.fixture
-async def session(url: str) -> AsyncIterator[Session]:
-    async with session_at(url) as session:
-        yield session
 
 
 async def key(session: Session, name: str) -> bytes:

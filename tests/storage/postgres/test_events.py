@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from zlib import crc32
 
-import asyncpg
 import pytest
 
 from edda.core.model import Absorb, RunId, Written
@@ -15,31 +13,16 @@ from edda.storage.ports import Storage
 from edda.storage.postgres import pool
 from edda.storage.postgres.accept import ACCEPT
 from edda.storage.postgres.session import COMMIT
-from tests.conftest import MakeDatabase, MakeStorage, OnPostgres
-
-from .conftest import MakeWorker
-from .outsider import WAITING, Death, Log, Outsider, become
-from .records import ASLEEP, SOURCE, TYPE, born, bundle, done, entry, incoming, key, wait
-from .worker import Worker
+from tests.conftest import MakeDatabase, MakeStorage
+from tests.storage.conftest import MakeWorker
+from tests.storage.outsider import WAITING, Death, Log, Outsider, become
+from tests.storage.records import ASLEEP, SOURCE, TYPE, born, bundle, done, entry, incoming, key, wait
+from tests.storage.worker import Worker
 
 OPEN = """
 SELECT count(*) FROM pg_stat_activity
  WHERE application_name = 'edda' AND datname = current_database() AND state LIKE 'idle in transaction%'"""
 TYPES, KEYS = 4712, 4713
-
-
-@pytest.fixture
-def database(make_database: MakeDatabase) -> OnPostgres:
-    database = make_database("postgres")
-    assert isinstance(database, OnPostgres)
-    return database
-
-
-@pytest.fixture
-async def outsider(database: OnPostgres) -> AsyncIterator[Outsider]:
-    connection = await asyncpg.connect(database.url)
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

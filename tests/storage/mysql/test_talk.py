@@ -22,56 +22,31 @@ from edda.storage.mysql.joints import MySQLJoint
 from edda.storage.mysql.parameters import pyformat
 from edda.storage.mysql.session import BEGIN, COMMIT, Session
 from edda.storage.mysql.statement import bind
-from tests.conftest import MakeDatabase, OnMySQL
+from tests.storage.joints import step_record, transaction
+from tests.storage.probes import Listener
+from tests.storage.records import (
+    ASLEEP,
+    HOUR,
+    LATER,
+    born,
+    bundle,
+    dispatch,
+    done,
+    entry,
+    incoming,
+    outgoing,
+    start,
+    wait,
+)
+from tests.storage.worker import Worker
 
-from .joints import step_record, transaction
-from .mysql_sessions import session_at
-from .probes import Listener
-from .records import ASLEEP, HOUR, LATER, born, bundle, dispatch, done, entry, incoming, outgoing, start, wait
-from .test_mysql import LOCK_RUN, connection_of, shorten_lock_waits, until
-from .test_mysql_lineage import waiting
-from .worker import Worker
+from .locks import LOCK_RUN, connection_of, shorten_lock_waits, until, waiting
 
 R1 = RunId("run-1")
 DROP = b"DELETE FROM edda_wait WHERE run_id = %b"
 SETTINGS = "SELECT @@sql_mode, @@time_zone, @@innodb_lock_wait_timeout"
 ANY_BYTES = bytes(range(256)) * 4
 PLENTY = [*(f"a{n:03}" for n in range(20)), "z"]
-
-
-@pytest.fixture
-def url(make_database: MakeDatabase) -> str:
-    database = make_database("mysql")
-    assert isinstance(database, OnMySQL)
-    return database.url
-
-
-@pytest.fixture
-def listener() -> Listener:
-    return Listener()
-
-
-@pytest.fixture
-async def storage(url: str, listener: Listener) -> AsyncIterator[MySQLStorage]:
-    storage = MySQLStorage(url, pool_size=1, probe=listener)
-    await storage.open()
-    await storage.migrate()
-    yield storage
-    await storage.close()
-
-
-@pytest.fixture
-async def worker(storage: MySQLStorage) -> Worker:
-    worker = Worker(storage, "worker-1")
-    await worker.register()
-    return worker
-
-
-@pytest.fixture
-async def stranger(url: str) -> AsyncIterator[Session]:
-    """A session of another process."""
-    async with session_at(url) as session:
-        yield session
 
 
 @pytest.fixture

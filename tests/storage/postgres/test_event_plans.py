@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-
-import pytest
-import pytest_asyncio
+from collections.abc import Iterable
 
 from edda.core.model import Bundle, Event, EventKey, Incoming, Release, RunId, Start, Wait, WorkerId
 from edda.core.states import RunStatus
-from edda.storage.postgres import PostgresStorage
 from edda.storage.postgres.accept import ACCEPT, ACCEPT_AND_START, GIVE_MORE, Post
 from edda.storage.postgres.batch import compose
 from edda.storage.postgres.events import FILL, FIND_EVENT, LAST_EVENT_BEFORE, LEARN, LOG, PAGE, SHAPES, WAITS
-from edda.storage.postgres.pool import Address
 from edda.storage.postgres.pruning import (
     DELETE_EVENTS,
     DELETE_KEYS,
@@ -26,10 +21,8 @@ from edda.storage.postgres.pruning import (
 )
 from edda.storage.postgres.queue import MAIL, READ_RUNS
 from edda.storage.postgres.session import Session
-from tests import databases
-from tests.conftest import need
 
-from .postgres_plans import Look, look
+from .plans import Look, look, seeded, session_at
 
 # 100,000 runs, each waiting under a key of its own, and one in a thousand owned by "busy". 100,000 events; the first
 # thousand has lost its keys, the others have one of their own that nobody waits for, and all of them BUSY. Every run
@@ -85,32 +78,6 @@ OLD = (OLD_KEYS, OLD_EVENTS, OLD_LETTERS, OLD_RUNS)
 
 def key(kind: int, number: int) -> bytes:
     return bytes([kind]) + number.to_bytes(4, "big")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url() -> AsyncIterator[str]:
-    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
-    url = server.create()
-    await migrate(url)
-    for statement in SEEDS:
-        server.execute(statement, url)
-    yield url
-    server.drop(url)
-
-
-async def migrate(url: str) -> None:
-    storage = PostgresStorage(url)
-    await storage.migrate()
-    await storage.close()
-
-
-@pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
-async def session(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Session]:
-    """As the storage itself would open it."""
-    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
-    await session.execute(f"SET plan_cache_mode = {request.param}")
-    yield session
-    await session.close()
 
 
 def post(keys: Iterable[bytes], starts: tuple[Start, ...] = ()) -> Post:
@@ -270,16 +237,11 @@ async def test_pruning_finds_at_once_that_nothing_is_old(session: Session) -> No
 
 
 async def test_a_plan_made_on_an_empty_database_is_one_for_a_large_one_already() -> None:
-    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
-    url = server.create()
-    await migrate(url)
-    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
-    looks = [
-        await look(session, ACCEPT, *post(MET).compose({})[1]),
-        await look(session, GIVE_MORE, *post(MET).compose_more({i: i for i in range(100)})[1]),
-        await register(session, ((run, Wait("2", key(0xCC, i), BUSY, "t", b"")) for i, run in idle(10))),
-        *[await look(session, find, 1, 100) for find in OLD],
-    ]
-    await session.close()
-    server.drop(url)
+    async with seeded() as url, session_at(url) as session:
+        looks = [
+            await look(session, ACCEPT, *post(MET).compose({})[1]),
+            await look(session, GIVE_MORE, *post(MET).compose_more({i: i for i in range(100)})[1]),
+            await register(session, ((run, Wait("2", key(0xCC, i), BUSY, "t", b"")) for i, run in idle(10))),
+            *[await look(session, find, 1, 100) for find in OLD],
+        ]
     assert not any(seen.read_whole for seen in looks)

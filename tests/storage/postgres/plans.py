@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from edda.storage.postgres import PostgresStorage
+from edda.storage.postgres.pool import Address
 from edda.storage.postgres.session import Session
+from tests import databases
+from tests.conftest import need
+
+
+@asynccontextmanager
+async def seeded(seeds: Iterable[str] = ()) -> AsyncIterator[str]:
+    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
+    url = server.create()
+    storage = PostgresStorage(url)
+    await storage.migrate()
+    await storage.close()
+    for statement in seeds:
+        server.execute(statement, url)
+    yield url
+    server.drop(url)
+
+
+@asynccontextmanager
+async def session_at(url: str) -> AsyncIterator[Session]:
+    """As the storage itself would open it."""
+    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
+    yield session
+    await session.close()
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
 from edda.core.model import Absorb, Bundle, Event, EventKey, Incoming, RunId, Wait
 from edda.storage.mysql.acceptance import FIND_OF_RUN, FIND_SOME, Look, survey
@@ -23,8 +20,7 @@ from edda.storage.mysql.stock import Stock
 from edda.storage.mysql.talk import say
 from edda.storage.mysql.waits import find_events
 
-from .mysql_sessions import seeded, session_at
-from .test_mysql_plans import NUMBERS, look, look_at
+from .test_plans import NUMBERS, look, look_at
 
 # Of a hundred events for others twenty are new, of a busy key or of a quiet one; one was tried and is due again; thirty
 # are not due; one is dead; the rest were sent, at the time of their number. All messages lie under one key, and all
@@ -50,18 +46,6 @@ SEEDS = (
 
 RUNS = [RunId(f"run{i:08}") for i in range(10)]
 LATE = 4_000_000_000_000_000
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url() -> AsyncIterator[str]:
-    async with seeded(SEEDS) as url:
-        yield url
-
-
-@pytest.fixture
-async def session(url: str) -> AsyncIterator[Session]:
-    async with session_at(url) as session:
-        yield session
 
 
 async def key(session: Session, name: str) -> bytes:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-
-import pytest
-import pytest_asyncio
 
 from edda.core.model import Bundle, End, Release, RunId, WorkerId
 from edda.core.states import RunStatus
-from edda.storage.postgres import PostgresStorage
 from edda.storage.postgres.batch import compose
 from edda.storage.postgres.journal import OWNED
-from edda.storage.postgres.pool import Address
 from edda.storage.postgres.queue import CLAIM_FEW, CLAIM_MANY, MAIL, NEXT_DUE, UNPARK
 from edda.storage.postgres.runs import FIND_ANY
 from edda.storage.postgres.session import Session
 from edda.storage.postgres.workers import FIND_ORPHANS, FREE
-from tests import databases
-from tests.conftest import need
 
-from .postgres_plans import literal, look
+from .plans import literal, look, seeded, session_at
 
 RUNS = 120_000
 EVER = 2**63 - 1
@@ -46,28 +38,6 @@ SELECT 'run' || lpad(i::text, 8, '0'), 1, 'cancel', '', i, '' FROM generate_seri
     "INSERT INTO edda_fence SELECT 'busy' || i, 0, 0 FROM generate_series(0, 2) i",
     "VACUUM ANALYZE",
 )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url() -> AsyncIterator[str]:
-    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
-    url = server.create()
-    storage = PostgresStorage(url)
-    await storage.migrate()
-    await storage.close()
-    for statement in SEEDS:
-        server.execute(statement, url)
-    yield url
-    server.drop(url)
-
-
-@pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
-async def session(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Session]:
-    """As the storage itself would open it."""
-    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
-    await session.execute(f"SET plan_cache_mode = {request.param}")
-    yield session
-    await session.close()
 
 
 NAMES = ["workflow0", "workflow1", "unheard_of"]
@@ -179,18 +149,11 @@ async def test_the_look_notices_a_query_that_has_left_its_index(session: Session
 
 
 async def test_a_plan_made_on_an_empty_database_is_one_for_a_large_one_already() -> None:
-    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
-    url = server.create()
-    storage = PostgresStorage(url)
-    await storage.migrate()
-    await storage.close()
-    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
-    looks = [
-        await look(session, CLAIM_MANY, "busy0", NAMES, 10),
-        await look(session, MAIL, "busy0"),
-        await look(session, OWNED, "busy0"),
-        await look(session, FREE, "busy0"),
-    ]
-    await session.close()
-    server.drop(url)
+    async with seeded() as url, session_at(url) as session:
+        looks = [
+            await look(session, CLAIM_MANY, "busy0", NAMES, 10),
+            await look(session, MAIL, "busy0"),
+            await look(session, OWNED, "busy0"),
+            await look(session, FREE, "busy0"),
+        ]
     assert not any(seen.read_whole for seen in looks)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
-import pytest_asyncio
 
 from edda.core.model import (
     Bundle,
@@ -24,7 +23,6 @@ from edda.core.model import (
     WorkerId,
 )
 from edda.core.states import RunStatus
-from edda.storage.postgres import PostgresStorage
 from edda.storage.postgres.accept import GIVE_MORE_MESSAGES, Post
 from edda.storage.postgres.batch import compose
 from edda.storage.postgres.dispatches import DISPATCHES, FORWARD, TAKE
@@ -41,14 +39,11 @@ from edda.storage.postgres.outbox import (
     SETTLE_REFUSED,
     SETTLE_SENT,
 )
-from edda.storage.postgres.pool import Address
 from edda.storage.postgres.pruning import DELETE_GENERATIONS, DELETE_OUTGOING, DELETE_RUNS, OLD_OUTGOING
 from edda.storage.postgres.queue import READ_RUNS
 from edda.storage.postgres.session import Session
-from tests import databases
-from tests.conftest import need
 
-from .postgres_plans import Look, look
+from .plans import Look, look, seeded, session_at
 
 LAST = 50_000
 FAR = 4_000_000_000_000_000
@@ -104,32 +99,6 @@ FIRST_PENDING = SENT + DEAD + 1
 
 def run(number: int) -> RunId:
     return RunId(f"run{number:08}")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url() -> AsyncIterator[str]:
-    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
-    url = server.create()
-    await migrate(url)
-    for statement in SEEDS:
-        server.execute(statement, url)
-    yield url
-    server.drop(url)
-
-
-async def migrate(url: str) -> None:
-    storage = PostgresStorage(url)
-    await storage.migrate()
-    await storage.close()
-
-
-@pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
-async def session(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Session]:
-    """As the storage itself would open it."""
-    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
-    await session.execute(f"SET plan_cache_mode = {request.param}")
-    yield session
-    await session.close()
 
 
 async def write(session: Session, batch: Iterable[Bundle]) -> Look:
@@ -319,10 +288,5 @@ async def test_a_plan_made_on_an_empty_database_is_one_for_a_large_one_already()
 
 @asynccontextmanager
 async def empty() -> AsyncIterator[Session]:
-    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
-    url = server.create()
-    await migrate(url)
-    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
-    yield session
-    await session.close()
-    server.drop(url)
+    async with seeded() as url, session_at(url) as session:
+        yield session

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from typing import TypeVar
-
-import asyncpg
-import pytest
 
 from edda.core.model import Absorb, CancelOutcome, EntryKind, Release, RunId, Watcher, Written
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from edda.storage.postgres.runs import WATCH
-from tests.conftest import MakeDatabase, MakeStorage, OnPostgres
-
-from .conftest import MakeWorker
-from .outsider import WAITING, Log, Outsider, become
-from .records import ASLEEP, LATER, again, born, bundle, child, done, entry, incoming, letter, start, stop, wait
-from .worker import Worker
+from tests.conftest import MakeStorage, OnPostgres
+from tests.storage.conftest import MakeWorker
+from tests.storage.outsider import WAITING, Log, Outsider, become
+from tests.storage.records import (
+    ASLEEP,
+    LATER,
+    again,
+    born,
+    bundle,
+    child,
+    done,
+    entry,
+    incoming,
+    letter,
+    start,
+    stop,
+    wait,
+)
+from tests.storage.worker import Worker
 
 T = TypeVar("T")
 
@@ -30,20 +40,6 @@ MANY = 200
 LOCK_A = "SELECT 1 FROM edda_sched WHERE run_id = 'a' FOR UPDATE"
 FREE_TO_LOCK_B = "SELECT 1 FROM edda_sched WHERE run_id = 'b' FOR UPDATE NOWAIT"
 INBOX = "SELECT n, kind, step, value FROM edda_delivery WHERE run_id = $1 ORDER BY n"
-
-
-@pytest.fixture
-def database(make_database: MakeDatabase) -> OnPostgres:
-    database = make_database("postgres")
-    assert isinstance(database, OnPostgres)
-    return database
-
-
-@pytest.fixture
-async def outsider(database: OnPostgres) -> AsyncIterator[Outsider]:
-    connection = await asyncpg.connect(database.url)
-    yield connection
-    await connection.close()
 
 
 async def wait_for(outsider: Outsider, call: Awaitable[T], *changes: str) -> T:

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from edda.storage.postgres.session import Session
+from tests.conftest import MakeDatabase, OnPostgres
+from tests.storage.outsider import Outsider
+
+from .plans import seeded, session_at
+
+
+@pytest.fixture
+def database(make_database: MakeDatabase) -> OnPostgres:
+    database = make_database("postgres")
+    assert isinstance(database, OnPostgres)
+    return database
+
+
+@pytest.fixture
+async def outsider(database: OnPostgres) -> AsyncIterator[Outsider]:
+    """Somebody else on the same database, with statements of his own."""
+    connection = await asyncpg.connect(database.url)
+    yield connection
+    await connection.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """Of a database with the module's SEEDS in it."""
+    async with seeded(request.module.SEEDS) as url:
+        yield url
+
+
+@pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
+async def session(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Session]:
+    async with session_at(url) as session:
+        await session.execute(f"SET plan_cache_mode = {request.param}")
+        yield session
