@@ -50,7 +50,8 @@ What stands in braces is percent-encoded, and may be anything, also a slash (`%2
 several times: `status=failed&status=cancelled`. A body may be left out if nothing in it is required.
 
 Lists come in pages of at most {MOST_ROWS}: `next` of an answer is the `cursor` to ask for the page behind it with;
-`null` means that there is none.
+`null` means that there is none. `searched_to` says how far back ids were searched for `q`, and inputs for `input`: ask for what is
+older with it as `until`; `null` means that everything was.
 
 `GET {PREFIX}/stream` is a stream of server-sent events for those who may look: `event: changed` whenever something has
 changed, the first at once, at most one a second; a comment every {SILENCE:.0f} seconds. It ends after {LIFE:.0f}

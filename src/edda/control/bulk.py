@@ -59,7 +59,7 @@ def _action_of(actor: Actor, order: BulkOrder) -> Callable[[str], Awaitable[Done
 async def _count(finder: Finder, order: BulkOrder) -> int:
     if order.search is None:
         return len(set(order.ids))
-    return min(sum((await finder.count(order.search)).values()), MOST_FOUND)
+    return min(sum((await finder.count(order.search, MOST_FOUND)).values()), MOST_FOUND)
 
 
 async def _ids(finder: Finder, order: BulkOrder) -> AsyncIterator[str]:
@@ -67,9 +67,8 @@ async def _ids(finder: Finder, order: BulkOrder) -> AsyncIterator[str]:
         for run_id in dict.fromkeys(order.ids):
             yield run_id
         return
-    async for page in finder.pages(order.search, MOST_FOUND):
-        for record in page:
-            yield record.run_id
+    async for record in finder.every(order.search, MOST_FOUND):
+        yield record.run_id
 
 
 def _runs(count: int) -> str:

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import datetime
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from edda.core.codec import Codec
 from edda.core.model import RunId, RunRecord
 from edda.core.states import ENDED, OPEN, WAITING, RunStatus
-from edda.core.survey import MOST_COUNTED, RunQuery
+from edda.core.survey import RunQuery
 from edda.errors import ArgumentError
 from edda.storage.ports import Survey
 from edda.workflow.context import as_microseconds
@@ -20,12 +21,22 @@ from .inputs import Condition, read_condition
 from .views import RunSearch
 
 MOST_ON_PAGE = 200
-_CHUNK = 200
+_CHUNK = 1_000
 _GROUPS = {"open": OPEN, "waiting": WAITING, "ended": ENDED}
 _EARLIEST, _LATEST = 0, 2**62
 
-Found = tuple[list[RunRecord], tuple[int, RunId] | None]
-"""The runs of a page, and the key to go on from if there may be more."""
+TEXT_REACH = 10_000
+"""Of so many of the newest runs the ids are searched for a text."""
+INPUT_REACH = 2_000
+"""So many runs are looked into for a page, one by one."""
+
+
+class Found(Struct, frozen=True):
+    runs: list[RunRecord]
+    after: tuple[int, RunId] | None = None
+    """The key to go on from if there may be more."""
+    horizon: int | None = None
+    """When the run was created with which the search ended, if it did not look through all of them."""
 
 
 def read_search(search: RunSearch) -> RunQuery:
@@ -84,44 +95,54 @@ class Finder:
         self._codec = codec
 
     async def find(self, search: RunSearch) -> Found:
-        query, conditions = read_search(search), _conditions(search)
+        query, conditions = await self._bounded(read_search(search)), _conditions(search)
+        horizon = query.ids_after[0] if query.ids_after else None
         if not conditions:
-            return _page(await self._survey.search(replace(query, limit=query.limit + 1)), query.limit)
+            return _page(await self._survey.search(replace(query, limit=query.limit + 1)), query.limit, horizon)
         found: list[RunRecord] = []
         looked_at, last = 0, query.after
         async for record in self._all(query):
-            if len(found) == query.limit or looked_at == MOST_COUNTED:
-                return found, last
+            if len(found) == query.limit:
+                return Found(found, last, horizon)
+            if looked_at == INPUT_REACH:
+                return Found(found, last, record.created_at)
             last, looked_at = (record.created_at, record.run_id), looked_at + 1
             if self._fits(record, conditions):
                 found.append(record)
-        return found, None
+        return Found(found, None, horizon)
 
-    async def count(self, search: RunSearch) -> dict[RunStatus, int]:
-        """By status, of those that were asked for."""
+    async def count(self, search: RunSearch, reach: int = INPUT_REACH) -> dict[RunStatus, int]:
+        """By status, of those that were asked for, as far as a page looks."""
         query, conditions = read_search(replace(search, cursor=None, limit=1)), _conditions(search)
+        query = await self._bounded(query)
         if not conditions:
             return await self._survey.count(query)
         counts: Counter[RunStatus] = Counter()
-        looked_at = 0
-        async for record in self._all(query):
-            if self._fits(record, conditions):
-                counts[record.status] += 1
-            looked_at += 1
-            if looked_at == MOST_COUNTED:
-                break
+        async for record in self._fitting(query, conditions, reach):
+            counts[record.status] += 1
         return dict(counts)
 
-    async def pages(self, search: RunSearch, most: int) -> AsyncIterator[list[RunRecord]]:
-        """All of them, up to so many."""
-        cursor: str | None = None
-        while most > 0:
-            found, last = await self.find(replace(search, cursor=cursor, limit=min(MOST_ON_PAGE, most)))
-            yield found
-            most -= len(found)
-            if last is None:
+    async def every(self, search: RunSearch, reach: int) -> AsyncIterator[RunRecord]:
+        """Those that `count` tells with this reach."""
+        query = await self._bounded(read_search(replace(search, cursor=None, limit=1)))
+        async for record in self._fitting(query, _conditions(search), reach):
+            yield record
+
+    async def _fitting(
+        self, query: RunQuery, conditions: tuple[Condition, ...], reach: int
+    ) -> AsyncIterator[RunRecord]:
+        looked_at = 0
+        async for record in self._all(query):
+            if looked_at == reach:
                 return
-            cursor = write_cursor(last)
+            looked_at += 1
+            if self._fits(record, conditions):
+                yield record
+
+    async def _bounded(self, query: RunQuery) -> RunQuery:
+        if not query.text:
+            return query
+        return replace(query, ids_after=await self._survey.horizon(query, TEXT_REACH))
 
     async def _all(self, query: RunQuery) -> AsyncIterator[RunRecord]:
         query = replace(query, limit=_CHUNK)
@@ -134,6 +155,8 @@ class Finder:
             query = replace(query, after=(records[-1].created_at, records[-1].run_id))
 
     def _fits(self, record: RunRecord, conditions: tuple[Condition, ...]) -> bool:
+        if not conditions:
+            return True
         try:
             arguments = self._codec.decode(record.input)
         except Exception:  # encrypted under another key, or broken: nobody can say what it was started with
@@ -145,7 +168,7 @@ def _conditions(search: RunSearch) -> tuple[Condition, ...]:
     return tuple(map(read_condition, search.input))
 
 
-def _page(records: tuple[RunRecord, ...], limit: int) -> Found:
+def _page(records: tuple[RunRecord, ...], limit: int, horizon: int | None) -> Found:
     if len(records) <= limit:
-        return list(records), None
-    return list(records[:limit]), (records[limit - 1].created_at, records[limit - 1].run_id)
+        return Found(list(records), None, horizon)
+    return Found(list(records[:limit]), (records[limit - 1].created_at, records[limit - 1].run_id), horizon)

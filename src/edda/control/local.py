@@ -31,7 +31,7 @@ from edda.workflow.workflow import Workflow
 
 from .bulk import act_on_all
 from .describing import describe_workflow
-from .finding import Finder, as_bound, check_limit, write_cursor
+from .finding import Finder, as_bound, check_limit, read_search, write_cursor
 from .redaction import Redaction
 from .showing import Display, may, moment
 from .starting import read_arguments
@@ -128,11 +128,14 @@ class LocalController:
     # Runs
 
     async def list_runs(self, search: RunSearch) -> Page[RunView]:
-        found, last = await self._ask(self._finder.find(search))
+        found = await self._ask(self._finder.find(search))
         now = await self._storage.now()
-        return Page(tuple(self._display.run(record, now) for record in found), write_cursor(last))
+        # A bound is exclusive: that moment itself is to be searched yet.
+        horizon = None if found.horizon is None else moment(found.horizon + 1)
+        return Page(tuple(self._display.run(record, now) for record in found.runs), write_cursor(found.after), horizon)
 
     async def count_runs(self, search: RunSearch) -> dict[str, int]:
+        read_search(search)  # what is wrong in it is said, though those of every status are counted
         every = msgspec.structs.replace(search, status=())
         return {status.value: count for status, count in (await self._ask(self._finder.count(every))).items()}
 

@@ -19,6 +19,8 @@ class Page(Struct, Generic[T], frozen=True):
     items: tuple[T, ...]
     next: str | None = None
     """What to ask for the page behind this one with; None if it is the last."""
+    searched_to: datetime | None = None
+    """What is older was not searched, for no index knows it: ask again with `until`. None if everything was."""
 
 
 # Runs
@@ -267,7 +269,7 @@ class RunSearch(Struct, frozen=True, forbid_unknown_fields=True):
     id: str | None = None
     """The beginning of an id."""
     q: str | None = None
-    """Somewhere in the id or in what it waits for."""
+    """Somewhere in the id or in what it waits for; or the whole id, however old."""
     input: tuple[str, ...] = ()
     """`path=value`, compared by value: `order.id=A-17`."""
     since: datetime | None = None
