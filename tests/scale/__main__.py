@@ -1,33 +1,27 @@
-"""`python -m tests.scale`: how long each page takes when there is a lot."""
+"""`python -m tests.scale`: how long each page takes when there is a lot, and what open pages cost."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import shutil
+import sqlite3
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from statistics import median
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
 
 import click
-from msgspec import Struct
 
 from edda.databases import open_storage
-from edda.errors import StorageUnavailableError
 from edda.storage.ports import Storage
 from tests import databases
 
-from .questions import UNINDEXED, Question, questions
+from .idle import Idleness, measure_idleness
 from .seeds import statements
+from .timings import Timing, time_pages, time_storage
 
-KINDS = ("postgres", "mysql")
-
-
-class Timing(Struct, frozen=True):
-    name: str
-    median: float
-    p95: float
+KINDS = ("postgres", "mysql", "sqlite")
 
 
 @click.command()
@@ -36,33 +30,76 @@ class Timing(Struct, frozen=True):
 @click.option("--waiting", type=int, default=100_000, show_default=True)
 @click.option("--tries", type=int, default=20, show_default=True)
 @click.option("--limit", type=float, default=200.0, show_default=True, help="Milliseconds that a median may take.")
+@click.option("--idle", is_flag=True, help="Measure what open pages cost while nothing happens, and nothing else.")
+@click.option("--open-pages", type=int, default=10, show_default=True)
+@click.option("--seconds", type=float, default=20.0, show_default=True, help="How long to watch the server's CPU.")
+@click.option(
+    "--share", type=float, default=1.0, show_default=True, help="Percent of a core that an open page may cost."
+)
 @click.option("--url", help="Of a database that was filled before (and is kept).")
 @click.option("--keep", is_flag=True, help="Do not drop the database.")
-def main(database: str, runs: int, waiting: int, tries: int, limit: float, url: str | None, keep: bool) -> None:
-    """Fill a database, ask everything that pages ask, and fail if a median is above the limit."""
+def main(
+    database: str,
+    runs: int,
+    waiting: int,
+    tries: int,
+    limit: float,
+    idle: bool,
+    open_pages: int,
+    seconds: float,
+    share: float,
+    url: str | None,
+    keep: bool,
+) -> None:
+    """Fill a database, serve it, open every page, and fail if a median is above the limit."""
     with _filled(database, runs, waiting, url, keep) as address:
-        timings = asyncio.run(_measure(address, tries))
-    slow = [timing for timing in timings if timing.median > limit and timing.name not in UNINDEXED]
-    click.echo(f"{'':45} {'median ms':>9} {'p95 ms':>9}")
+        if idle:
+            is_good = _show_idleness(asyncio.run(measure_idleness(address, open_pages, seconds)), share)
+        else:
+            asked = _show("storage", asyncio.run(_time_storage(address, tries)), limit)
+            opened = _show("pages, over HTTP", asyncio.run(time_pages(address, tries)), limit)
+            is_good = asked and opened
+    sys.exit(0 if is_good else 1)
+
+
+def _show(title: str, timings: Sequence[Timing], limit: float) -> bool:
+    click.echo(f"{title:45} {'median ms':>9} {'worst ms':>9}")
     for timing in timings:
-        click.echo(f"{timing.name:45} {timing.median:9.1f} {timing.p95:9.1f} {'SLOW' if timing in slow else ''}")
-    sys.exit(1 if slow else 0)
+        slow = "SLOW" if timing.median > limit else ""
+        click.echo(f"{timing.name:45} {timing.median:9.1f} {timing.worst:9.1f} {slow}")
+    return all(timing.median <= limit for timing in timings)
+
+
+def _show_idleness(found: Idleness, share: float) -> bool:
+    click.echo(f"CPU of the server without pages {found.alone:6.2f} % of a core")
+    click.echo(f"with {found.pages} open pages {found.watched:17.2f} %")
+    click.echo(f"each open page {found.each:22.2f} % {'TOO MUCH' if found.each >= share else ''}")
+    return found.each < share
 
 
 @contextmanager
 def _filled(database: str, runs: int, waiting: int, url: str | None, keep: bool) -> Iterator[str]:
     if url:
         yield url
-        return
-    server = databases.postgres() if database == "postgres" else databases.mysql()
-    if server is None:
-        raise click.ClickException(f"there is no server for {database}")
+    elif database == "sqlite":
+        with _filled_file(statements(database, runs, waiting), keep) as address:
+            yield address
+    else:
+        server = databases.postgres() if database == "postgres" else databases.mysql()
+        if server is None:
+            raise click.ClickException(f"there is no server for {database}")
+        with _filled_database(server, statements(database, runs, waiting), keep) as address:
+            yield address
+
+
+@contextmanager
+def _filled_database(server: databases.Server, filling: Iterator[str], keep: bool) -> Iterator[str]:
     address = server.create()
     click.echo(f"filling {address}", err=True)
     try:
         server.hasten(address)
         asyncio.run(_migrate(address))
-        for statement in statements(database, runs, waiting):
+        for statement in filling:
             server.execute(statement, address)
         yield address
     finally:
@@ -70,9 +107,31 @@ def _filled(database: str, runs: int, waiting: int, url: str | None, keep: bool)
             server.drop(address)
 
 
+@contextmanager
+def _filled_file(filling: Iterator[str], keep: bool) -> Iterator[str]:
+    path = Path(tempfile.mkdtemp(prefix="edda_scale_"), "scale.db")
+    address = f"sqlite:///{path}"
+    click.echo(f"filling {address}", err=True)
+    try:
+        asyncio.run(_migrate(address))
+        with closing(sqlite3.connect(path)) as connection:
+            for statement in filling:
+                connection.execute(statement)
+            connection.commit()
+        yield address
+    finally:
+        if not keep:
+            shutil.rmtree(path.parent)
+
+
 async def _migrate(url: str) -> None:
     async with _opened(url) as storage:
         await storage.migrate()
+
+
+async def _time_storage(url: str, tries: int) -> list[Timing]:
+    async with _opened(url) as storage:
+        return await time_storage(storage, tries)
 
 
 @asynccontextmanager
@@ -81,26 +140,6 @@ async def _opened(url: str) -> AsyncIterator[Storage]:
     await storage.open()
     yield storage
     await storage.close()
-
-
-async def _measure(url: str, tries: int) -> list[Timing]:
-    async with _opened(url) as storage:
-        return [await _time(name, ask, tries) for name, ask in (await questions(storage)).items()]
-
-
-async def _time(name: str, ask: Question, tries: int) -> Timing:
-    await _ask(ask)  # the first one also connects, and brings in what the others find in memory
-    taken = sorted([await _ask(ask) for _ in range(tries)])
-    return Timing(name, median(taken), taken[int(tries * 0.95) - 1])
-
-
-async def _ask(ask: Question) -> float:
-    begin = time.perf_counter()
-    try:
-        await ask()
-    except StorageUnavailableError:  # given up by the server
-        return math.inf
-    return (time.perf_counter() - begin) * 1000
 
 
 if __name__ == "__main__":

@@ -68,10 +68,20 @@ _WORDS = {
         "{key}": "`key`",
         "{match}": "`match`",
     },
+    "sqlite": {
+        "{id}": "printf('run%08d', i)",
+        "{workflow}": "'workflow' || (i % 10)",
+        "{digest}": "CAST(printf('%016d', i) AS BLOB)",
+        "{now}": "unixepoch() * 1000000",
+        "{numbers}": "(WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {all}) SELECT i FROM n)",
+        "{key}": "key",
+        "{match}": "match",
+    },
 }
 # The servers' own ways to count differ.
-_BEFORE = {
+_BEFORE: dict[str, tuple[str, ...]] = {
     "postgres": (),
+    "sqlite": (),
     "mysql": (
         "CREATE TABLE scale_number (i BIGINT NOT NULL PRIMARY KEY)",
         f"""INSERT INTO scale_number SELECT i FROM (
@@ -81,6 +91,7 @@ _BEFORE = {
     ),
 }
 _AFTER = {
+    "sqlite": ("ANALYZE",),
     "postgres": ("SELECT setval('edda_event_seq', (SELECT max(seq) FROM edda_event))", "VACUUM ANALYZE"),
     "mysql": (
         "DROP TABLE scale_number",
