@@ -583,7 +583,7 @@ class ShowcaseController:
                 self._ago(minutes=3),
                 say(words),
                 ORDER_SCHEMA,
-                _structure(say),
+                structure_as(say),
                 name != "import_catalogue",
             )
             for name, words in [
@@ -683,7 +683,7 @@ def _say_all(value: Any, say: Speak) -> Any:
             return value
 
 
-def _structure(say: Speak) -> dict[str, Any]:
+def structure_as(say: Speak) -> dict[str, Any]:
     structure = read_structure(order)
     assert structure is not None
     named: dict[str, Any] = _say_names(structure.as_json(), say)
