@@ -346,9 +346,9 @@ def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
 
 
 def _to_postgres(url: str) -> Callable[[], Awaitable[Any]]:
-    import asyncpg
+    from .postgres.line import connect
 
-    return lambda: asyncpg.connect(url, server_settings=_POSTGRES_SETTINGS)
+    return lambda: connect(url, server_settings=_POSTGRES_SETTINGS)
 
 
 def _to_mysql(url: str) -> Callable[[], Awaitable[Any]]:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import Probe
 
+from .line import connect
 from .session import Session, SharedConnection
 
 CONNECT_TIMEOUT = 10.0
@@ -59,7 +60,7 @@ class Address(Struct, frozen=True):
 
     async def connect(self, answer_within: float | None) -> Session:
         try:
-            connection = await asyncpg.connect(
+            connection = await connect(
                 self.url,
                 timeout=CONNECT_TIMEOUT,
                 command_timeout=answer_within,

@@ -1,0 +1,33 @@
+"""Whoever no longer wants a connection leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+from edda.storage.postgres.line import connect
+from tests.conftest import OnPostgres
+from tests.storage.outsider import Outsider, become
+
+from .test_server import ALL_GONE
+
+TURNS = 20
+"""Of the loop; by then the server has answered."""
+
+
+async def test_nobody_hears_of_a_connection_that_is_cancelled_at_any_turn_of_the_loop(
+    database: OnPostgres, outsider: Outsider
+) -> None:
+    heard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: heard.append(what))
+    for turns in range(TURNS):
+        connecting = asyncio.create_task(connect(database.url, server_settings={"application_name": "edda"}))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        await asyncio.wait((connecting,))
+        assert connecting.cancelled()
+    await become(lambda: outsider.fetchval(ALL_GONE))
+    gc.collect()
+    assert heard == []
