@@ -194,9 +194,15 @@ async def test_an_event_in_the_outbox_carries_it_too(make_app: MakeApp, tracing:
     assert event.extensions["traceparent"] == traceparent(tracing.only("send_event_transactional"))
 
 
-async def test_a_run_that_is_started_by_an_event_is_linked_to_its_sender(make_app: MakeApp, tracing: Tracing) -> None:
-    @workflow(event_handler=True)
-    async def placed(ctx: WorkflowContext, event: ReceivedEvent[Any]) -> None: ...
+@pytest.mark.parametrize("taken", ["whole", "data alone"])
+async def test_a_run_that_is_started_by_an_event_is_linked_to_its_sender(
+    make_app: MakeApp, tracing: Tracing, taken: str
+) -> None:
+    async def take_event(ctx: WorkflowContext, event: ReceivedEvent[Any]) -> None: ...
+
+    async def take_data(ctx: WorkflowContext, amount: int) -> None: ...
+
+    workflow(event_handler=True, name="placed")(take_event if taken == "whole" else take_data)
 
     @workflow
     async def order(ctx: WorkflowContext) -> None:
@@ -206,8 +212,44 @@ async def test_a_run_that_is_started_by_an_event_is_linked_to_its_sender(make_ap
     await app.run(order)
     await until(lambda: "placed completed" in tracing.names, "the run that was started is over")
     await app.shutdown()
-    (link,) = tracing.only("placed started").links
+    received = tracing.only("placed received")
+    (started_id,) = {facts(span)["run_id"] for span in tracing.named("placed started")}
+    assert facts(received) == {"run_id": started_id, "workflow": "placed"}
+    assert context_of(received).trace_id == trace_of(started_id).trace_id
+    (link,) = received.links
     assert link.context.span_id == context_of(tracing.only("send_event")).span_id
+
+
+async def test_a_run_that_receives_an_event_is_linked_to_its_sender(make_app: MakeApp, tracing: Tracing) -> None:
+    @workflow
+    async def waiting(ctx: WorkflowContext) -> None:
+        await wait_event(ctx, "paid", model=dict)
+        await sleep(ctx, 0.02)
+
+    app = await make_app(hooks=TracingHooks(tracing.provider))
+    run_id = await app.start(waiting)
+    sender = tracing.tracer.start_span("checkout")
+    sender.end()
+    (checkout,) = tracing.named("checkout")
+    await app.send_event("paid", "/shop", {}, extensions={"traceparent": traceparent(checkout)})
+    await until(lambda: "waiting completed" in tracing.names, "it goes on")
+    await app.shutdown()
+    received = tracing.only("paid received")
+    assert facts(received) == {"run_id": run_id, "workflow": "waiting"}
+    assert [link.context.span_id for link in received.links] == [context_of(checkout).span_id]
+
+
+async def test_an_event_without_a_trace_makes_no_span(make_app: MakeApp, tracing: Tracing) -> None:
+    @workflow
+    async def waiting(ctx: WorkflowContext) -> None:
+        await wait_event(ctx, "paid")
+
+    app = await make_app(hooks=TracingHooks(tracing.provider))
+    await app.start(waiting)
+    await app.send_event("paid", "/shop", {}, extensions={"traceparent": "nonsense"})
+    await until(lambda: "waiting completed" in tracing.names, "it goes on")
+    await app.shutdown()
+    assert tracing.names == ["waiting started", "waiting completed"]
 
 
 async def test_a_share_of_the_runs_is_traced_each_as_a_whole(make_app: MakeApp, tracing: Tracing) -> None:

@@ -57,7 +57,7 @@ from .clock import Clock
 from .dismissal import dismiss
 from .forwarder import Forwarder
 from .guests import Guests
-from .hooks import HookCaller, WorkflowHooks
+from .hooks import Arrival, HookCaller, WorkflowHooks
 from .host import host_name
 from .ids import Ids
 from .intake import Intake
@@ -108,7 +108,7 @@ class Engine:
         self.codec = codec
         self.settings = settings
         self._book = ShapeBook(storage, codec)
-        self.intake = Intake(storage, self._book, codec, clock, handlers, self._tell_everybody)
+        self.intake = Intake(storage, self._book, codec, clock, handlers, self._tell_everybody, self._tell_begun)
         self.forwarder = Forwarder(storage, self.intake, codec, settings.poll)
         self._forwarding: asyncio.Task[None] | None = None
         self._guests = Guests(self._tell_everybody, self._forward)
@@ -407,6 +407,11 @@ class Engine:
         if self._caller is not None:
             sent = (event.type, event.source, json_format.value_of(event))
             self._caller.call(lambda hooks: hooks.on_event_sent(*sent))
+
+    def _tell_begun(self, start: Start, event: CloudEvent) -> None:
+        if self._caller is not None and self._caller.watches_arrivals:
+            arrival = Arrival(start.run_id, start.workflow, event.type, event.extensions)
+            self._caller.call(lambda hooks: hooks.watch_arrival(arrival))
 
     def _pack(self, event: CloudEvent) -> bytes:
         return self.codec.seal(json_format.emit_stored(event))

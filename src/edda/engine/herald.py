@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from edda.cloudevents import json_format
 from edda.core.model import Entry, EntryKind
 
-from .hooks import BegunAttempt
+from .hooks import Arrival, BegunAttempt
 from .steps import Outcome, Retry, Success
 
 if TYPE_CHECKING:
+    from edda.cloudevents.event import CloudEvent
     from edda.workflow.execution import Command
 
     from .hooks import Call, Ended, HookCaller
@@ -21,7 +23,9 @@ AT_END = 1 << 62
 
 
 class Herald:
-    def __init__(self, caller: HookCaller, run_id: str, workflow_name: str, read_event: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self, caller: HookCaller, run_id: str, workflow_name: str, read_event: Callable[[bytes], CloudEvent]
+    ) -> None:
         self._caller = caller
         self._read_event = read_event
         self._run = (run_id, workflow_name)
@@ -80,10 +84,18 @@ class Herald:
 
     def tell_received(self, seq: int, command: Command, body: bytes) -> None:
         def call(hooks: Any) -> Awaitable[None]:
-            told: Awaitable[None] = hooks.on_event_received(self._run_id, command.name, self._read_event(body))
+            data = json_format.value_of(self._read_event(body))
+            told: Awaitable[None] = hooks.on_event_received(self._run_id, command.name, data)
+            return told
+
+        def watch(hooks: Any) -> Awaitable[None]:
+            event = self._read_event(body)
+            told: Awaitable[None] = hooks.watch_arrival(Arrival(*self._run, event.type, event.extensions))
             return told
 
         self._later(seq, call)
+        if self._caller.watches_arrivals:
+            self._later(seq, watch)
 
     def _later(self, seq: int, call: Call) -> None:
         self._waiting.append((seq, call))

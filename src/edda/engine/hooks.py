@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, cast
 
 from msgspec import Struct
@@ -100,10 +100,25 @@ Ended = Callable[[BaseException | None], None]
 """Told when the attempt's outcome is committed; an attempt without one is not heard of again."""
 
 
+class Arrival(Struct, frozen=True):
+    """An event that a run received, or was started by."""
+
+    run_id: str
+    workflow: str
+    type: str
+    extensions: Mapping[str, Any]
+
+
 class AttemptWatcher(Protocol):
     """Hooks that have this too are called at once where the body will run: what they put into its context, it sees."""
 
     def watch_attempt(self, attempt: BegunAttempt) -> Ended | None: ...
+
+
+class ArrivalWatcher(Protocol):
+    """Hooks that have this too are told what events carry besides their data."""
+
+    async def watch_arrival(self, arrival: Arrival) -> None: ...
 
 
 Call = Callable[[Any], Awaitable[None]]
@@ -117,6 +132,7 @@ class HookCaller:
         # Of the class: an object that answers to any name does not mean this one.
         is_watcher = hasattr(type(hooks), "watch_attempt")
         self._watcher = cast(AttemptWatcher, hooks) if is_watcher else None
+        self.watches_arrivals = hasattr(type(hooks), "watch_arrival")
         self._calls: asyncio.Queue[Call] = asyncio.Queue()
         self._task = asyncio.create_task(self._run(), name="edda-hooks")
 

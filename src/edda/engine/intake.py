@@ -71,6 +71,7 @@ class Intake:
         clock: Clock,
         handlers: Callable[[str], Sequence[Workflow[Any, Any]]],
         woke: Callable[[], None],
+        begun: Callable[[Start, CloudEvent], None],
     ) -> None:
         self._storage = storage
         self._book = book
@@ -78,6 +79,7 @@ class Intake:
         self._clock = clock
         self._handlers = handlers
         self._woke = woke
+        self._begun = begun
         self._posts: deque[Post] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -197,8 +199,15 @@ class Intake:
             incoming = [Incoming(item.row, next(keys) if item.event else item.keys, item.starts) for item in items]
             accepted = await self._storage.accept(incoming, self._book.versions(types), forwarded)
             if accepted is not None:
+                self._tell_begun(items, accepted)
                 return accepted
             await self._book.refresh(types)
+
+    def _tell_begun(self, items: Sequence[Item], accepted: Accepted) -> None:
+        for item in (items[place] for place in sorted(accepted.fresh)):
+            if item.event is not None:
+                for start in item.starts:
+                    self._begun(start, item.event)
 
     def _has_waited(self, group: Sequence[Post]) -> bool:
         return asyncio.get_running_loop().time() - min(post.since for post in group) > PATIENCE

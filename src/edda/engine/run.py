@@ -44,7 +44,7 @@ from edda.errors import (
 from edda.workflow.channels import carried_subscriptions
 from edda.workflow.context import RunContext
 from edda.workflow.current import Client, here, running
-from edda.workflow.events import event_data
+from edda.workflow.events import stored_event
 from edda.workflow.execution import STOPS, Command, Execution, Idle
 
 from .bodies import Bodies, Stage
@@ -148,7 +148,7 @@ class LiveRun:
         self._is_undoing = False
         self._herald: Herald | None = None
         if host.hooks is not None:
-            self._herald = Herald(host.hooks, self.run_id, workflow.name, lambda body: event_data(host.codec, body))
+            self._herald = Herald(host.hooks, self.run_id, workflow.name, lambda body: stored_event(host.codec, body))
         self._bodies = Bodies(
             host,
             (self.run_id, workflow.name, self.gen),

@@ -24,7 +24,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from edda.engine.hooks import BegunAttempt, Ended, HooksBase
+from edda.engine.hooks import Arrival, BegunAttempt, Ended, HooksBase
 from edda.errors import RetryExhaustedError
 from edda.version import __version__
 from edda.workflow.sending import carried
@@ -33,7 +33,8 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class TracingHooks(HooksBase):
-    """One span for each attempt of a step whose outcome was recorded, and short ones where a run begins and ends.
+    """One span for each attempt of a step whose outcome was recorded, and short ones where a run begins and ends, and
+    where an event comes to it that carries a trace: that one has a link to who sent it.
 
     The body of a step has its span as the current one, and events that it sends carry it as `traceparent`. A `share`
     below 1 traces so many of the runs, each as a whole.
@@ -59,22 +60,28 @@ class TracingHooks(HooksBase):
         return lambda error: _end(span, error)
 
     async def on_workflow_start(self, instance_id: str, workflow_name: str, input_data: dict[str, Any]) -> None:
-        self._mark(instance_id, workflow_name, "started", links=_links_in(input_data))
+        self._mark(instance_id, workflow_name, f"{workflow_name} started")
+
+    async def watch_arrival(self, arrival: Arrival) -> None:
+        """Where an event came from that says so: the run has a trace of its own, linked to that of the sender."""
+        sender = _read(arrival.extensions)
+        if sender.is_valid:
+            self._mark(arrival.run_id, arrival.workflow, f"{arrival.type} received", links=[Link(sender)])
 
     async def on_workflow_complete(self, instance_id: str, workflow_name: str, result: Any) -> None:
-        self._mark(instance_id, workflow_name, "completed")
+        self._mark(instance_id, workflow_name, f"{workflow_name} completed")
 
     async def on_workflow_failed(self, instance_id: str, workflow_name: str, error: Exception) -> None:
-        self._mark(instance_id, workflow_name, "failed", error)
+        self._mark(instance_id, workflow_name, f"{workflow_name} failed", error)
 
     async def on_workflow_cancelled(self, instance_id: str, workflow_name: str) -> None:
-        self._mark(instance_id, workflow_name, "cancelled")
+        self._mark(instance_id, workflow_name, f"{workflow_name} cancelled")
 
     def _mark(
-        self, run_id: str, workflow: str, what: str, error: Exception | None = None, links: Sequence[Link] = ()
+        self, run_id: str, workflow: str, name: str, error: Exception | None = None, links: Sequence[Link] = ()
     ) -> None:
         attributes = _run_attributes(run_id, workflow)
-        span = self._tracer.start_span(f"{workflow} {what}", self._trace_of(run_id), attributes=attributes, links=links)
+        span = self._tracer.start_span(name, self._trace_of(run_id), attributes=attributes, links=links)
         _end(span, error)
 
     def _trace_of(self, run_id: str) -> Context:
@@ -107,14 +114,6 @@ def _written(span: Span) -> Mapping[str, str]:
     return carrier
 
 
-def _links_in(input: Any) -> list[Link]:
-    """To who sent the event that a run was started by, if the workflow takes it whole."""
-    values = input.values() if isinstance(input, Mapping) else ()
-    found = [_read(value) for value in values]
-    return [Link(span) for span in found if span.is_valid]
-
-
-def _read(value: Any) -> SpanContext:
-    extensions = value.get("extensions") if isinstance(value, Mapping) else getattr(value, "extensions", None)
-    carrier = {name: text for name, text in (extensions or {}).items() if isinstance(text, str)}
+def _read(extensions: Mapping[str, Any]) -> SpanContext:
+    carrier = {name: text for name, text in extensions.items() if isinstance(text, str)}
     return trace.get_current_span(_PROPAGATOR.extract(carrier, Context())).get_span_context()

@@ -193,9 +193,8 @@ def received(event: CloudEvent, model: Any = None) -> ReceivedEvent[Any]:
     )
 
 
-def event_data(codec: Codec, body: bytes) -> Any:
-    """The data of a stored event."""
-    return json_format.value_of(json_format.parse_stored(codec.unseal(body)))
+def stored_event(codec: Codec, body: bytes) -> CloudEvent:
+    return json_format.parse_stored(codec.unseal(body))
 
 
 def stored_type(codec: Codec, body: bytes) -> str:
