@@ -26,6 +26,7 @@ from edda.control.views import (
     EventOrder,
     EventSearch,
     EventView,
+    HistorySearch,
     MessageOrder,
     OutboxOrder,
     OutgoingView,
@@ -107,12 +108,13 @@ class Showcase:
         result = {"paid": True} if run.status == "completed" else None
         return RunDetail(run, {"order_id": "A-17"}, result, error, may=("cancel",))
 
-    async def get_history(self, run_id: str, generation: int | None = None) -> tuple[EntryView, ...]:
+    async def get_history(self, run_id: str, search: HistorySearch) -> Page[EntryView]:
         failure = ErrorView("ValueError", "no stock")
-        return (
+        lines = (
             EntryView(1, "step", "reserve:1", "reserve", True, after(4), value={"shelf": 3}),
             EntryView(2, "child", "pack:1", "pack", False, after(9), error=failure),
         )
+        return Page(lines[1:]) if search.cursor else Page(lines[:1], "1")
 
     async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline:
         return self.timeline

@@ -30,6 +30,7 @@ from edda.control.views import (
     BulkOrder,
     EventOrder,
     EventSearch,
+    HistorySearch,
     MessageOrder,
     OutboxOrder,
     RetryOrder,
@@ -121,13 +122,42 @@ async def test_a_waiting_run_says_what_it_waits_for_and_can_be_answered(app: Edd
     detail = await control.get_run(run_id)
     assert (detail.result, detail.run.status, detail.waits, detail.may) == ("5 for A-17", "completed", (), ("delete",))
     assert detail.run.words.startswith("completed in ")
-    (entry,) = await control.get_history(run_id)
+    (entry,) = (await control.get_history(run_id, HistorySearch())).items
     assert entry.value["data"] == {"order_id": "A-17", "amount": 5}
     assert entry.event is not None
     event = await control.get_event(entry.event)
     assert (event.data, [consumer.run_id for consumer in event.consumers]) == (entry.value["data"], [run_id])
     exported = await control.export_run(run_id)
     assert msgspec.json.decode(msgspec.json.encode(exported))["histories"]["0"][0]["kind"] == "event"
+
+
+async def test_a_history_comes_in_pages_and_by_step(app: EddaApp) -> None:
+    control = control_of(app)
+
+    @activity
+    async def count(ctx: WorkflowContext, number: int) -> int:
+        return number
+
+    @workflow
+    async def counting(ctx: WorkflowContext) -> None:
+        for number in range(60):
+            await count(ctx, number)
+        await wait_event(ctx, "enough", 300)
+
+    run_id = await app.start(counting)
+    await until_status(app, run_id, RunStatus.WAITING_FOR_EVENT)
+    assert (await control.get_run(run_id)).run.words.endswith("of 5 min")
+    page = await control.get_history(run_id, HistorySearch(limit=40))
+    rest = await control.get_history(run_id, HistorySearch(cursor=page.next, limit=40))
+    assert [entry.value for entry in (*page.items, *rest.items)] == list(range(60))
+    assert rest.next is None
+    (chosen,) = (await control.get_history(run_id, HistorySearch(step="count:7"))).items
+    assert (chosen.step, chosen.value) == ("count:7", 6)
+    assert len((await control.export_run(run_id))["histories"]["0"]) == 60
+    with pytest.raises(InstanceNotFoundError):
+        await control.get_history("nobody", HistorySearch())
+    with pytest.raises(ArgumentError, match="cursor"):
+        await control.get_history(run_id, HistorySearch(cursor="x"))
 
 
 async def test_a_failed_run_shows_its_error_and_is_tried_again(app: EddaApp) -> None:
@@ -144,7 +174,7 @@ async def test_a_failed_run_shows_its_error_and_is_tried_again(app: EddaApp) -> 
     detail = await control.get_run(run_id)
     assert [one.number for one in detail.generations] == [0, 1]
     assert detail.run.generation == 1
-    assert len(await control.get_history(run_id, 0)) == 1
+    assert len((await control.get_history(run_id, HistorySearch(0))).items) == 1
     assert (await control.get_timeline(run_id, 0)).bars[0].state == "failed"
     with pytest.raises(NotFoundError):
         await control.get_timeline(run_id, 7)

@@ -55,6 +55,24 @@ def test_steps_in_a_row_begin_where_the_one_before_ended() -> None:
     assert timeline.until == as_datetime(at(100))
 
 
+def test_a_branch_is_not_below_one_whose_name_begins_like_it() -> None:
+    lines = history((EntryKind.STEP, "flow:10/a:1", 5, {}), (EntryKind.STEP, "flow:1/b:1", 9, {}))
+    assert {bar.step: span(bar) for bar in draw(lines).bars} == {"flow:10/a:1": (0, 5), "flow:1/b:1": (0, 9)}
+
+
+def test_a_branch_goes_on_when_one_below_it_has_moved() -> None:
+    lines = history(
+        (EntryKind.STEP, "flow:1/flow:1/a:1", 3, {}),
+        (EntryKind.STEP, "flow:1/b:1", 5, {}),
+        (EntryKind.STEP, "flow:1/flow:1/c:1", 9, {}),
+    )
+    assert {bar.step: span(bar) for bar in draw(lines).bars} == {
+        "flow:1/flow:1/a:1": (0, 3),
+        "flow:1/b:1": (3, 5),
+        "flow:1/flow:1/c:1": (5, 9),
+    }
+
+
 def test_steps_of_parallel_branches_overlap_and_what_follows_begins_after_both() -> None:
     timeline = draw(
         history(

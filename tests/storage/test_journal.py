@@ -130,6 +130,18 @@ async def test_history_grows_entry_by_entry(storage: Storage, worker: Worker) ->
     assert await storage.history(R1) == (entry(1), entry(2))
 
 
+async def test_history_is_read_in_pieces_or_of_one_step(storage: Storage, worker: Worker) -> None:
+    lines = tuple(entry(seq) for seq in range(1, 8))
+    await worker.write(born("run-1", *lines), born("run-2", entry(1)))
+    assert await storage.history(R1, 0, limit=3) == lines[:3]
+    assert await storage.history(R1, after=3, limit=3) == lines[3:6]
+    assert await storage.history(R1, after=6, limit=3) == lines[6:]
+    assert await storage.history(R1, after=2**62) == ()
+    assert await storage.history(R1, step="step5") == lines[4:5]
+    assert await storage.history(R1, step="step5", after=5) == ()
+    assert await storage.history(R1, step="step50") == ()
+
+
 async def test_one_batch_carries_many_runs_with_many_entries(storage: Storage, worker: Worker) -> None:
     runs = [f"run-{number}" for number in range(30)]
     entries = [entry(seq, value=b"x" * seq) for seq in range(1, 21)]

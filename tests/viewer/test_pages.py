@@ -188,6 +188,41 @@ async def test_files_may_be_kept_for_ever() -> None:
             assert "immutable" in answer.headers["cache-control"]
 
 
+async def test_a_long_history_comes_in_pages() -> None:
+    controller = ShowcaseController()
+    controller.lines = 450
+    async with visiting(controller) as client:
+        first = (await client.get("/runs/order-A-14?view=history")).text
+        assert "Lines 1 to 200 of 450" in first
+        assert first.count('<tr data-key="') == 200
+        middle = (await client.get("/runs/order-A-14?view=history&cursor=200")).text
+        assert "Lines 201 to 400 of 450" in middle
+        for link in ("cursor=0", "cursor=400", "cursor=250"):
+            assert f"view=history&amp;{link}" in middle
+        last = (await client.get("/runs/order-A-14?view=history&cursor=250")).text
+    assert "Lines 251 to 450 of 450" in last
+    assert ">later<" not in last
+
+
+async def test_a_long_timeline_begins_with_the_newest_steps() -> None:
+    controller = ShowcaseController()
+    controller.lines = 450
+    async with visiting(controller) as client:
+        page = (await client.get("/runs/order-A-14")).text
+        assert "Steps 251 to 450 of 450" in page
+        assert page.count('class="bar ') == 200
+        earlier = (await client.get("/runs/order-A-14?from=51")).text
+    assert "Steps 52 to 251 of 450" in earlier
+
+
+async def test_a_step_is_shown_with_its_own_lines() -> None:
+    controller = ShowcaseController()
+    controller.lines = 450
+    async with visiting(controller) as client:
+        page = (await client.get("/runs/order-A-14?step=tick:17")).text
+    assert page.count("<h3>Result</h3>") == 1
+
+
 # What is done
 
 

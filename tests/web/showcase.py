@@ -25,6 +25,7 @@ from edda.control.views import (
     EventOrder,
     EventSearch,
     EventView,
+    HistorySearch,
     MessageOrder,
     OutboxOrder,
     OutgoingView,
@@ -104,11 +105,11 @@ class Showcase:
     async def get_run(self, run_id: str) -> RunDetail:
         return RunDetail(self._find(run_id), {"order_id": run_id}, may=("cancel",))
 
-    async def get_history(self, run_id: str, generation: int | None = None) -> tuple[EntryView, ...]:
+    async def get_history(self, run_id: str, search: HistorySearch) -> Page[EntryView]:
         self._find(run_id)
-        if generation not in {None, 0}:
-            raise NotFoundError(f"there is no generation {generation}")
-        return (EntryView(1, "step", "pay:1", "pay", True, NOON, value={"paid": True}),)
+        if search.generation not in {None, 0}:
+            raise NotFoundError(f"there is no generation {search.generation}")
+        return Page((EntryView(1, "step", "pay:1", "pay", True, NOON, value={"paid": True}),))
 
     async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline:
         self._find(run_id)

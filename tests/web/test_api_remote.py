@@ -18,6 +18,7 @@ from edda.control.views import (
     CancelOrder,
     EventOrder,
     EventSearch,
+    HistorySearch,
     MessageOrder,
     OutboxOrder,
     RetryOrder,
@@ -70,12 +71,12 @@ def test_the_table_has_every_method_of_a_controller_and_the_client_is_one(showca
 
 async def test_everything_is_seen_as_it_is_there(remote: RemoteController, showcase: Showcase) -> None:
     search = RunSearch(("failed",), input=("a=1", "b=x y"), since=datetime(2026, 1, 1, tzinfo=UTC), limit=7)
-    events = EventSearch(type="order.paid", messages=True)
+    events, lines = EventSearch(type="order.paid", messages=True), HistorySearch(0, "pay:1", "0", 7)
     for one, other in (
         (remote.list_runs(search), showcase.list_runs(search)),
         (remote.count_runs(RunSearch(q="a&b=c")), showcase.count_runs(RunSearch(q="a&b=c"))),
         (remote.get_run("a/b?c#d é"), showcase.get_run("a/b?c#d é")),
-        (remote.get_history("r-1"), showcase.get_history("r-1")),
+        (remote.get_history("r-1", lines), showcase.get_history("r-1", lines)),
         (remote.get_timeline("r-1", 0), showcase.get_timeline("r-1", 0)),
         (remote.export_run("r-1"), showcase.export_run("r-1")),
         (remote.list_events(events), showcase.list_events(events)),

@@ -20,7 +20,7 @@ from edda.cli.target import Target, targeted
 from edda.cli.terminal import columns, flat, show, show_json, write_json
 from edda.cli.watching import await_end, has_ended, watch_run, watch_runs, write_run, write_runs
 from edda.control.controller import Controller
-from edda.control.views import EntryView, RunDetail, RunSearch, StartOrder, Timeline
+from edda.control.views import EntryView, HistorySearch, RunDetail, RunSearch, StartOrder, Timeline
 
 
 class Picture(Struct, frozen=True, omit_defaults=True):
@@ -28,7 +28,7 @@ class Picture(Struct, frozen=True, omit_defaults=True):
 
     detail: RunDetail
     timeline: Timeline
-    history: tuple[EntryView, ...] | None = None
+    history: list[EntryView] | None = None
 
 
 @click.group()
@@ -70,7 +70,7 @@ def show_command(target: Target, run_id: str, generation: int | None, history: b
     async def read(controller: Controller) -> Picture:
         detail = await controller.get_run(run_id)
         timeline = await controller.get_timeline(run_id, generation)
-        return Picture(detail, timeline, await controller.get_history(run_id, generation) if history else None)
+        return Picture(detail, timeline, await _read_history(controller, run_id, generation) if history else None)
 
     picture = target.ask(read)
     if as_json:
@@ -79,6 +79,12 @@ def show_command(target: Target, run_id: str, generation: int | None, history: b
     show(portray(picture.detail, picture.timeline, columns()))
     if picture.history is not None:
         show([(), *list_entries(picture.history)])
+
+
+async def _read_history(controller: Controller, run_id: str, generation: int | None) -> list[EntryView]:
+    return await read_all(
+        lambda cursor, size: controller.get_history(run_id, HistorySearch(generation, cursor=cursor, limit=size)), None
+    )
 
 
 @runs.command()

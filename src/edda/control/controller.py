@@ -21,6 +21,7 @@ from .views import (
     EventOrder,
     EventSearch,
     EventView,
+    HistorySearch,
     MessageOrder,
     OutboxOrder,
     OutgoingView,
@@ -48,7 +49,7 @@ class Controller(Protocol):
 
     async def get_run(self, run_id: str) -> RunDetail: ...
 
-    async def get_history(self, run_id: str, generation: int | None = None) -> tuple[EntryView, ...]: ...
+    async def get_history(self, run_id: str, search: HistorySearch) -> Page[EntryView]: ...
 
     async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline: ...
 

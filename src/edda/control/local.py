@@ -16,7 +16,7 @@ from edda.cloudevents.json_format import parse_stored
 from edda.core.channels import Message, check_channel, is_message, log_type, unpack_message
 from edda.core.model import MICROSECONDS, CancelOutcome, OutgoingState, RunId, RunRecord, StoredEvent
 from edda.core.states import ENDED, RunStatus
-from edda.core.survey import Audit, Definition, EventQuery, RunQuery, StandingWait
+from edda.core.survey import Audit, Definition, EventQuery, Generation, RunQuery, StandingWait
 from edda.engine.engine import Engine
 from edda.errors import (
     ActionRefusedError,
@@ -47,6 +47,7 @@ from .views import (
     EventOrder,
     EventSearch,
     EventView,
+    HistorySearch,
     MessageOrder,
     OutboxOrder,
     OutgoingView,
@@ -68,6 +69,7 @@ T = TypeVar("T")
 QUERY_SECONDS = 5.0
 """What takes longer is given up: a page must not keep a database busy that has runs to serve."""
 MOST_CHILDREN = 100
+NEWEST_LINES = 50
 MOST_CONSUMERS = 200
 BUCKETS = 60
 BUCKET = 60 * MICROSECONDS
@@ -143,24 +145,30 @@ class LocalController:
         record = await self.engine.read_run(run_id)
         now, id = await self._storage.now(), record.run_id
         children = await self._ask(self._storage.search(RunQuery(parent=id, limit=MOST_CHILDREN)))
-        payloads = self._display.payloads
+        generations, payloads = await self._storage.generations(id), self._display.payloads
         is_completed = record.status is RunStatus.COMPLETED
         return RunDetail(
-            run=self._display.run(record, now, await self._waiting_since(record)),
+            run=self._display.run(record, now, await self._waiting_since(record, generations)),
             input=payloads.value(record.input),
             result=payloads.value(record.value) if is_completed else None,
             error=payloads.error(record.value) if record.status is RunStatus.FAILED else None,
             facts=payloads.show({fact.name: payloads.value(fact.value) for fact in await self._storage.facts(id)}),
             waits=await self._waits_of(record),
-            generations=tuple(map(self._display.generation, await self._storage.generations(id))),
+            generations=tuple(map(self._display.generation, generations)),
             children=tuple(self._display.run(child, now) for child in children),
             may=may(record.status),
         )
 
-    async def _waiting_since(self, record: RunRecord) -> int | None:
+    async def _waiting_since(self, record: RunRecord, generations: Sequence[Generation]) -> int | None:
         if record.status not in _WAITING:
             return None
-        return last_move(await self._storage.history(record.run_id, record.gen), record.created_at)
+        lines = sum(one.entries for one in generations if one.gen == record.gen)
+        # The last lines tell, unless a step that goes on beside the wait has filled them.
+        for after in (max(-1, lines - NEWEST_LINES), -1):
+            moved = last_move(await self._storage.history(record.run_id, record.gen, after=after))
+            if moved is not None:
+                return moved
+        return record.created_at
 
     async def _waits_of(self, record: RunRecord) -> tuple[WaitView, ...]:
         if record.status in ENDED:
@@ -175,8 +183,21 @@ class LocalController:
             schemas[workflow] = {form.type: msgspec.json.decode(form.schema) for form in forms}
         return tuple(self._display.wait(one, schemas[one.workflow]) for one in standing)
 
-    async def get_history(self, run_id: str, generation: int | None = None) -> tuple[EntryView, ...]:
-        return tuple(map(self._display.entry, await self._ask(self.engine.read_history(run_id, generation))))
+    async def get_history(self, run_id: str, search: HistorySearch) -> Page[EntryView]:
+        limit, after = check_limit(search.limit), _read_number(search.cursor)
+        found = await self._ask(
+            self._storage.history(
+                RunId(run_id),
+                search.generation,
+                step=search.step or None,
+                after=-1 if after is None else after,
+                limit=limit + 1,
+            )
+        )
+        if not found:
+            await self.engine.read_run(run_id)
+        last = str(found[limit - 1].seq) if len(found) > limit else None
+        return Page(tuple(map(self._display.entry, found[:limit])), last)
 
     async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline:
         record = await self.engine.read_run(run_id)
@@ -192,9 +213,12 @@ class LocalController:
 
     async def export_run(self, run_id: str) -> dict[str, Any]:
         detail = await self.get_run(run_id)
-        histories = {str(one.number): await self.get_history(run_id, one.number) for one in detail.generations}
+        histories = {str(one.number): await self._whole_history(run_id, one.number) for one in detail.generations}
         exported: dict[str, Any] = msgspec.to_builtins({"detail": detail, "histories": histories}, str_keys=True)
         return exported
+
+    async def _whole_history(self, run_id: str, generation: int) -> tuple[EntryView, ...]:
+        return tuple(map(self._display.entry, await self._ask(self._storage.history(RunId(run_id), generation))))
 
     async def start_run(self, order: StartOrder) -> Done:
         workflow = await self._find_code(order.workflow)

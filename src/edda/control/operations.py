@@ -24,6 +24,7 @@ from .views import (
     EventOrder,
     EventSearch,
     EventView,
+    HistorySearch,
     MessageOrder,
     OutboxOrder,
     OutgoingView,
@@ -50,7 +51,7 @@ _TAKEN = frozenset({"count", "bulk", ".", ".."})
 T = TypeVar("T")
 
 
-class HistoryQuery(Struct, frozen=True, forbid_unknown_fields=True):
+class TimelineQuery(Struct, frozen=True, forbid_unknown_fields=True):
     generation: int | None = None
 
 
@@ -124,12 +125,11 @@ GET_HISTORY = Operation(
     "GET",
     "/runs/{id}/history",
     "What is recorded of a run, line by line.",
-    tuple[EntryView, ...],
-    query=HistoryQuery,
-    spread=True,
+    Page[EntryView],
+    query=HistorySearch,
 )
 GET_TIMELINE = Operation(
-    "get_timeline", "GET", "/runs/{id}/timeline", "Its steps in time.", Timeline, query=HistoryQuery, spread=True
+    "get_timeline", "GET", "/runs/{id}/timeline", "Its steps in time.", Timeline, query=TimelineQuery, spread=True
 )
 EXPORT_RUN = Operation("export_run", "GET", "/runs/{id}/export", "All of a run, as a file.", dict[str, Any])
 CANCEL_RUN = Operation(

@@ -15,7 +15,7 @@ from edda import errors
 from edda.errors import AppError, EddaError
 
 from . import operations
-from .operations import PREFIX, AuditQuery, HistoryQuery, Operation, OutboxQuery, WaitQuery
+from .operations import PREFIX, AuditQuery, Operation, OutboxQuery, TimelineQuery, WaitQuery
 from .views import (
     AuditView,
     BulkOrder,
@@ -28,6 +28,7 @@ from .views import (
     EventOrder,
     EventSearch,
     EventView,
+    HistorySearch,
     MessageOrder,
     OutboxOrder,
     OutgoingView,
@@ -91,11 +92,11 @@ class RemoteController:
     async def get_run(self, run_id: str) -> RunDetail:
         return await self._call(operations.GET_RUN, run_id)
 
-    async def get_history(self, run_id: str, generation: int | None = None) -> tuple[EntryView, ...]:
-        return await self._call(operations.GET_HISTORY, run_id, query=HistoryQuery(generation))
+    async def get_history(self, run_id: str, search: HistorySearch) -> Page[EntryView]:
+        return await self._call(operations.GET_HISTORY, run_id, query=search)
 
     async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline:
-        return await self._call(operations.GET_TIMELINE, run_id, query=HistoryQuery(generation))
+        return await self._call(operations.GET_TIMELINE, run_id, query=TimelineQuery(generation))
 
     async def export_run(self, run_id: str) -> dict[str, Any]:
         return await self._call(operations.EXPORT_RUN, run_id)

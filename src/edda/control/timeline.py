@@ -9,7 +9,7 @@ same moment cannot be told from two in a row: the second is shown as beginning w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -125,13 +125,18 @@ class _Drawing:
         self._open: dict[str, _Drawn] = {}
         self._moved: dict[str, int] = {}
         """When the code of each branch moved last."""
+        self._moved_within: dict[str, int] = {}
+        """The same of a branch with those below it."""
 
     def add(self, entry: Entry) -> None:
         kind = _BARS.get(entry.kind)
         if kind is not None:
             self._draw(entry, kind)
         if entry.kind not in _MOVES_NOTHING:
-            self._moved[_branch_of(entry.step)] = entry.at
+            branch = _branch_of(entry.step)
+            self._moved[branch] = entry.at
+            for above in _lineage(branch):
+                self._moved_within[above] = entry.at
 
     def _draw(self, entry: Entry, kind: str) -> None:
         drawn = self._find(entry.step, entry.name, kind)
@@ -158,8 +163,8 @@ class _Drawing:
 
     def _beginning(self, step: str) -> int:
         branch = _branch_of(step)
-        related = (at for other, at in self._moved.items() if other.startswith(branch) or branch.startswith(other))
-        return max(related, default=self._since)
+        moved = [self._moved[above] for above in _lineage(branch) if above in self._moved]
+        return max((*moved, self._moved_within.get(branch, self._since)))
 
     def add_pending(self) -> None:
         for wait in self._glance.waits:
@@ -188,13 +193,21 @@ def is_channel(type: str) -> bool:
     return type.startswith("channel/")
 
 
-def last_move(history: Iterable[Entry], created_at: int) -> int:
+def last_move(history: Iterable[Entry]) -> int | None:
     """Since when a run does what it does now, or waits."""
-    return max((entry.at for entry in history if entry.kind not in _MOVES_NOTHING), default=created_at)
+    return max((entry.at for entry in history if entry.kind not in _MOVES_NOTHING), default=None)
 
 
 def _branch_of(step: str) -> str:
     return "" if step.startswith(UNDO) else step.rpartition("/")[0]
+
+
+def _lineage(branch: str) -> Iterator[str]:
+    """It, those above it, and the run's own."""
+    while branch:
+        yield branch
+        branch = branch.rpartition("/")[0]
+    yield ""
 
 
 def _state_of(entry: Entry) -> BarState:

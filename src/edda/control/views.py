@@ -279,6 +279,16 @@ class RunSearch(Struct, frozen=True, forbid_unknown_fields=True):
     limit: int = 50
 
 
+class HistorySearch(Struct, frozen=True, forbid_unknown_fields=True):
+    generation: int | None = None
+    """Of a run that recurs; without it, the newest."""
+    step: str | None = None
+    """Only lines that speak of it."""
+    cursor: str | None = None
+    """The number of a line: those behind it."""
+    limit: int = 50
+
+
 class EventSearch(Struct, frozen=True, forbid_unknown_fields=True):
     type: str | None = None
     source: str | None = None

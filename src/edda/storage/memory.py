@@ -174,8 +174,17 @@ class MemoryStorage:
     async def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
         return await self._commit(self.database.watchers, run_id)
 
-    async def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]:
-        return await self._commit(self.database.history, run_id, gen)
+    async def history(
+        self,
+        run_id: RunId,
+        gen: int | None = None,
+        *,
+        step: str | None = None,
+        after: int = -1,
+        limit: int | None = None,
+    ) -> tuple[Entry, ...]:
+        history = await self._commit(self.database.history, run_id, gen)
+        return tuple(entry for entry in history if entry.seq > after and step in (None, entry.step))[:limit]
 
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:
         return await self._commit(self.database.find, filter)

@@ -152,7 +152,17 @@ class Runs(Protocol):
         """Who asked to be told; the parent is not among them."""
         ...
 
-    async def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]: ...
+    async def history(
+        self,
+        run_id: RunId,
+        gen: int | None = None,
+        *,
+        step: str | None = None,
+        after: int = -1,
+        limit: int | None = None,
+    ) -> tuple[Entry, ...]:
+        """All of it, or of one step, or some from behind a number on."""
+        ...
 
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]: ...
 

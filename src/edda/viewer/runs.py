@@ -10,13 +10,14 @@ import msgspec
 
 from edda.control.controller import Controller
 from edda.control.views import (
-    Bar,
     BulkOrder,
     DefinitionView,
     Done,
     EntryView,
     EventOrder,
+    HistorySearch,
     MessageOrder,
+    Page,
     RetryOrder,
     RunDetail,
     RunSearch,
@@ -33,8 +34,36 @@ from edda.viewer.states import GROUPS
 from edda.viewer.visits import Download, Fields, Moved, Reply, Shown, Visit
 
 _PAGE = 50
-_MOST_BARS = 400
+_MOST_BARS = 200
+_MOST_LINES = 200
+"""Of the history, on one page."""
 _SEARCH = ("status", "workflow", "id", "q", "input", "since", "until", "parent")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What is shown of something long."""
+
+    first: int
+    """So many come before it."""
+    count: int
+    total: int
+    most: int
+
+    @property
+    def is_part(self) -> bool:
+        return self.count < self.total
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count
+
+    @property
+    def turns(self) -> tuple[tuple[str, int], ...]:
+        """Where else one can look, by name: how many come before."""
+        end = max(0, self.total - self.most)
+        back = (("first", 0), ("earlier", max(0, self.first - self.most))) if self.first else ()
+        return back + ((("later", self.last), ("last", end)) if self.last < self.total else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +158,10 @@ async def show_run(visit: Visit, control: Controller) -> Reply:
     view = visit.query.get("view") or "timeline"
     generation = visit.query.number("generation")
     values: dict[str, Any] = {"detail": detail, "view": view, "generation": generation}
-    history = await control.get_history(run_id, generation)
     match view:
         case "history":
-            values |= {"history": history}
+            search = HistorySearch(generation, cursor=visit.query.get("cursor"), limit=_MOST_LINES)
+            values |= _history_values(detail, generation, await control.get_history(run_id, search))
         case "json":
             values |= {"whole": msgspec.to_builtins(detail)}
         case _:
@@ -142,7 +171,7 @@ async def show_run(visit: Visit, control: Controller) -> Reply:
                 values["chart"] = draw_chart(
                     await _definition(control, detail.run.workflow), timeline, is_over=detail.run.status == "completed"
                 )
-            values |= _chosen(visit, timeline, history)
+            values |= await _chosen(visit, control, timeline)
     return Shown("run.html", values | {"asked": _asked_by(detail)})
 
 
@@ -151,26 +180,25 @@ def _timeline_values(visit: Visit, timeline: Timeline) -> dict[str, Any]:
     first = max(0, len(timeline.bars) - _MOST_BARS) if begin is None else begin
     shown = msgspec.structs.replace(timeline, bars=timeline.bars[first : first + _MOST_BARS])
     even = visit.query.get("scale") == "even"
-    return {
-        "drawing": waterfall.draw(shown, even=even),
-        "first": first,
-        "bars": len(timeline.bars),
-        "most": _MOST_BARS,
-        "even": even,
-    }
+    stretch = Stretch(first, len(shown.bars), len(timeline.bars), _MOST_BARS)
+    return {"drawing": waterfall.draw(shown, even=even), "stretch": stretch, "even": even}
 
 
-def _chosen(visit: Visit, timeline: Timeline, history: tuple[EntryView, ...]) -> dict[str, Any]:
+def _history_values(detail: RunDetail, generation: int | None, page: Page[EntryView]) -> dict[str, Any]:
+    shown = detail.run.generation if generation is None else generation
+    total = next((one.entries for one in detail.generations if one.number == shown), 0)
+    first = page.items[0].seq - 1 if page.items else 0
+    stretch = Stretch(first, len(page.items), max(total, first + len(page.items)), _MOST_LINES)
+    return {"history": page.items, "stretch": stretch}
+
+
+async def _chosen(visit: Visit, control: Controller, timeline: Timeline) -> dict[str, Any]:
     step = visit.query.exact("step")
     bar = next((bar for bar in timeline.bars if bar.step == step), None) if step else None
     if bar is None:
         return {"bar": None}
-    return {"bar": bar, "entries": _entries_of(bar, history)}
-
-
-def _entries_of(bar: Bar, history: tuple[EntryView, ...]) -> tuple[EntryView, ...]:
-    numbers = frozenset(bar.entries)
-    return tuple(entry for entry in history if entry.seq in numbers)
+    lines = await control.get_history(visit.parts[1], HistorySearch(timeline.generation, step, limit=_MOST_LINES))
+    return {"bar": bar, "entries": [entry for entry in lines.items if entry.seq in bar.entries]}
 
 
 async def _definition(control: Controller, workflow: str) -> DefinitionView | None:

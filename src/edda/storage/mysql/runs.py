@@ -22,9 +22,10 @@ EXISTS = b"SELECT 1 FROM edda_run WHERE id = %b LIMIT 1"
 CANCEL = b"UPDATE edda_sched SET cancelled = TRUE, delivered = %b WHERE run_id = %b"
 DELIVER = b"INSERT INTO edda_delivery (run_id, n, kind, step, at, value) VALUES (%b, %b, %b, '', " + NOW + b", %b)"
 WAKE = b"UPDATE edda_sched SET ready_at = 0, status = 'running', reason = NULL WHERE run_id = %b"
+_ALL = 2**63 - 1
 LATEST_GEN = b"SELECT MAX(gen) FROM edda_run WHERE id = %b"
 HISTORY = b"""SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event
-    FROM edda_hist WHERE run_id = %b AND gen = %b ORDER BY seq"""
+    FROM edda_hist WHERE run_id = %b AND gen = %b AND seq > %b AND (%b IS NULL OR step = %b) ORDER BY seq LIMIT %b"""
 LOCK_WATCHED = b"SELECT 1 FROM edda_sched WHERE run_id = %b FOR UPDATE"
 INSERT_WATCHER = b"""INSERT INTO edda_watcher (run_id, watcher, step)
     SELECT run_id, %b, %b FROM edda_sched WHERE run_id = %b ON DUPLICATE KEY UPDATE step = step"""
@@ -118,11 +119,21 @@ class MySQLRuns:
     async def watchers(self, run: RunId) -> tuple[Watcher, ...]:
         return tuple(map(watcher, (await self._pool.run(WATCHERS, run)).rows))
 
-    async def history(self, run: RunId, gen: int | None = None) -> tuple[Entry, ...]:
+    async def history(
+        self,
+        run_id: RunId,
+        gen: int | None = None,
+        *,
+        step: str | None = None,
+        after: int = -1,
+        limit: int | None = None,
+    ) -> tuple[Entry, ...]:
+        most = _ALL if limit is None else limit
         async with self._pool.session() as session:
             if gen is None:
-                gen = (await session.run(LATEST_GEN, run)).rows[0][0]
-            return tuple(entry(row) for row in (await session.run(HISTORY, run, gen)).rows)
+                gen = (await session.run(LATEST_GEN, run_id)).rows[0][0]
+            found = await session.run(HISTORY, run_id, gen, after, step, step, most)
+        return tuple(entry(row) for row in found.rows)
 
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:
         conditions, values = [RECORDS], list[Value]()

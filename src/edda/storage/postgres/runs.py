@@ -40,7 +40,8 @@ SELECT run_id, watcher, step FROM edda_watcher WHERE run_id = ANY ($1::text[]) O
 
 HISTORY = """
 SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event FROM edda_hist
- WHERE run_id = $1 AND gen = coalesce($2::int, (SELECT max(gen) FROM edda_run WHERE id = $1)) ORDER BY seq"""
+ WHERE run_id = $1 AND gen = coalesce($2::int, (SELECT max(gen) FROM edda_run WHERE id = $1))
+   AND seq > $3::bigint AND ($4::text IS NULL OR step = $4) ORDER BY seq LIMIT $5"""
 
 # What waits, but is due and nobody's, runs as soon as somebody takes it: people should not read "waiting".
 OPEN_STATUS = timed("""
@@ -114,9 +115,17 @@ class PostgresRuns:
             rows = await session.fetch(WATCHERS, [run_id])
         return tuple(watcher_of(row) for row in rows)
 
-    async def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]:
+    async def history(
+        self,
+        run_id: RunId,
+        gen: int | None = None,
+        *,
+        step: str | None = None,
+        after: int = -1,
+        limit: int | None = None,
+    ) -> tuple[Entry, ...]:
         async with self._pool.session() as session:
-            rows = await session.fetch(HISTORY, run_id, gen)
+            rows = await session.fetch(HISTORY, run_id, gen, after, step, limit)
         return tuple(entry_of(row) for row in rows)
 
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:

@@ -60,7 +60,8 @@ _LAST = 2**63 - 1
 
 _HISTORY = """
 SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event FROM edda_hist
- WHERE run_id = ?1 AND gen = coalesce(?2, (SELECT max(gen) FROM edda_run WHERE id = ?1)) ORDER BY seq"""
+ WHERE run_id = ?1 AND gen = coalesce(?2, (SELECT max(gen) FROM edda_run WHERE id = ?1))
+   AND seq > ?3 AND (?4 IS NULL OR step = ?4) ORDER BY seq LIMIT ?5"""
 
 
 def start(db: Connection, starts: Iterable[Start], now: int) -> frozenset[RunId]:
@@ -92,8 +93,11 @@ def get(db: Connection, run_id: RunId, now: int) -> RunRecord | None:
     return as_record(row) if row else None
 
 
-def history(db: Connection, run_id: RunId, gen: int | None) -> tuple[Entry, ...]:
-    return tuple(map(as_entry, db.rows(_HISTORY, (run_id, gen))))
+def history(
+    db: Connection, run_id: RunId, gen: int | None, step: str | None, after: int, limit: int | None
+) -> tuple[Entry, ...]:
+    most = _LAST if limit is None else limit
+    return tuple(map(as_entry, db.rows(_HISTORY, (run_id, gen, after, step, most))))
 
 
 def find(db: Connection, filter: RunFilter, now: int) -> tuple[RunRecord, ...]:

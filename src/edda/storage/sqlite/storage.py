@@ -263,8 +263,16 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     async def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
         return await self._read(lambda db: watchers.of_run(db, run_id))
 
-    async def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]:
-        return await self._read(lambda db: runs.history(db, run_id, gen))
+    async def history(
+        self,
+        run_id: RunId,
+        gen: int | None = None,
+        *,
+        step: str | None = None,
+        after: int = -1,
+        limit: int | None = None,
+    ) -> tuple[Entry, ...]:
+        return await self._read(lambda db: runs.history(db, run_id, gen, step, after, limit))
 
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:
         return await self._read(lambda db: runs.find(db, filter, self._now()))
