@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edda.core.model import End, Refused, RunId, WorkerInfo
 from edda.core.states import RunStatus
-from edda.core.survey import Audit, Backlog, Bucket, Definition, Latency
+from edda.core.survey import Audit, Backlog, Bucket, Definition, Form, Latency
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
 
@@ -200,7 +200,10 @@ CHANGES: dict[str, Callable[[Storage, Worker], Awaitable[object]]] = {
     "an event is to be sent": lambda s, w: s.enqueue([outgoing("o1")]),
     "a worker leaves": lambda s, w: s.retire(w.id),
     "somebody does something": lambda s, w: s.note(Audit(1, "me", "cancel", "run-1")),
-    "the code is another": lambda s, w: s.define([Definition("new", "shop", b"{}", 1)], []),
+    "there is new code": lambda s, w: s.define([Definition("new", "shop", b"{}", 1)], []),
+    "the code is another": lambda s, w: s.define([Definition("order", "shop", b"{}", 4)], []),
+    "there is a new form": lambda s, w: s.define([], [Form("order", "refunded", b"{}")]),
+    "a form is another": lambda s, w: s.define([], [Form("order", "paid", b'{"a": 2}')]),
 }
 
 
@@ -213,6 +216,7 @@ async def test_the_mark_changes_as_soon_as(
         born("run-1"), born("asleep", move=asleep()), born("parked", move=parked()), born("done", move=done())
     )
     await storage.start([start("ready")])
+    await storage.define([Definition("order", "shop", b"{}", 5)], [Form("order", "paid", b'{"a": 1}')])
     other = storage if who == "we" else await make_storage()
     mark = await other.pulse_mark()
     assert await other.pulse_mark() == mark

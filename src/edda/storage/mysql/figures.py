@@ -62,6 +62,7 @@ DURATIONS = b"""SELECT e.ended_at - r.created_at FROM (
 
 # Every batch of a worker moves its fence; claims move the epochs of what is owned; outsiders leave runs, letters,
 # events, lines of the audit, and what is ready. Each is the end of an index, and of what is ready at most a thousand.
+# What the code says is a few rows.
 PULSE = (
     b"SELECT worker, batch_no, moves FROM edda_fence ORDER BY worker",
     b"SELECT COUNT(*), SUM(epoch) FROM edda_sched FORCE INDEX (edda_sched_owner) WHERE owner IS NOT NULL",
@@ -76,7 +77,8 @@ PULSE = (
     b"SELECT MAX(ended_at) FROM edda_outbox FORCE INDEX (edda_outbox_ended) WHERE state = 'sent'",
     b"SELECT MIN(seq), MAX(seq) FROM edda_dispatch",
     b"SELECT MAX(seq) FROM edda_audit",
-    b"SELECT MAX(seen_at) FROM edda_definition",
+    b"SELECT COUNT(*), SUM(CRC32(CONCAT(seen_at, details))) FROM edda_definition",
+    b"SELECT COUNT(*), SUM(CRC32(`schema`)) FROM edda_form",
 )
 
 _MARKED = 1_000

@@ -65,6 +65,7 @@ SELECT e.ended_at - r.created_at
 
 # Every batch of a worker moves its fence; claims move the epochs of what is owned; outsiders leave runs, letters,
 # events, lines of the audit, and what is ready. Each is the end of an index, and of what is ready at most a thousand.
+# What the code says is a few rows, each known by the transaction that wrote it.
 _MARK = """
 SELECT row(
     (SELECT concat_ws(' ', count(*), sum(ready_at)) FROM (SELECT due.ready_at FROM {due} LIMIT {most}) ready),
@@ -79,7 +80,8 @@ SELECT row(
     (SELECT max(ended_at) FROM edda_outbox WHERE state = 'sent'),
     (SELECT concat_ws(' ', min(seq), max(seq)) FROM edda_dispatch),
     (SELECT max(seq) FROM edda_audit),
-    (SELECT max(seen_at) FROM edda_definition))::text"""
+    (SELECT concat_ws(' ', count(*), sum(xmin::text::bigint)) FROM edda_definition),
+    (SELECT concat_ws(' ', count(*), sum(xmin::text::bigint)) FROM edda_form))::text"""
 PULSE_MARK = timed((_NAMES + _MARK).replace("{due}", _DUE)).replace("{most}", "1000")
 
 
