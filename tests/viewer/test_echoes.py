@@ -1,0 +1,190 @@
+"""What a page repeats of a request: it stays a string, and nobody is sent elsewhere by it."""
+
+from __future__ import annotations
+
+from itertools import product
+from urllib.parse import quote, urlencode
+
+import httpx2
+import pytest
+
+from edda.control.views import Done
+from edda.web import Token, TokenScope, WebOptions
+from tests.viewer.hostile import PAYLOADS
+from tests.viewer.showcase import ShowcaseController
+from tests.viewer.test_pages import Skeleton, visiting
+
+EVERYTHING = "\n".join(PAYLOADS)
+PARTS = tuple("\n".join(PAYLOADS[begin::6]) for begin in range(6))
+"""Each short enough for an address."""
+OWN = {"Sec-Fetch-Site": "same-origin"}
+ECHOING: dict[str, tuple[str, ...]] = {
+    "/runs": ("q", "workflow", "id", "input", "parent", "cursor", "colour", "status"),
+    "/runs/bulk?action=cancel&every=1": ("q", "workflow", "id", "input", "parent", "run", "colour"),
+    "/runs/bulk?action=cancel": ("run",),
+    "/runs/order-A-17": ("view", "step", "generation", "from", "scale", "colour"),
+    "/runs/order-A-14?view=history": ("generation", "colour"),
+    "/events": ("q", "type", "source", "messages", "cursor", "colour"),
+    "/events/send": ("type", "source", "subject", "id", "target"),
+    "/channels/publish": ("channel", "target"),
+    "/waits": ("type", "cursor"),
+    "/outbox": ("state", "cursor"),
+    "/outbox/retry": ("event",),
+    "/outbox/drop": ("event",),
+    "/audit": ("cursor",),
+    "/login": ("next", "failed"),
+}
+REFUSED: dict[str, tuple[str, ...]] = {
+    "/runs": ("since", "until"),
+    "/runs/bulk?every=1": ("action",),
+    "/runs/bulk?action=cancel&every=1": ("since", "until"),
+    "/events": ("since", "until"),
+}
+
+
+def asked(address: str, name: str, text: str) -> str:
+    return f"{address}{'&' if '?' in address else '?'}{urlencode({name: text})}"
+
+
+INTRUDERS = frozenset({"iframe", "object", "embed", "base", "style", "img", "math", "template", "animate"})
+OURS = ("/_edda", "#")
+
+
+def check(page: str) -> None:
+    """Nothing is in it that our templates never make."""
+    found = Skeleton(page)
+    assert not INTRUDERS & {tag[0] for tag in found.tags}
+    assert not [tag for tag in found.tags for name in tag[1:] if name.startswith("on") or name in ("srcdoc", "style")]
+    assert [tag for tag in found.tags if tag[0] == "script"] == [("script", "src"), ("script", "src", "type")]
+    assert not [link for link in found.links if not link.startswith(OURS)]
+
+
+@pytest.mark.parametrize("address", ECHOING)
+async def test_what_is_asked_for_stays_a_string(address: str) -> None:
+    async with visiting(ShowcaseController()) as client:
+        for name, text in product(ECHOING[address], (*PARTS, *PAYLOADS[::97])):
+            answer = await client.get(asked(address, name, text))
+            assert answer.status_code == 200, (name, text)
+            check(answer.text)
+
+
+@pytest.mark.parametrize("address", REFUSED)
+async def test_what_is_refused_is_repeated_as_a_string(address: str) -> None:
+    async with visiting(ShowcaseController()) as client:
+        for name, text in product(REFUSED[address], PARTS):
+            answer = await client.get(asked(address, name, text))
+            assert answer.status_code == 422
+            check(answer.text)
+
+
+@pytest.mark.parametrize("path", ["/runs/*", "/start/*", "/events/*", "/runs/*/cancel"])
+async def test_what_is_not_found_is_repeated_as_a_string(path: str) -> None:
+    async with visiting(ShowcaseController()) as client:
+        for text in (*PARTS, *PAYLOADS[::97]):
+            answer = await client.get(path.replace("*", quote(text, safe="")))
+            assert answer.status_code == 404
+            check(answer.text)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/start/order", ("data.order_id", "data.customer.email", "data.items.0.sku", "data.items.0.count", "_id")),
+        ("/runs/order-A-17/answer", ("data.order_id", "data.amount", "data.method", "data.paid_on", "data.reference")),
+        ("/events/send", ("type", "source", "subject", "id", "target", "data")),
+        ("/channels/publish", ("channel", "target", "data")),
+    ],
+)
+async def test_a_form_that_comes_back_says_what_was_entered_as_a_string(path: str, names: tuple[str, ...]) -> None:
+    form = {"_step": "wait_event:1"}
+    async with visiting(ShowcaseController()) as client:
+        for text in (EVERYTHING, *PAYLOADS[::97]):
+            answer = await client.post(path, data=form | dict.fromkeys(names, text))
+            assert answer.status_code == 422
+            check(answer.text)
+
+
+def sendable(text: str) -> str:
+    """As far as a header can carry it."""
+    return "".join(one for one in text if one.isascii() and one.isprintable())
+
+
+SECRET = "Bq7v9Qw8RtYpLm2NbVcXsD4fGhJ6aE7u"
+BEARER = {"Authorization": f"Bearer {SECRET}"}
+HEADERS = (
+    *("Host", "Origin", "Referer", "User-Agent", "Accept-Language", "Cookie", "X-Edda-Live", "X-Original-URL"),
+    *("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Prefix", "X-Forwarded-Proto"),
+)
+
+
+def guarded(name: str = "boss") -> WebOptions:
+    return WebOptions(tokens=(Token(name, frozenset(TokenScope), SECRET),))
+
+
+@pytest.mark.parametrize(("path", "few"), [("/login", 1), ("/runs/nobody", 11), ("/runs", 37), ("/", 97)])
+async def test_headers_are_in_no_page(path: str, few: int) -> None:
+    async with visiting(ShowcaseController(), guarded()) as client:
+        for payload in PAYLOADS[::few]:
+            text = f"{sendable(payload)} canary"
+            answer = await client.get(path, headers=BEARER | dict.fromkeys(HEADERS, text))
+            assert "canary" not in answer.text
+            check(answer.text)
+
+
+async def test_what_came_of_an_action_is_said_as_a_string() -> None:
+    """Another site below the same name can set a cookie that the browser then sends here."""
+    async with visiting(ShowcaseController()) as client:
+        for payload in PAYLOADS:
+            answer = await client.get("/login", headers={"Cookie": f"edda_said={quote(payload, safe='')}"})
+            assert 'class="said"' in answer.text
+            check(answer.text)
+
+
+async def test_the_name_of_a_token_is_said_as_a_string() -> None:
+    async with visiting(ShowcaseController(), guarded(EVERYTHING)) as client:
+        answer = await client.get("/audit", headers=BEARER)
+        assert "&lt;script&gt;" in answer.text
+        check(answer.text)
+        session = (await client.post("/login", data={"token": SECRET}, headers=OWN)).headers["set-cookie"]
+        assert session.isascii()
+        assert session.isprintable()
+
+
+ELSEWHERE = ("//evil.example", "/\\evil.example", "https://evil.example/", "..", ".", "javascript:alert(1)")
+
+
+async def test_nobody_is_sent_elsewhere_by_what_a_page_was_asked_for() -> None:
+    async with visiting(ShowcaseController(), guarded()) as client:
+        for payload in (*PAYLOADS, *ELSEWHERE):
+            client.cookies.clear()
+            check_redirect(await client.get(f"/runs/{quote(payload, safe='')}?{urlencode({'q': payload})}"))
+            check_redirect(await client.post("/login", data={"token": SECRET, "next": payload}, headers=OWN))
+
+
+async def test_nobody_is_sent_elsewhere_by_what_became_of_an_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = ShowcaseController()
+    said = [""]
+
+    async def send(order: object) -> Done:
+        return Done(True, said[0])
+
+    async def start(order: object) -> Done:
+        return Done(True, said[0], 1, said[0])
+
+    monkeypatch.setattr(controller, "send_event", send)
+    monkeypatch.setattr(controller, "start_run", start)
+    async with visiting(controller) as client:
+        for number, said[0] in enumerate((*ELSEWHERE, *PAYLOADS)):
+            check_redirect(await client.post("/events/send", data={"type": "x", "data": "{}"}))
+            if number % 25 == 0:  # reading the code of a workflow takes a while
+                form = {"data.order_id": "A", "data.customer.name": "Ada"}
+                check_redirect(await client.post("/start/order", data=form))
+
+
+def check_redirect(answer: httpx2.Response) -> None:
+    location = answer.headers["location"]
+    assert answer.status_code == 303
+    assert location.startswith("/_edda/")
+    for value in (location, *answer.headers.get_list("set-cookie")):
+        assert value.isascii()
+        assert value.isprintable()
