@@ -377,6 +377,9 @@ class _Pages:
     async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
         return await self._viewer.answer(request, caller, body)
 
+    def excuse(self, request: Request, caller: Caller | None, refusal: Answer) -> Answer:
+        return self._viewer.excuse(request, caller, refusal)
+
     @cached_property
     def _viewer(self) -> Pages:
         from edda.viewer.pages import Viewer

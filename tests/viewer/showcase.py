@@ -159,6 +159,10 @@ def plainly(text: str) -> str:
     return text
 
 
+def _one_bar(line: EntryView) -> Bar:
+    return Bar(line.step, line.name, "step", BarState.DONE, line.at, line.at, entries=(line.seq,))
+
+
 class ShowcaseController:
     """Acts by noting what it was asked to do."""
 
@@ -391,9 +395,7 @@ class ShowcaseController:
     async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline:
         run = self._run(run_id)
         if self.lines:
-            lines = self._history(run)
-            bars = (Bar(one.step, one.name, "step", BarState.DONE, one.at, one.at, (), (one.seq,)) for one in lines)
-            return Timeline(0, run.created_at, self.now, tuple(bars))
+            return Timeline(0, run.created_at, self.now, tuple(map(_one_bar, self._history(run))))
         say, at = self.speak, run.created_at
         end = run.ended_at or self.now
         whole = (end - at).total_seconds()

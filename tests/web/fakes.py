@@ -7,6 +7,16 @@ from collections.abc import Sequence
 
 from edda.cloudevents.event import CloudEvent
 from edda.web import State
+from edda.web.answers import Answer
+from edda.web.callers import Caller
+from edda.web.request import Request
+
+
+class PlainRefusals:
+    """For pages that leave refusals as they are."""
+
+    def excuse(self, request: Request, caller: Caller | None, refusal: Answer) -> Answer:
+        return refusal
 
 
 class FakeService:

@@ -14,7 +14,7 @@ from edda.web.answers import Answer
 from edda.web.callers import Caller
 from edda.web.request import Request
 
-from .fakes import FakeService
+from .fakes import FakeService, PlainRefusals
 from .listening import listening
 from .showcase import Showcase
 from .test_sessions import ALL, EVERYTHING
@@ -30,14 +30,14 @@ CANCEL = b'<form method="post" action="/_edda/api/v1/runs/r-1/resume"><button>do
 TRAP = b'<form method="post" action="%s/_edda/api/v1/runs/r-1/resume"><button>win</button></form>'
 
 
-class Forms:
+class Forms(PlainRefusals):
     """Pages with one form each."""
 
     async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
         return Answer(200, LOGIN if request.path == "/_edda/login" else CANCEL, (HTML,))
 
 
-class Trap:
+class Trap(PlainRefusals):
     """What somebody else serves: a form that is sent to us."""
 
     def __init__(self, target: str) -> None:

@@ -17,7 +17,7 @@ from edda.web.request import Request, read_request
 from edda.web.sessions import COOKIE, MOST_FAILURES, SECONDS, Failures, Sessions, own_path
 
 from .calls import Call, Reply, ask
-from .fakes import FakeService
+from .fakes import FakeService, PlainRefusals
 from .showcase import Showcase
 from .test_security import PROTECTION, SECRETS, TOKENS
 
@@ -29,7 +29,7 @@ ALL = (*TOKENS, Token("ops", frozenset(TokenScope), EVERYTHING))
 VIEW = SECRETS[TokenScope.VIEW]
 
 
-class Papers:
+class Papers(PlainRefusals):
     """Pages that say who looks at them."""
 
     def __init__(self) -> None:

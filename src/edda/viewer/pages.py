@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from http.cookies import CookieError, SimpleCookie
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
 from edda.control.controller import Controller
-from edda.errors import (
-    ActionRefusedError,
-    ArgumentError,
-    EddaError,
-    EventError,
-    EventValidationError,
-    InstanceConflictError,
-    InstanceNotFoundError,
-    NotFoundError,
-    PayloadError,
-    UnknownWorkflowError,
-)
+from edda.errors import EddaError
 from edda.viewer import events, runs, site, whole
+from edda.viewer.excuses import excuse, excuse_error
 from edda.viewer.visits import Download, Fields, Moved, Reply, Shown, Visit
 from edda.web.answers import Answer
 from edda.web.callers import Caller
@@ -86,8 +77,14 @@ class Viewer:
         try:
             reply = await self._reply(visit, self._control(caller))
         except EddaError as error:
-            reply = _excuse(error)
+            reply = excuse_error(error)
         return None if reply is None else _say(visit, reply)
+
+    def excuse(self, request: Request, caller: Caller | None, refusal: Answer) -> Answer:
+        visit = _read_visit(request, request.parts[1:], caller, b"")
+        page = _say(visit, excuse(refusal.status, refusal.reason))
+        kept = tuple(header for header in refusal.headers if header[0] != b"content-type")
+        return replace(page, headers=(*page.headers, *kept))
 
     async def _reply(self, visit: Visit, control: Controller) -> Reply | None:
         if visit.method in {"GET", "HEAD"}:
@@ -98,7 +95,7 @@ class Viewer:
             return None
         scope, page = found
         if scope not in visit.may:
-            return Shown("error.html", {"title": "Not allowed", "reason": f"You lack the scope {scope}."}, 403)
+            return excuse(403, f"your token lacks the scope {scope}")
         return await page(visit, control)
 
 
@@ -118,20 +115,6 @@ def _read_visit(request: Request, parts: tuple[str, ...], caller: Caller | None,
 def _find(table: Mapping[tuple[str, ...], T], parts: tuple[str, ...]) -> T | None:
     """By the path itself, else with its second part as whatever it may be."""
     return table.get(parts) or (table.get((parts[0], "*", *parts[2:])) if len(parts) > 1 else None)
-
-
-_EXCUSES: tuple[tuple[type[EddaError] | tuple[type[EddaError], ...], int, str], ...] = (
-    ((InstanceNotFoundError, NotFoundError, UnknownWorkflowError), 404, "Not found"),
-    ((ActionRefusedError, InstanceConflictError), 409, "Not possible now"),
-    ((ArgumentError, EventError, EventValidationError, PayloadError), 422, "That cannot be done"),
-)
-
-
-def _excuse(error: EddaError) -> Shown:
-    for kinds, status, title in _EXCUSES:
-        if isinstance(error, kinds):
-            return Shown("error.html", {"title": title, "reason": str(error)}, status)
-    raise error
 
 
 def _say(visit: Visit, reply: Reply) -> Answer:

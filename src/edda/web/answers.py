@@ -34,6 +34,8 @@ class Answer:
     body: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """What is said here of the content's type, or of keeping it, counts instead of what is usual."""
+    reason: str = ""
+    """Of a refusal, in words."""
 
     async def send(self, send: Send, *, private: bool, head: bool) -> None:
         await send({"type": "http.response.start", "status": self.status, "headers": self.all_headers(private=private)})
@@ -81,7 +83,7 @@ def problem(
     if attribute is not None:
         body["attribute"] = attribute
     fields = tuple((name.lower().encode(), value.encode()) for name, value in (headers or {}).items())
-    return Answer(status, msgspec.json.encode(body), fields)
+    return Answer(status, msgspec.json.encode(body), fields, error)
 
 
 def refuse(status: int, error: str, *, headers: Mapping[str, str] | None = None) -> RefusedError:

@@ -80,9 +80,9 @@ class Web:
         except DisconnectedError:
             return
         except RefusedError as refusal:
-            answer = refusal.answer
+            answer = self._inside.excuse(request, refusal.answer)
         except Exception as error:  # a client gets an answer whatever happens, and never a traceback
-            answer = explain(error, self.options.retry_after)
+            answer = self._inside.excuse(request, explain(error, self.options.retry_after))
         self._metrics.count(answer.status)
         try:
             await answer.send(send, private=request.query_token is not None, head=request.method == "HEAD")

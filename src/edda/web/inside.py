@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from edda.control.operations import LONGEST
-from edda.web.answers import Answer, refuse, wrong_method
+from edda.web.answers import Answer, RefusedError, refuse, wrong_method
 from edda.web.api import Control, ControlEndpoint
 from edda.web.backing import Backing
 from edda.web.body import Intake
@@ -32,6 +32,10 @@ class Pages(Protocol):
 
     async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
         """None if there is no such page. Without a caller there is a form to log in with, and nothing else."""
+
+    def excuse(self, request: Request, caller: Caller | None, refusal: Answer) -> Answer:
+        """The same refusal as a page."""
+        ...
 
 
 class Inside:
@@ -74,6 +78,16 @@ class Inside:
             return await self._show(request, self._pages)
         raise refuse(404, "there is nothing at this address")
 
+    def excuse(self, request: Request, refusal: Answer) -> Answer:
+        """As a page if a person would read it: programs do not ask for HTML."""
+        if self._pages is None or not _is_for_people(request):
+            return refusal
+        try:
+            caller = self._callers.recognise(request)
+        except RefusedError:
+            caller = None
+        return self._pages.excuse(request, caller, refusal)
+
     async def _measure(self, request: Request, control: Control) -> Answer:
         self._callers.identify(request).check(TokenScope.VIEW)
         _check_safe(request)
@@ -115,6 +129,11 @@ class Inside:
 
 def _is_open(request: Request) -> bool:
     return request.path == "/_edda/login" or request.path.startswith("/_edda/static/")
+
+
+def _is_for_people(request: Request) -> bool:
+    is_page = request.path.startswith("/_edda/") and not request.path.startswith("/_edda/api/")
+    return is_page and any(name == b"accept" and b"text/html" in value for name, value in request.headers)
 
 
 def _check_safe(request: Request) -> None:
