@@ -80,3 +80,31 @@ async def test_a_sender_shakes_hands_before_it_has_a_token() -> None:
     token = Token("a", frozenset({TokenScope.EVENTS}), secrets.token_urlsafe(32))
     reply = await shake(WebOptions(tokens=(token,), allowed_origins=("*",)), origin="sender.example")
     assert grants(reply) == {"webhook-allowed-origin": "*"}
+
+
+CORS = [
+    ("OPTIONS", "/events", {"access-control-request-method": "POST"}, ()),
+    ("OPTIONS", "/events", {"access-control-request-method": "POST"}, ("*",)),
+    ("OPTIONS", "/events", {"access-control-request-headers": "authorization"}, ("evil.example",)),
+    ("OPTIONS", "/cancel/run", {"access-control-request-method": "POST"}, ("*",)),
+    ("OPTIONS", "/_edda/", {"access-control-request-method": "GET"}, ("*",)),
+    ("OPTIONS", "/_edda/api/v1/runs", {"access-control-request-private-network": "true"}, ("*",)),
+    ("OPTIONS", "/events", {"webhook-request-origin": "evil.example"}, ("*",)),
+    ("GET", "/_edda/livez", {}, ("*",)),
+    ("GET", "/_edda/readyz", {}, ()),
+    ("GET", "/_edda/api/v1/runs", {}, ("*",)),
+    ("POST", "/events", {}, ("*",)),
+    ("HEAD", "/_edda/", {}, ("*",)),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "headers", "origins"), CORS)
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost"])
+async def test_no_page_of_another_origin_may_read_anything(
+    method: str, path: str, headers: dict[str, str], origins: tuple[str, ...], origin: str
+) -> None:
+    """Origins that are allowed are senders of webhooks, which are no pages."""
+    web = Web(FakeService(), WebOptions(allowed_origins=origins))
+    reply = await ask(web, method=method, path=path, headers=HERE | headers | {"origin": origin}, body=b"")
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+    assert reply.headers["cross-origin-resource-policy"] == "same-origin"

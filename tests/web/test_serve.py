@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from edda.cli import main
+from edda.web import WebOptions, find_tokens
 
 from .calls import EVENT
 from .servers import APP, PATIENCE, Server, free_port, running, serving
@@ -111,6 +112,42 @@ def test_beyond_this_machine_it_refuses_to_start_without_tokens(host: str) -> No
     assert refused.exit_code == 2
     for setting in ("tokens=", "EDDA_TOKENS", 'auth="none"'):
         assert setting in refused.output
+
+
+TOKENS = f"ops:view:{SECRET}"
+BEYOND = "0.0.0.0"
+STARTS = [
+    # command, address, tokens, auth, whether it starts
+    ("serve", "127.0.0.1", "", None, True),
+    ("serve", "localhost", "", None, True),
+    ("serve", "::1", "", None, True),
+    ("serve", BEYOND, "", None, False),
+    ("serve", "::", "", None, False),
+    ("serve", "shop.example", "", None, False),
+    ("serve", BEYOND, TOKENS, None, True),
+    ("serve", BEYOND, "", "none", True),
+    ("serve --workers 2", BEYOND, "", None, False),
+    ("serve --workers 2", BEYOND, TOKENS, None, True),
+    ("viewer", "127.0.0.1", "", None, True),
+    ("viewer", BEYOND, "", None, False),
+    ("viewer --read-only", BEYOND, "", None, False),
+    ("viewer --read-only", BEYOND, TOKENS, None, True),
+]
+
+
+@pytest.mark.parametrize(("command", "host", "tokens", "auth", "starts"), STARTS)
+def test_only_who_was_given_tokens_or_opened_on_purpose_serves_beyond_this_machine(
+    monkeypatch: pytest.MonkeyPatch, command: str, host: str, tokens: str, auth: str | None, starts: bool
+) -> None:
+    served: list[object] = []
+    for way in ("serve_one", "serve_many"):
+        monkeypatch.setattr(f"edda.cli.server.{way}", lambda *given, **_: served.append(given))
+    monkeypatch.setenv("EDDA_TOKENS", tokens)
+    options = WebOptions(auth=auth, tokens=find_tokens(None))
+    monkeypatch.setattr("edda.cli.serve.load_options", lambda target: options)
+    target = ["--db", "memory://"] if command.startswith("viewer") else [APP]
+    started = CliRunner().invoke(main, [*command.split(), *target, "--host", host])
+    assert (started.exit_code, bool(served)) == ((0, True) if starts else (2, False)), started.output
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from edda.web.callers import Caller
 from edda.web.request import Request, read_request
 from edda.web.sessions import COOKIE, MOST_FAILURES, SECONDS, Failures, Sessions, own_path
 
-from .calls import Call, Reply, ask
+from .calls import Call, Reply, ask, deliver
 from .fakes import FakeService, PlainRefusals
 from .showcase import Showcase
 from .test_security import PROTECTION, SECRETS, TOKENS
@@ -280,6 +280,49 @@ def make_cookie(sessions: Sessions) -> str:
 def with_cookie(cookie: str) -> Request:
     scope = {**Call().scope(), "headers": [(b"cookie", f"{COOKIE}={cookie}".encode())]}
     return read_request(scope, no_body)
+
+
+async def test_a_login_does_not_take_up_what_the_browser_brought(web: Web) -> None:
+    """Whoever planted a cookie before somebody logs in knows nothing of the session afterwards."""
+    planted = make_cookie(Sessions(WebOptions(tokens=ALL)))
+    headers = HERE | OWN | {"cookie": f"{COOKIE}={planted}"}
+    reply = await ask(web, path="/_edda/login", headers=headers, body=f"token={EVERYTHING}".encode())
+    fresh = SimpleCookie(reply.headers["set-cookie"])[COOKIE].value
+    assert fresh != planted
+    assert (await get(web, f"{PREFIX}/runs/r-1/resume", {"cookie": f"{COOKIE}={planted}"} | OWN, "POST")).status == 403
+    assert (await get(web, f"{PREFIX}/runs/r-1/resume", {"cookie": f"{COOKIE}={fresh}"} | OWN, "POST")).status == 200
+
+
+async def test_a_planted_cookie_is_none_whatever_it_says(web: Web) -> None:
+    for planted in ("session-of-mine", "", "a.1.b", f"{COOKIE}="):
+        headers = HERE | OWN | {"cookie": f"{COOKIE}={planted}"}
+        reply = await ask(web, path="/_edda/login", headers=headers, body=f"token={VIEW}".encode())
+        assert SimpleCookie(reply.headers["set-cookie"])[COOKIE].value != planted
+        assert (await get(web, f"{PREFIX}/runs", {"cookie": f"{COOKIE}={planted}"})).status == 401
+
+
+async def test_a_session_cannot_be_made_longer(web: Web) -> None:
+    """Neither by looking nor by logging in with the cookie alone."""
+    cookie = await cookie_for(web)
+    assert "set-cookie" not in (await get(web, "/_edda/runs", cookie)).headers
+    reply = await ask(web, path="/_edda/login", headers=HERE | OWN | cookie, body=b"token=")
+    assert "set-cookie" not in reply.headers
+
+
+@pytest.mark.parametrize("root", ["", "/shop", "/a b", "/a;b"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_behind_a_proxy_the_cookie_is_for_our_place_and_scheme_and_goes_again(
+    web: Web, scheme: str, root: str
+) -> None:
+    written: dict[str, str] = {}
+    for path, body in (("login", f"token={VIEW}"), ("logout", "")):
+        call = Call(path=f"{root}/_edda/{path}", root_path=root, headers=HERE | OWN, body=body.encode())
+        reply = await deliver(web, call, {**call.scope(), "scheme": scheme})
+        assert reply.headers["location"].startswith(f"{quote(root)}/_edda/")
+        written[path] = reply.headers["set-cookie"]
+    marks = [{part.strip() for part in text.split(";")[1:] if "Max-Age" not in part} for text in written.values()]
+    secure = {"Secure"} if scheme == "https" else set()
+    assert marks[0] == marks[1] == {f"Path={quote(root)}/_edda", "HttpOnly", "SameSite=Strict", *secure}
 
 
 # Pages
