@@ -15,8 +15,10 @@ from edda.engine.ids import Ids
 from edda.storage import joint
 from edda.storage.joint import StepRecord
 from edda.storage.ports import Joint, Pulse, Storage
+from edda.storage.sqlite.joint import SQLiteJoint
 from edda.workflow.undoing import Undoing
 
+_ANEW = ("COMMIT", "BEGIN IMMEDIATE")
 _LEASE = 1_000_000
 """Of the fence made for one batch: what that batch left owned is soon somebody else's."""
 
@@ -173,15 +175,22 @@ def break_records(storage: Storage) -> None:
     record = joint.record
 
     async def record_apart(mine: Joint, step: StepRecord) -> None:
-        if mine.dialect == "sqlite":
-            await mine.execute("COMMIT", {})
-            await mine.execute("BEGIN IMMEDIATE", {})
-        else:
-            await mine.execute("COMMIT AND CHAIN", {})
-            await asyncio.sleep(random.uniform(0, 0.3))
+        await _commit_apart(mine)
+        await asyncio.sleep(random.uniform(0, 0.3))
         await record(mine, step)
 
     patch.object(joint, "record", record_apart).start()
+
+
+async def _commit_apart(mine: Joint) -> None:
+    """And begin another transaction: whoever has a joint is in one."""
+    if isinstance(mine, SQLiteJoint):
+        await mine.connection.run(lambda raw: [raw.execute(one) for one in _ANEW])
+    elif mine.dialect == "sqlite":
+        for one in _ANEW:
+            await mine.execute(one, {})
+    else:
+        await mine.execute("COMMIT AND CHAIN", {})
 
 
 _OWNED = "AND owner = :worker AND epoch = :epoch AND gen = :gen"
