@@ -14,9 +14,9 @@ needs_chromium = pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason=f"{CH
 
 
 @asynccontextmanager
-async def launch() -> AsyncIterator[Browser]:
+async def launch(*args: str) -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *args])
         yield browser
         await browser.close()
 
