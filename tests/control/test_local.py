@@ -228,6 +228,8 @@ async def test_runs_are_listed_counted_and_found_by_what_they_were_started_with(
 async def test_a_search_that_makes_no_sense_is_refused(app: EddaApp, search: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         await control_of(app).list_runs(RunSearch(**search))
+    with pytest.raises(ArgumentError):
+        await control_of(app).count_runs(RunSearch(**search))
 
 
 async def test_a_run_is_started_from_json_by_the_signature_of_its_workflow(app: EddaApp) -> None:

@@ -28,6 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "start_run": {"workflow": "order", "input": {"order_id": "A"}},
     "act_on_runs": {"action": "cancel", "ids": ["r-1"]},
     "send_event": {"type": "order.paid", "data": {"order_id": "A"}},
+    "publish_message": {"channel": "prices", "data": 3},
     "retry_outbox": {"ids": ["o-1"]},
     "drop_outbox": {"every": True},
 }
@@ -206,6 +207,8 @@ async def test_a_query_is_read_into_a_search(web: Web, showcase: Showcase) -> No
         ("/runs", "limit=x", "limit"),
         ("/runs", "limit=1&limit=2", "limit"),
         ("/runs", "since=yesterday", "since"),
+        ("/runs", "until=0.0", "until"),
+        ("/events", "since=1.5e-7", "since"),
         ("/runs", "colour=red", "colour"),
         ("/runs", "q=%00", None),
         ("/runs", "q=%FF", None),

@@ -10,6 +10,7 @@ from msgspec import Struct, inspect
 
 from edda.control.operations import MOST_ROWS, OPERATIONS, PREFIX, Operation
 from edda.version import __version__
+from edda.web.queries import fields_of, is_moment
 
 Described = dict[str, Any]
 
@@ -97,11 +98,14 @@ def _path_parameters(operation: Operation[Any]) -> list[Described]:
 def _query_parameters(operation: Operation[Any], components: dict[str, Described]) -> list[Described]:
     if operation.query is None:
         return []
-    info = inspect.type_info(operation.query)
-    assert isinstance(info, inspect.StructType)
     return [
-        {"name": field.name, "in": "query", "schema": _parameter(field, components[operation.query.__name__])}
-        for field in info.fields
+        {
+            "name": field.name,
+            "in": "query",
+            "schema": _parameter(field, components[operation.query.__name__]),
+            "allowEmptyValue": True,  # as forms send what was not filled in
+        }
+        for field in fields_of(operation.query)
     ]
 
 
@@ -113,14 +117,9 @@ def _parameter(field: inspect.Field, record: Described) -> Described:
         schema = dict(others[0])
     if field.name == "limit":
         schema |= {"minimum": 1, "maximum": MOST_ROWS}
-    if _is_moment(field.type):
+    if is_moment(field.type):
         schema["format"] = "date-time"
     return schema
-
-
-def _is_moment(kind: inspect.Type) -> bool:
-    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-    return any(isinstance(one, inspect.DateTimeType) for one in kinds)
 
 
 def _responses(answer: Described) -> Described:

@@ -17,6 +17,7 @@ from edda.web.answers import RefusedError, problem
 
 _MOST_FIELDS = 200
 _LARGEST = 2**31 - 1
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
 
@@ -31,6 +32,8 @@ def read_query(query: bytes, kind: type[T]) -> T:
             given.setdefault(name, []).append(value)
         elif name in given:
             raise wrong(name, "expected once")
+        elif name in _moments_of(kind) and not _DAY.match(value):  # a number would be read as seconds since 1970
+            raise wrong(name, "expected a time with its zone, such as 2026-01-31T18:30:00Z")
         else:
             given[name] = value
     try:
@@ -70,9 +73,23 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
 
 @cache
 def _lists_of(kind: type[Struct]) -> frozenset[str]:
+    return frozenset(field.name for field in fields_of(kind) if isinstance(field.type, inspect.VarTupleType))
+
+
+@cache
+def _moments_of(kind: type[Struct]) -> frozenset[str]:
+    return frozenset(field.name for field in fields_of(kind) if is_moment(field.type))
+
+
+def fields_of(kind: type[Struct]) -> tuple[inspect.Field, ...]:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
-    return frozenset(field.name for field in info.fields if isinstance(field.type, inspect.VarTupleType))
+    return info.fields
+
+
+def is_moment(kind: inspect.Type) -> bool:
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return any(isinstance(one, inspect.DateTimeType) for one in kinds)
 
 
 def _check_numbers(found: Struct) -> None:
