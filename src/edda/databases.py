@@ -51,6 +51,15 @@ def open_storage(
     )
 
 
+def most_connections(pool_size: int = 5) -> int:
+    """That one app opens to a server, if it uses everything at once.
+
+    What it reads and claims with, `ctx.transaction()`, and people who look have `pool_size` each, and the sessions of
+    steps three times as many. The journal, the heartbeat, the listener and migrations have one each.
+    """
+    return 6 * pool_size + 4
+
+
 def open_sessions(
     url: str, storage: Storage, engine: AsyncEngine | None, pool_size: int, probe: Probe | None
 ) -> Sessions:

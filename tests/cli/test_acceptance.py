@@ -223,6 +223,7 @@ async def test_the_doctor_finds_nothing_wrong_with_a_good_database(kind: str, ma
     assert findings["schema"]["words"] == "up to date"
     assert "clock" in findings
     assert ("SQLite" if kind == "sqlite" else "server") in findings
+    assert ("connections" in findings) == (kind != "sqlite")
 
 
 async def test_the_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:

@@ -19,14 +19,22 @@ from edda.cli.complaints import in_one_line, tell
 from edda.cli.extras import EXTRAS
 from edda.cli.target import database_option, missing_file
 from edda.cli.terminal import Span, flat, line, show, show_json
-from edda.databases import open_storage
+from edda.databases import most_connections, open_storage
 from edda.errors import EddaError
-from edda.storage.ports import Storage
+from edda.storage.ports import Dialect, Storage
 
 _OLDEST_PYTHON = (3, 11)
 _LATE = 1.0
 """Seconds that clocks may differ: leases and timers go by the database's, only what people are shown goes wrong."""
 _WAL_RESET_BUG = (3, 51, 3)
+_CONNECTIONS: dict[Dialect, tuple[str, str]] = {
+    "postgresql": (
+        "SELECT current_setting('max_connections')",
+        "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'",
+    ),
+    "mysql": ("SELECT @@max_connections", "SHOW GLOBAL STATUS LIKE 'Threads_connected'"),
+}
+"""How many there may be, and how many there are."""
 _PACKAGES = ("msgspec", "pydantic", "click", "uvicorn", "httpx2", "jinja2")
 
 
@@ -92,7 +100,8 @@ async def _look_there(url: str) -> list[Finding]:
         return [Finding("database", f"there is no file {path}", False, "give the right --db, or run `edda migrate`")]
     try:
         async with _open(url) as storage:
-            return [Finding("database", "can be reached"), *[await look(storage) for look in _LOOKS]]
+            found = [await look(storage) for look in _LOOKS]
+            return [Finding("database", "can be reached"), *(finding for finding in found if finding is not None)]
     except (EddaError, OSError) as error:
         return [Finding("database", tell(error), False, "is the server up, and are --db and its password right?")]
 
@@ -128,6 +137,25 @@ def _judge_sqlite(mode: str) -> Finding:
     return Finding("SQLite", words)
 
 
+async def _look_at_connections(storage: Storage) -> Finding | None:
+    joint = await storage.begin()
+    try:
+        if joint.dialect == "sqlite":
+            return None
+        numbers = [int((await joint.fetch(question, {}))[0][-1]) for question in _CONNECTIONS[joint.dialect]]
+        return _judge_connections(*numbers)
+    finally:
+        await joint.rollback()
+
+
+def _judge_connections(allowed: int, used: int) -> Finding:
+    most = most_connections()
+    words = f"{used} of {allowed} are in use; a process opens up to {most}, which is 6 * pool_size + 4"
+    is_enough = allowed >= most
+    remedy = "raise the server's max_connections, or give EddaApp a smaller pool_size"
+    return Finding("connections", words, is_enough, "" if is_enough else remedy)
+
+
 async def _look_at_clock(storage: Storage) -> Finding:
     before = time.time()
     there = await storage.now() / 1e6
@@ -144,4 +172,9 @@ async def _look_at_schema(storage: Storage) -> Finding:
     return Finding("schema", "up to date")
 
 
-_LOOKS: tuple[Callable[[Storage], Awaitable[Finding]], ...] = (_look_at_version, _look_at_clock, _look_at_schema)
+_LOOKS: tuple[Callable[[Storage], Awaitable[Finding | None]], ...] = (
+    _look_at_version,
+    _look_at_connections,
+    _look_at_clock,
+    _look_at_schema,
+)
