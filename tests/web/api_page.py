@@ -50,8 +50,8 @@ What stands in braces is percent-encoded, and may be anything, also a slash (`%2
 several times: `status=failed&status=cancelled`. A body may be left out if nothing in it is required.
 
 Lists come in pages of at most {MOST_ROWS}: `next` of an answer is the `cursor` to ask for the page behind it with;
-`null` means that there is none. `searched_to` says how far back ids were searched for `q`, and inputs for `input`: ask for what is
-older with it as `until`; `null` means that everything was.
+`null` means that there is none. `searched_to` says how far back ids were searched for `q`, and inputs for `input`: ask
+for what is older with it as `until`; `null` means that everything was.
 
 `GET {PREFIX}/stream` is a stream of server-sent events for those who may look: `event: changed` whenever something has
 changed, the first at once, at most one a second; a comment every {SILENCE:.0f} seconds. It ends after {LIFE:.0f}
@@ -156,6 +156,8 @@ def _default(field: inspect.Field) -> str:
 
 def _say(kind: inspect.Type) -> str:
     match kind:
+        case inspect.Metadata():
+            return _say_words(kind)
         case inspect.UnionType():
             return " or ".join(map(_say, kind.types))
         case inspect.VarTupleType():
@@ -168,6 +170,11 @@ def _say(kind: inspect.Type) -> str:
             return ", ".join(f"`{member.value}`" for member in kind.cls)
         case _:
             return _PLAIN[type(kind)]
+
+
+def _say_words(kind: inspect.Metadata) -> str:
+    words = (kind.extra_json_schema or {}).get("enum")
+    return _say(kind.type) if words is None else ", ".join(f"`{word}`" for word in words)
 
 
 def _item(kind: inspect.StructType) -> inspect.Type | None:

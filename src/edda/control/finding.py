@@ -11,18 +11,17 @@ from msgspec.structs import replace
 
 from edda.core.codec import Codec
 from edda.core.model import RunId, RunRecord
-from edda.core.states import ENDED, OPEN, WAITING, RunStatus
+from edda.core.states import RunStatus
 from edda.core.survey import RunQuery
 from edda.errors import ArgumentError
 from edda.storage.ports import Survey
 from edda.workflow.context import as_microseconds
 
 from .inputs import Condition, read_condition
-from .views import RunSearch
+from .views import STATUS_GROUPS, RunSearch
 
 MOST_ON_PAGE = 200
 _CHUNK = 1_000
-_GROUPS = {"open": OPEN, "waiting": WAITING, "ended": ENDED}
 _EARLIEST, _LATEST = 0, 2**62
 
 TEXT_REACH = 10_000
@@ -80,12 +79,12 @@ def _read_cursor(cursor: str) -> tuple[int, RunId]:
 
 
 def _statuses(word: str) -> frozenset[RunStatus]:
-    if word in _GROUPS:
-        return _GROUPS[word]
+    if word in STATUS_GROUPS:
+        return STATUS_GROUPS[word]
     try:
         return frozenset({RunStatus(word)})
     except ValueError:
-        known = ", ".join((*_GROUPS, *RunStatus))
+        known = ", ".join((*STATUS_GROUPS, *RunStatus))
         raise ArgumentError(f"status {word!r}: expected one of {known}") from None
 
 

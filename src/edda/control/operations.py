@@ -7,10 +7,12 @@ body; a query or a body that is `spread` gives one argument for each of its fiel
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
+
+from edda.core.model import OutgoingState
 
 from .views import (
     AuditView,
@@ -62,7 +64,7 @@ class WaitQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutboxQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    state: str | None = None
+    state: Annotated[str, Meta(extra_json_schema={"enum": [*OutgoingState]})] | None = None
     cursor: str | None = None
     limit: int = 50
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
+
+from edda.core.states import ENDED, OPEN, WAITING, RunStatus
 
 T = TypeVar("T")
 
@@ -260,17 +262,24 @@ class AuditView(Struct, frozen=True):
 
 # What is asked for
 
+STATUS_GROUPS = {"open": OPEN, "waiting": WAITING, "ended": ENDED}
+
+# Described for programs only: what is none of these is refused with words of our own.
+StatusWord = Annotated[str, Meta(extra_json_schema={"enum": [*STATUS_GROUPS, *RunStatus]})]
+Action = Annotated[str, Meta(extra_json_schema={"enum": ["cancel", "retry", "resume", "delete"]})]
+PathAndValue = Annotated[str, Meta(extra_json_schema={"pattern": "^[^=]+="})]
+
 
 class RunSearch(Struct, frozen=True, forbid_unknown_fields=True):
     """Which runs; as it stands in the address of a page."""
 
-    status: tuple[str, ...] = ()
+    status: tuple[StatusWord, ...] = ()
     workflow: str | None = None
     id: str | None = None
     """The beginning of an id."""
     q: str | None = None
     """Somewhere in the id or in what it waits for; or the whole id, however old."""
-    input: tuple[str, ...] = ()
+    input: tuple[PathAndValue, ...] = ()
     """`path=value`, compared by value: `order.id=A-17`."""
     since: datetime | None = None
     until: datetime | None = None
@@ -319,8 +328,7 @@ class CancelOrder(Struct, frozen=True, forbid_unknown_fields=True):
 class BulkOrder(Struct, frozen=True, forbid_unknown_fields=True):
     """What to do with the runs of these ids, or with all that the search finds."""
 
-    action: str
-    """cancel, retry, resume or delete."""
+    action: Action
     ids: tuple[str, ...] = ()
     search: RunSearch | None = None
     count_only: bool = False
