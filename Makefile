@@ -24,8 +24,9 @@ shots: .venv/ready  ## pictures of every page of the viewer, light, dark and as 
 scale: .venv/ready  ## how quickly pages answer with a million runs in the database
 	$(PY) -m tests.scale $(ARGS)
 
-api: .venv/ready  ## two thousand cases for each operation of the control API
-	EDDA_API_CASES=2000 $(PY) -m pytest -q tests/web/test_openapi.py tests/web/test_api_hostile.py $(ARGS)
+api: ON ?= sqlite,postgres,mysql
+api: .venv/ready  ## two thousand cases for each operation of the control API, on every database
+	EDDA_API_CASES=2000 EDDA_API_DATABASES=$(ON) nice $(PY) -m pytest -v -n 2 --dist worksteal tests/web/test_api_cases.py tests/web/test_api_hostile.py $(ARGS)
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
@@ -44,13 +43,15 @@ async def listening(web: Web, **settings: Any) -> AsyncIterator[str]:
 
 
 @contextmanager
-def serving_desk(folder: Path) -> Iterator[str]:
-    """The address of `tests.web.desk`, an app on SQLite."""
-    command = [sys.executable, "-m", "tests.web.desk", str(folder / "desk.db")]
+def serving_desk(database: str) -> Iterator[str]:
+    """The address of `tests.web.desk` on the database of this URL."""
+    command = [sys.executable, "-m", "tests.web.desk", database]
     with Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().strip()
+            url = process.stdout.readline().strip()
+            assert url, "the desk did not open"
+            yield url
         finally:
             process.communicate()
         assert process.returncode == 0
