@@ -160,7 +160,8 @@ def plainly(text: str) -> str:
 
 
 def _one_bar(line: EntryView) -> Bar:
-    return Bar(line.step, line.name, "step", BarState.DONE, line.at, line.at, entries=(line.seq,))
+    begin = line.at - timedelta(seconds=1)
+    return Bar(line.step, line.name, "step", BarState.DONE, begin, line.at, entries=(line.seq,))
 
 
 class ShowcaseController:
@@ -333,7 +334,8 @@ class ShowcaseController:
     def _history(self, run: RunView) -> tuple[EntryView, ...]:
         if self.lines:
             numbers = range(1, self.lines + 1)
-            return tuple(EntryView(n, "step", f"tick:{n}", "tick", True, run.created_at, value=n) for n in numbers)
+            ends = {n: run.created_at + timedelta(seconds=n) for n in numbers}
+            return tuple(EntryView(n, "step", f"tick:{n}", "tick", True, ends[n], value=n) for n in numbers)
         say, at = self.speak, run.created_at
         error = ErrorView(say("ConnectionError"), say("the warehouse does not answer"), say(TRACEBACK))
         return (

@@ -134,6 +134,19 @@ async def test_no_page_is_wider_than_a_phone(browser: Browser) -> None:
             assert await page.evaluate("document.documentElement.scrollWidth") <= 390, name
 
 
+async def test_no_table_is_pushed_sideways_on_a_phone(browser: Browser) -> None:
+    hidden = (
+        "[...document.querySelectorAll('.scroll:has(table)')].filter((one) => one.scrollWidth > one.clientWidth).length"
+    )
+    async with serve(ShowcaseController()) as base:
+        page = await browser.new_page(viewport={"width": 390, "height": 844})
+        for name, path in PAGES.items():
+            await page.goto(f"{base}/_edda{path}")
+            assert await page.evaluate(hidden) == 0, name
+        await page.goto(f"{base}/_edda/runs/order-A-17")
+        assert await page.evaluate("document.querySelector('.bar > svg').clientWidth") > 300
+
+
 async def test_everything_but_live_updates_works_without_scripts(browser: Browser) -> None:
     controller = ShowcaseController()
     async with serve(controller) as base:

@@ -209,7 +209,7 @@ async def test_a_long_timeline_begins_with_the_newest_steps() -> None:
     controller.lines = 450
     async with visiting(controller) as client:
         page = (await client.get("/runs/order-A-14")).text
-        assert "Steps 251 to 450 of 450" in page
+        assert "Steps 251 to 450 of 450, from 4 min 10 s after the start" in page
         assert page.count('class="bar ') == 200
         earlier = (await client.get("/runs/order-A-14?from=51")).text
     assert "Steps 52 to 251 of 450" in earlier

@@ -32,6 +32,7 @@ from edda.viewer.charts import draw_chart
 from edda.viewer.forms import Field, Filled, read_form, show_form
 from edda.viewer.states import GROUPS
 from edda.viewer.visits import Download, Fields, Moved, Reply, Shown, Visit
+from edda.viewer.words import say_span
 
 _PAGE = 50
 _MOST_BARS = 200
@@ -178,10 +179,20 @@ async def show_run(visit: Visit, control: Controller) -> Reply:
 def _timeline_values(visit: Visit, timeline: Timeline) -> dict[str, Any]:
     begin = visit.query.number("from")
     first = max(0, len(timeline.bars) - _MOST_BARS) if begin is None else begin
-    shown = msgspec.structs.replace(timeline, bars=timeline.bars[first : first + _MOST_BARS])
+    shown = _part_of(timeline, first)
     even = visit.query.get("scale") == "even"
     stretch = Stretch(first, len(shown.bars), len(timeline.bars), _MOST_BARS)
-    return {"drawing": waterfall.draw(shown, even=even), "stretch": stretch, "even": even}
+    after = say_span(timeline.since, shown.since)
+    return {"drawing": waterfall.draw(shown, even=even), "stretch": stretch, "after": after, "even": even}
+
+
+def _part_of(timeline: Timeline, first: int) -> Timeline:
+    """In its own time: on that of the whole, a few steps of a long run would be one thin line."""
+    bars = timeline.bars[first : first + _MOST_BARS]
+    if not bars or len(bars) == len(timeline.bars):
+        return msgspec.structs.replace(timeline, bars=bars)
+    until = max(bar.until or timeline.until for bar in bars)
+    return msgspec.structs.replace(timeline, bars=bars, since=bars[0].since, until=until)
 
 
 def _history_values(detail: RunDetail, generation: int | None, page: Page[EntryView]) -> dict[str, Any]:
