@@ -3,7 +3,8 @@
 Storage is tested on every database, test by test, and so are crashes and hammers. What the engine does above it is the
 same everywhere: each such test runs in memory and on one real database, always the same one for a test. And whoever
 dies after one statement has left behind what he leaves who dies before the next one: crashes after a statement are
-left out beside those before it.
+left out beside those before it. Of the plain scenarios one is crashed at every statement, the others where they differ
+from it (`tests/crash/points.py`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ FOLDERS = ("tests/engine/", "tests/outbox/", "tests/control/")
 FIXTURES = ("database", "shared_database")
 
 
+def is_sampled() -> bool:
+    return bool(os.environ.get(SETTING))
+
+
 def sample(items: list[pytest.Item]) -> list[pytest.Item]:
     """Those to leave out."""
-    if not os.environ.get(SETTING):
+    if not is_sampled():
         return []
     groups: defaultdict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:

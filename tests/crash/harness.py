@@ -85,6 +85,10 @@ class RememberedIds(Ids):
 
 
 TRIES = 3
+UNREACHED = 0.5
+"""The part of the points that may go unreached. Looks come by the clock, and senders and readers meet in more than one
+order, each with statements of its own: those seen in the calm play may not come again, least of all in a crowd. The
+bound is there for a harness that reaches nothing."""
 
 
 class Player:
@@ -232,15 +236,16 @@ class Founder(Player):
 
 async def crash_side_by_side(
     lanes: Sequence[Witness], new_player: Callable[[Witness], Player], points: Sequence[Point], how: How
-) -> int:
-    """A share of the points on each database; how many were not reached."""
+) -> None:
+    """A share of the points on each database."""
     shares = [points[number :: len(lanes)] for number in range(len(lanes))]
-    crashes = [crash_at_each(partial(new_player, lane), share, how) for lane, share in zip(lanes, shares, strict=True)]
-    return sum(await asyncio.gather(*crashes))
+    crashes = [_crash_at_each(partial(new_player, lane), share, how) for lane, share in zip(lanes, shares, strict=True)]
+    missed = sum(await asyncio.gather(*crashes))
+    assert missed <= len(points) * UNREACHED, f"{missed} of {len(points)} points were not reached"
 
 
-async def crash_at_each(new_player: Callable[[], Player], points: Iterable[Point], how: How) -> int:
-    """How many points were not reached, though each was tried a few times: looks come by the clock."""
+async def _crash_at_each(new_player: Callable[[], Player], points: Iterable[Point], how: How) -> int:
+    """How many points were not reached, though each was tried a few times."""
     missed = 0
     for point in points:
         for _ in range(TRIES):

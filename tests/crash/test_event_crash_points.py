@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from contextlib import AsyncExitStack
 
@@ -16,15 +15,9 @@ from tests.conftest import MakeDatabase
 
 from .event_scenarios import EVENT_SCENARIOS, SUMMONED, event_for
 from .harness import Player, Witness, crash_side_by_side, witness_of
+from .points import telling
 from .scenarios import Scenario
-from .test_crash_points import DURABLE, LANES
-
-UNREACHED = 1 / 3
-"""The part of the points that may go unreached. Senders and readers meet in more than one order, and each order has
-statements of its own; those seen in the calm play may not come again."""
-
-CHANGES = re.compile(r"\b(INSERT|UPDATE|DELETE|COMMIT|NOTIFY)\b")
-"""Dying beside a statement that only reads leaves just what dying at the next one that changes something leaves."""
+from .test_crash_points import DURABLE, LANES, common_points
 
 
 class Reader(Player):
@@ -61,11 +54,8 @@ async def test_a_crash_at_any_statement_loses_no_event_and_repeats_none(
 ) -> None:
     async with AsyncExitStack() as stack:
         lanes = [await stack.enter_async_context(witness_of(make_database(kind))) for _ in range(LANES)]
-        points = await points_of(lanes[0], scenario)
-        if how is not How.UNKNOWN:
-            points = [point for point in points if CHANGES.search(point.statement)]
-        missed = await crash_side_by_side(lanes, lambda lane: player_of(lane, scenario), points, how)
-    assert missed <= len(points) * UNREACHED, f"{missed} of {len(points)} points were not reached"
+        points = telling(kind, how, await points_of(lanes[0], scenario))
+        await crash_side_by_side(lanes, lambda lane: player_of(lane, scenario), points, how)
 
 
 def player_of(witness: Witness, scenario: Scenario) -> Player:
@@ -73,14 +63,10 @@ def player_of(witness: Witness, scenario: Scenario) -> Player:
 
 
 async def points_of(witness: Witness, scenario: Scenario) -> list[Point]:
-    """Crashes at the start of an app are the same for every scenario, and tested with the others."""
-    start = CrashPoints()
-    app = player_of(witness, scenario).app(start)
-    await app.initialize()
-    at_start = set(start.seen())
-    await app.shutdown(1)
+    """Crashes at what is the same for every scenario are tested with the others."""
     probe = CrashPoints()
     calm = await player_of(witness, scenario).undisturbed(probe)
     assert calm.result == scenario.expected
     assert set(calm.effects) == scenario.steps
-    return [point for point in probe.seen() if point not in at_start]
+    common = await common_points(witness)
+    return [point for point in probe.seen() if point not in common]

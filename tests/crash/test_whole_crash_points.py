@@ -20,13 +20,9 @@ from edda.workflow.workflow import Workflow
 from tests.conftest import MakeDatabase
 
 from .harness import CALM, Player, Witness, check_history, crash_side_by_side, witness_of
+from .points import CHANGES, telling
 from .test_crash_points import DURABLE, LANES
-from .test_event_crash_points import UNREACHED
 from .whole_scenarios import PLAIN, WHOLE_SCENARIOS, Whole, ledger
-
-CHANGES = re.compile(r"\b(INSERT|UPDATE|DELETE|COMMIT)\b")
-LASTS = {"sqlite": re.compile("COMMIT"), "postgres": CHANGES, "mysql": CHANGES}
-"""Dying at any other statement leaves what dying at the next of these leaves; on SQLite nothing lasts but a commit."""
 
 PERIODIC = re.compile(r"edda_worker|SKIP LOCKED|COMMIT; SELECT")
 MOST_PERIODS = 4
@@ -112,15 +108,8 @@ async def test_a_crash_at_any_statement_leaves_nothing_half_done(
 ) -> None:
     async with AsyncExitStack() as stack:
         lanes = [await stack.enter_async_context(witness_of(make_database(kind))) for _ in range(LANES)]
-        points = await points_of(lanes[0], scenario)
-        points = [point for point in points if _counts(kind, how, point.statement)]
-        missed = await crash_side_by_side(lanes, lambda lane: Keeper(lane, scenario), points, how)
-    assert missed <= len(points) * UNREACHED, f"{missed} of {len(points)} points were not reached"
-
-
-def _counts(kind: str, how: How, statement: str) -> bool:
-    is_change = CHANGES.search(statement) is not None
-    return bool(LASTS[kind].search(statement)) if is_change else how is How.UNKNOWN
+        points = telling(kind, how, await points_of(lanes[0], scenario))
+        await crash_side_by_side(lanes, lambda lane: Keeper(lane, scenario), points, how)
 
 
 async def points_of(witness: Witness, scenario: Whole) -> list[Point]:
