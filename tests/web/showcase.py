@@ -258,7 +258,7 @@ class Showcase:
 
     def _find(self, run_id: str) -> RunView:
         if run_id not in self.world.runs:
-            raise InstanceNotFoundError(run_id)
+            raise InstanceNotFoundError(f"no run has the id {run_id!r}")
         return self.world.runs[run_id]
 
     def _event(self, number: int) -> EventView:

@@ -238,7 +238,11 @@ async def test_a_query_that_is_not_understood_is_told_which_field(
 @pytest.mark.parametrize(
     ("path", "body", "status", "field"),
     [
-        ("/runs", b"", 422, None),
+        ("/runs", b"", 422, "workflow"),
+        ("/runs", b'{"workflow": "a\\u0000b"}', 422, "workflow"),
+        ("/runs/bulk", b'{"action": "cancel", "ids": ["a", "\\u0000"]}', 422, "ids"),
+        ("/runs/bulk", b'{"action": "cancel", "search": {"q": "\\u0000"}}', 422, "q"),
+        ("/runs/bulk", b'{"action": "cancel", "search": {"colour": "red"}}', 422, "search.colour"),
         ("/runs", b"[]", 422, None),
         ("/runs", b"{", 400, None),
         ("/runs", b"\xff", 400, None),
@@ -266,6 +270,22 @@ async def test_a_body_that_is_not_understood_is_told_why(
     assert reply.status == status, reply.body
     assert reply.json.get("attribute") == field
     assert showcase.world.audits == []
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "error"),
+    [
+        ("/runs", "limit=x", "limit: expected a whole number"),
+        ("/runs/r-1/history", "generation=x", "generation: expected a whole number"),
+        ("/events", "messages=perhaps", "messages: expected true or false"),
+        ("/events", "colour=red", "colour: there is no such field"),
+        ("/runs", "since=2026-13-01T00:00:00Z", "since: expected a time with its zone, such as 2026-01-31T18:30:00Z"),
+        ("/runs/nobody", "", "no run has the id 'nobody'"),
+        ("/nowhere", "", f"there is nothing at this address; {PREFIX}/openapi.json says what there is"),
+    ],
+)
+async def test_a_refusal_names_the_thing_and_what_was_expected(web: Web, path: str, query: str, error: str) -> None:
+    assert (await get(web, path, query)).json["error"] == error
 
 
 async def test_only_json_is_taken(web: Web) -> None:

@@ -103,7 +103,7 @@ def _route(method: str, parts: tuple[str, ...]) -> Operation[Any]:
     fitting = [operation for operation in OPERATIONS if _fits(operation, parts)]
     exact = [operation for operation in fitting if operation.parts == parts] or fitting
     if not exact:
-        raise refuse(404, "there is nothing at this address")
+        raise refuse(404, f"there is nothing at this address; {PREFIX}/{_DESCRIPTION} says what there is")
     wanted = "GET" if method == "HEAD" else method
     found = next((operation for operation in exact if operation.method == wanted), None)
     if found is None:
@@ -126,10 +126,10 @@ def _values(operation: Operation[Any], segments: tuple[str, ...]) -> tuple[str |
 def _value(part: str, segment: str) -> str | int:
     if part == "{number}":
         if not (segment.isascii() and segment.isdigit() and len(segment) < 20 and int(segment) <= _LARGEST):
-            raise refuse(404, "no event has this number")
+            raise refuse(404, "no event has such a number: expected digits, as a list of events gives them")
         return int(segment)
     if "\0" in segment or "\ufffd" in segment:  # the first no database takes, the second is what was no UTF-8
-        raise refuse(404, "nothing has such an id")
+        raise refuse(404, "nothing has such an id: expected UTF-8 without the character 0")
     return segment
 
 

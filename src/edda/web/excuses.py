@@ -31,9 +31,7 @@ def explain(error: Exception, retry_after: int) -> Answer:
     match error:
         case EventError():
             return problem(error.status, str(error), error_type=kind, attribute=error.attribute)
-        case InstanceNotFoundError():
-            return problem(404, "no run has this id", error_type=kind)
-        case NotFoundError() | UnknownWorkflowError():
+        case InstanceNotFoundError() | NotFoundError() | UnknownWorkflowError():
             return problem(404, str(error), error_type=kind)
         case ActionRefusedError() | InstanceConflictError():
             return problem(409, str(error), error_type=kind)

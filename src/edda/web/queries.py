@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
-from msgspec import Struct, inspect
+from msgspec import Struct, inspect, structs
 
 from edda.cloudevents.strict_json import read_raw
 from edda.control.operations import MOST_ROWS
@@ -19,7 +19,18 @@ _MOST_FIELDS = 200
 _LARGEST = 2**31 - 1
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
+_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*?)`", re.DOTALL)
+_KIND = re.compile(r"Expected `(.*?)`(, got `.*`)?")
+_TIME = "a time with its zone, such as 2026-01-31T18:30:00Z"
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a JSON object",
+    "datetime": _TIME,
+}
 
 T = TypeVar("T", bound=Struct)
 
@@ -33,7 +44,7 @@ def read_query(query: bytes, kind: type[T]) -> T:
         elif name in given:
             raise wrong(name, "expected once")
         elif name in _moments_of(kind) and not _DAY.match(value):  # a number would be read as seconds since 1970
-            raise wrong(name, "expected a time with its zone, such as 2026-01-31T18:30:00Z")
+            raise wrong(name, f"expected {_TIME}")
         else:
             given[name] = value
     try:
@@ -54,6 +65,7 @@ def read_body(body: bytes, kind: type[T]) -> T:
         raise _misfit(error) from None
     search = getattr(found, "search", None)
     _check_numbers(found if search is None else search)
+    _check_texts(found)
     return found
 
 
@@ -100,11 +112,29 @@ def _check_numbers(found: Struct) -> None:
         raise wrong("generation", f"expected 0 to {_LARGEST}")
 
 
+def _check_texts(found: Struct) -> None:
+    """Names and ids; in what a run is given every character may be."""
+    for name, value in structs.asdict(found).items():
+        if isinstance(value, Struct):
+            _check_texts(value)
+        texts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(text, str) and "\0" in text for text in texts) and name != "data":
+            raise wrong(name, "expected a text without the character 0")
+
+
 def _misfit(error: msgspec.ValidationError) -> RefusedError:
-    """The library names the place at the end of what it says."""
-    text = str(error)
+    """What the library says, in words for who asks; it names the place at the end."""
+    text, place = str(error), ""
     if placed := _PLACE.fullmatch(text):
-        return wrong(placed[2] or None, placed[1])
-    if unknown := _UNKNOWN.fullmatch(text):
-        return wrong(unknown[1], "there is no such field")
-    return wrong(None, text)
+        text, place = placed[1], placed[2]
+    if field := _FIELD.fullmatch(text):
+        told = "is required" if field[1] == "missing required" else "there is no such field"
+        return wrong(f"{place}.{field[2]}" if place else field[2], told)
+    return wrong(place or None, _translate(text))
+
+
+def _translate(text: str) -> str:
+    if kind := _KIND.fullmatch(text):
+        kinds = [_KINDS.get(one, one) for one in kind[1].split(" | ") if one != "null"]
+        return f"expected {' or '.join(kinds)}"
+    return f"expected {_TIME}" if "RFC3339" in text else text
