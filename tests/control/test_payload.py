@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from edda.cloudevents import json_format
 from edda.cloudevents.event import make
 from edda.control.payload import ENCRYPTED, MOST_BYTES, Payloads
-from edda.control.redaction import HIDDEN, Redaction
+from edda.control.redaction import Redaction
 from edda.core.channels import Message, pack_message
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
+from edda.core.veil import HIDDEN
 
 CODEC = Codec()
 PAYLOADS = Payloads(CODEC, Redaction(["iban", "card.number", "*.note"]))
@@ -151,3 +153,43 @@ def test_an_error_has_its_traceback_and_its_cause() -> None:
     assert "caused by" in shown.traceback
     assert "KeyError: 'inner'" in shown.traceback
     assert 'raise ValueError("outer")' in shown.traceback
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GET https://me:hunter2@example.org/a?b=1", f"GET https://me:{HIDDEN}@example.org/a?b=1"),
+        ("postgresql://:hunter2@db", f"postgresql://:{HIDDEN}@db"),
+        ("Authorization: Bearer abc.def-1234", f"Authorization: Bearer {HIDDEN}"),
+        ("{'Authorization': 'Basic aGVsbG8='}", f"{{'Authorization': 'Basic {HIDDEN}'}}"),
+        ('{"api_key": "abc", "order": "A-17"}', f'{{"api_key": {HIDDEN}, "order": "A-17"}}'),
+        ("token=abc&order=17", f"token={HIDDEN}&order=17"),
+        ("iban: DE02 is refused", f"iban: {HIDDEN} is refused"),
+        ("order 17 was refused: no money", "order 17 was refused: no money"),
+        ("see https://example.org/a:b for tokens", "see https://example.org/a:b for tokens"),
+        ("a bearer of news", "a bearer of news"),
+    ],
+)
+def test_the_text_of_an_error_is_shown_without_credentials(text: str, shown: str) -> None:
+    assert Redaction(["iban"]).censor(text) == shown
+
+
+def test_the_text_of_an_error_is_shown_without_the_secrets_of_its_run() -> None:
+    codec = Codec()
+    payloads = Payloads(codec, Redaction(["card.number"]))
+    given = {
+        "password": "it's \n odd",
+        "card": {"number": 4111111111111111, "holder": "Smith"},
+        "pins": {"token": ["x1y2"]},
+    }
+    known = payloads.secrets(codec.encode(given))
+    error = ValueError(f"{given!r} is refused: {given['password']}, 4111111111111111, Smith, x1y2")
+    shown = payloads.error(encode_failure(codec, error), known)
+    assert shown is not None
+    assert "Smith" in shown.message
+    assert not {"odd", "4111111111111111", "x1y2"} & set(re.split(r"[^\w]+", shown.message))
+
+
+@pytest.mark.parametrize("text", ["a" * 50_000, "://:" * 20_000, "a.a-" * 20_000, "bearer " * 10_000, "'a" * 20_000])
+def test_no_text_takes_long_to_look_through(text: str) -> None:
+    assert Redaction().censor(text)

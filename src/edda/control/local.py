@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from copy import copy
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -151,7 +152,7 @@ class LocalController:
             run=self._display.run(record, now, await self._waiting_since(record, generations)),
             input=payloads.value(record.input),
             result=payloads.value(record.value) if is_completed else None,
-            error=payloads.error(record.value) if record.status is RunStatus.FAILED else None,
+            error=self._display.error(record),
             facts=payloads.show({fact.name: payloads.value(fact.value) for fact in await self._storage.facts(id)}),
             waits=await self._waits_of(record),
             generations=tuple(map(self._display.generation, generations)),
@@ -194,10 +195,9 @@ class LocalController:
                 limit=limit + 1,
             )
         )
-        if not found:
-            await self.engine.read_run(run_id)
+        known = await self._secrets_of(run_id)
         last = str(found[limit - 1].seq) if len(found) > limit else None
-        return Page(tuple(map(self._display.entry, found[:limit])), last)
+        return Page(tuple(self._display.entry(entry, known) for entry in found[:limit]), last)
 
     async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline:
         record = await self.engine.read_run(run_id)
@@ -208,7 +208,9 @@ class LocalController:
         history = await self._ask(self._storage.history(record.run_id, gen))
         waits = await self._storage.waits(record.run_id) if gen == record.gen else ()
         now, display = await self._storage.now(), self._display
-        glance = Glance(record, gen, created[gen], waits, now, display.payloads.error, display.child_of)
+        failed = (entry.input for entry in history if not entry.ok)
+        explain = partial(display.payloads.error, known=display.payloads.secrets(record.input, *failed))
+        glance = Glance(record, gen, created[gen], waits, now, explain, display.child_of)
         return draw_timeline(history, glance)
 
     async def export_run(self, run_id: str) -> dict[str, Any]:
@@ -218,7 +220,12 @@ class LocalController:
         return exported
 
     async def _whole_history(self, run_id: str, generation: int) -> tuple[EntryView, ...]:
-        return tuple(map(self._display.entry, await self._ask(self._storage.history(RunId(run_id), generation))))
+        history = await self._ask(self._storage.history(RunId(run_id), generation))
+        known = await self._secrets_of(run_id)
+        return tuple(self._display.entry(entry, known) for entry in history)
+
+    async def _secrets_of(self, run_id: str) -> frozenset[str]:
+        return self._display.payloads.secrets((await self.engine.read_run(run_id)).input)
 
     async def start_run(self, order: StartOrder) -> Done:
         workflow = await self._find_code(order.workflow)

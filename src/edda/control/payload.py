@@ -17,8 +17,9 @@ from edda.core.channels import holds_message, unpack_message
 from edda.core.codec import Codec
 from edda.core.failure import Recorded
 from edda.core.paths import shorten, show
+from edda.core.veil import HIDDEN, veil
 
-from .redaction import HIDDEN, Redaction
+from .redaction import SHORTEST, Redaction
 from .views import ErrorView
 
 MOST_BYTES = 256 * 1024
@@ -63,8 +64,32 @@ class Payloads:
         except Exception as error:  # as in `value`
             return self._excuse(body, error)
 
-    def error(self, data: bytes | None) -> ErrorView | None:
-        """The failure of a step or a run."""
+    def secrets(self, *inputs: bytes) -> frozenset[str]:
+        """The values of secret fields: they may stand in the text of an error, too."""
+        return frozenset(value for data in inputs for value in self._secrets_in(data))
+
+    def _secrets_in(self, data: bytes) -> Iterator[str]:
+        try:
+            value = self._codec.decode(data)
+        except Exception:  # as in `value`
+            return
+        for text in self._hidden(value, (), 0):
+            if len(text) >= SHORTEST:
+                yield from (text, repr(text)[1:-1])
+
+    def _hidden(self, value: Any, path: Path, depth: int) -> Iterator[str]:
+        if depth >= MOST_DEPTH:
+            return
+        if isinstance(value, dict):
+            for key, item in _named(value):
+                inner = (*path, *_names(key))
+                yield from _texts(item, 0) if self._redaction.hides(inner) else self._hidden(item, inner, depth + 1)
+        elif isinstance(value, list | tuple | set | frozenset):
+            for item in value:
+                yield from self._hidden(item, path, depth + 1)
+
+    def error(self, data: bytes | None, known: frozenset[str] = frozenset()) -> ErrorView | None:
+        """The failure of a step or a run, of which these secrets are known."""
         if not data:
             return None
         try:
@@ -73,7 +98,9 @@ class Payloads:
             return ErrorView("unknown", str(self._excuse(data, error)))
         if not isinstance(recorded, Recorded):
             return ErrorView("unknown", shorten(str(self.show(recorded)), 500))
-        return ErrorView(recorded.qualname, recorded.message, "\n".join(_traceback(recorded)) or None)
+        traceback = "\n".join(_traceback(recorded))
+        censor = self._redaction.censor
+        return ErrorView(recorded.qualname, censor(recorded.message, known), censor(traceback, known) or None)
 
     def text(self, data: bytes | None) -> str:
         """A reason, which is a text; or whatever else is there, as one."""
@@ -86,7 +113,9 @@ class Payloads:
         return f"not readable: {shorten(str(error), 200)}"
 
     def _plain(self, value: Any, path: Path, depth: int) -> Any:
-        if value is None or isinstance(value, bool | str):
+        if isinstance(value, str):
+            return veil(value)
+        if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
             return int(value) if -LARGEST_INT <= value <= LARGEST_INT else _write_int(value)
@@ -98,13 +127,21 @@ class Payloads:
             return {key: self._field(item, (*path, *_names(key)), depth + 1) for key, item in _named(value)}
         if isinstance(value, list | tuple | set | frozenset):
             return [self._plain(item, path, depth + 1) for item in value]
-        return _write(value)
+        return veil(_write(value))
 
     def _field(self, value: Any, path: Path, depth: int) -> Any:
         return HIDDEN if self._redaction.hides(path) else self._plain(value, path, depth)
 
 
 _ATTRIBUTES = ("id", "source", "type", "time", "subject", "datacontenttype", "dataschema")
+
+
+def _texts(value: Any, depth: int) -> Iterator[str]:
+    if isinstance(value, dict | list | tuple | set | frozenset) and depth < MOST_DEPTH:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item, depth + 1)
+    elif value is not None and not isinstance(value, bool):
+        yield _write_int(value) if isinstance(value, int) else _write(value)
 
 
 def _names(key: str) -> list[str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-HIDDEN = "•••"
+from edda.core.veil import HIDDEN, veil
+
 USUAL = (
     "*password",
     "*passwd",
@@ -26,6 +27,13 @@ USUAL = (
 
 _TERM = re.compile(r'(?<![^\s"=])([^\s"=]+) = ("(?:[^"\\]|\\.)*?(?:"|…(?= and |$)|$)|\S+)')
 """One comparison of a wait in words, as `core.match.describe` writes it; a long value is cut there."""
+
+# As people and libraries write them into the texts of errors.
+_NAME = r"""(["']?)([\w.-]{1,200})\2\s{0,3}[:=]\s{0,3}"""
+_VALUE = rf"""(?:[\w-]+ )?{HIDDEN}|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&)}}\]]+"""
+_PAIR = re.compile(rf"(?<![\w.-])({_NAME})({_VALUE})")
+SHORTEST = 3
+"""Shorter values are too common to be hidden wherever they stand."""
 
 
 class Redaction:
@@ -47,6 +55,16 @@ class Redaction:
     def clean(self, text: str) -> str:
         """What a run waits for in words: secrets are hidden, and plain text needs no quotes."""
         return _TERM.sub(self._clean_term, text)
+
+    def censor(self, text: str, known: Iterable[str] = ()) -> str:
+        """The text of an error: without credentials, what stands beside the name of a secret, and these values."""
+        for value in sorted(known, key=len, reverse=True):
+            text = text.replace(value, HIDDEN)
+        return _PAIR.sub(self._censor_pair, veil(text))
+
+    def _censor_pair(self, pair: re.Match[str]) -> str:
+        is_secret = HIDDEN not in pair[4] and self.hides(pair[3].split("."))
+        return f"{pair[1]}{HIDDEN}" if is_secret else pair[0]
 
     def _clean_term(self, term: re.Match[str]) -> str:
         path, value = term.groups()

@@ -15,6 +15,7 @@ from edda.core.match import describe
 from edda.core.model import Entry, EntryKind, OutgoingRecord, RunRecord, StoredEvent
 from edda.core.states import OPEN, RunStatus
 from edda.core.survey import Audit, Bucket, Consumer, Definition, Generation, StandingWait, WorkerRecord
+from edda.core.veil import veil
 from edda.workflow.children import Started
 from edda.workflow.context import as_datetime
 
@@ -27,6 +28,7 @@ from .views import (
     ConsumerView,
     DefinitionView,
     EntryView,
+    ErrorView,
     EventView,
     GenerationView,
     OutgoingView,
@@ -73,7 +75,7 @@ class Display:
     def run(self, record: RunRecord, now: int, since: int | None = None) -> RunView:
         """`since` says when it began to wait, if that is known."""
         is_open = record.status in OPEN
-        clean = replace(record, reason=None if record.reason is None else self._redaction.clean(record.reason))
+        clean = replace(record, reason=None if record.reason is None else self._reason(record.reason, record.input))
         return RunView(
             id=record.run_id,
             workflow=record.workflow,
@@ -91,24 +93,33 @@ class Display:
     def _outcome(self, record: RunRecord) -> str:
         if record.status is RunStatus.CANCELLED:
             return self.payloads.text(record.value)
-        error = self.payloads.error(record.value) if record.status is RunStatus.FAILED else None
+        error = self.error(record)
         return "" if error is None else f"{error.type}: {error.message}"
+
+    def error(self, record: RunRecord) -> ErrorView | None:
+        if record.status is not RunStatus.FAILED:
+            return None
+        return self.payloads.error(record.value, self.payloads.secrets(record.input))
+
+    def _reason(self, reason: str, input: bytes) -> str:
+        return self._redaction.censor(self._redaction.clean(reason), self.payloads.secrets(input))
 
     def generation(self, one: Generation) -> GenerationView:
         return GenerationView(one.gen, as_datetime(one.created_at), one.entries)
 
-    def entry(self, entry: Entry) -> EntryView:
+    def entry(self, entry: Entry, known: frozenset[str]) -> EntryView:
+        """With what is known to be secret in its run."""
         return EntryView(
             seq=entry.seq,
             kind=entry.kind.value,
             step=entry.step,
-            name=entry.name,
+            name=veil(entry.name),  # of one that cancels it is the reason
             ok=entry.ok,
             at=as_datetime(entry.at),
             attempt=entry.attempt,
             input=self.payloads.value(entry.input),
             value=self._value_of(entry) if entry.ok else None,
-            error=None if entry.ok else self.payloads.error(entry.value),
+            error=None if entry.ok else self.payloads.error(entry.value, known | self.payloads.secrets(entry.input)),
             event=entry.event,
         )
 
@@ -184,7 +195,7 @@ class Display:
             attempts=record.attempts,
             created_at=as_datetime(event.created_at),
             due=moment(record.due or None),
-            reason=record.reason,
+            reason=None if record.reason is None else self._redaction.censor(record.reason),
             run_id=event.run_id,
         )
 

@@ -19,6 +19,7 @@ from itertools import groupby
 from edda.cloudevents import json_format
 from edda.core.codec import Codec
 from edda.core.model import MICROSECONDS, OutgoingRecord, Postponed, Receipt, Refused, Sent
+from edda.core.veil import veil
 from edda.errors import EventPostponedError, EventRefusedError, StorageError, StorageRejectedError
 from edda.storage.ports import Storage
 
@@ -335,5 +336,5 @@ def _key(record: OutgoingRecord) -> str:
 
 
 def _legible(reason: str) -> str:
-    """What a database takes and a terminal survives."""
-    return "".join(character if character.isprintable() else " " for character in reason)[:1000]
+    """What a database takes and a terminal survives, and everybody may read."""
+    return "".join(character if character.isprintable() else " " for character in veil(reason))[:1000]

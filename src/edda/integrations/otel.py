@@ -6,8 +6,9 @@ from the run's. Replay makes no spans.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from traceback import format_exception
 from typing import Any
 
 from opentelemetry import context, trace
@@ -24,6 +25,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from edda.control.redaction import Redaction
 from edda.engine.hooks import Arrival, BegunAttempt, Ended, HooksBase
 from edda.errors import RetryExhaustedError
 from edda.version import __version__
@@ -37,12 +39,16 @@ class TracingHooks(HooksBase):
     where an event comes to it that carries a trace: that one has a link to who sent it.
 
     The body of a step has its span as the current one, and events that it sends carry it as `traceparent`. A `share`
-    below 1 traces so many of the runs, each as a whole.
+    below 1 traces so many of the runs, each as a whole. The texts of errors are without secrets: the passwords of URLs,
+    and what stands beside a name such as `token`, or one of `redact`.
     """
 
-    def __init__(self, tracer_provider: TracerProvider | None = None, *, share: float = 1.0) -> None:
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, *, share: float = 1.0, redact: Iterable[str] = ()
+    ) -> None:
         self._tracer = trace.get_tracer("edda", __version__, tracer_provider)
         self._share = share
+        self._redaction = Redaction(redact)
 
     def watch_attempt(self, attempt: BegunAttempt) -> Ended:
         span = self._tracer.start_span(
@@ -57,7 +63,7 @@ class TracingHooks(HooksBase):
         # Never detached: the context is the attempt's own, and goes with it.
         context.attach(trace.set_span_in_context(span))
         carried.set(_written(span))
-        return lambda error: _end(span, error)
+        return lambda error: self._end(span, error)
 
     async def on_workflow_start(self, instance_id: str, workflow_name: str, input_data: dict[str, Any]) -> None:
         self._mark(instance_id, workflow_name, f"{workflow_name} started")
@@ -82,7 +88,16 @@ class TracingHooks(HooksBase):
     ) -> None:
         attributes = _run_attributes(run_id, workflow)
         span = self._tracer.start_span(name, self._trace_of(run_id), attributes=attributes, links=links)
-        _end(span, error)
+        self._end(span, error)
+
+    def _end(self, span: Span, error: BaseException | None) -> None:
+        if error is not None:
+            reason = error.__cause__ or error if isinstance(error, RetryExhaustedError) else error
+            message = self._redaction.censor(str(reason))
+            stack = self._redaction.censor("".join(format_exception(reason)))
+            span.record_exception(reason, {"exception.message": message, "exception.stacktrace": stack})
+            span.set_status(Status(StatusCode.ERROR, message))
+        span.end()
 
     def _trace_of(self, run_id: str) -> Context:
         return trace.set_span_in_context(NonRecordingSpan(trace_of(run_id, self._share)), Context())
@@ -98,14 +113,6 @@ def trace_of(run_id: str, share: float = 1.0) -> SpanContext:
 
 def _run_attributes(run_id: str, workflow: str) -> dict[str, str | int]:
     return {"edda.run_id": run_id, "edda.workflow": workflow}
-
-
-def _end(span: Span, error: BaseException | None) -> None:
-    if error is not None:
-        reason = error.__cause__ or error if isinstance(error, RetryExhaustedError) else error
-        span.record_exception(reason)
-        span.set_status(Status(StatusCode.ERROR, str(reason)))
-    span.end()
 
 
 def _written(span: Span) -> Mapping[str, str]:
