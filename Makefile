@@ -26,7 +26,7 @@ scale: .venv/ready  ## how quickly pages answer with a million runs in the datab
 
 api: ON ?= sqlite,postgres,mysql
 api: .venv/ready  ## two thousand cases for each operation of the control API, on every database
-	EDDA_API_CASES=2000 EDDA_API_DATABASES=$(ON) nice $(PY) -m pytest -v -n 2 --dist worksteal tests/web/test_api_cases.py tests/web/test_api_hostile.py $(ARGS)
+	EDDA_API_CASES=2000 EDDA_API_DATABASES=$(ON) nice $(PY) -m pytest -v -n 2 --dist worksteal tests/web/test_api_cases.py tests/web/test_api_hostile.py tests/viewer/test_injection.py $(ARGS)
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
