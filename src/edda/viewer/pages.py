@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 from edda.control.controller import Controller
 from edda.errors import EddaError
-from edda.viewer import events, runs, site, whole
+from edda.viewer import asking, events, runs, site, whole
 from edda.viewer.excuses import excuse, excuse_error
 from edda.viewer.visits import Download, Fields, Moved, Reply, Shown, Visit
 from edda.web.answers import Answer
@@ -35,7 +35,7 @@ _LOOKING: dict[tuple[str, ...], PageMaker] = {
     ("runs", "*"): runs.show_run,
     ("runs", "*", "export"): runs.export_run,
     **{("runs", "*", name): runs.ask_action for name in runs.ACTIONS},
-    ("start", "*"): runs.ask_start,
+    ("start", "*"): asking.ask_start,
     ("events",): events.show_events,
     ("events", "send"): events.ask_event,
     ("events", "*"): events.show_event,
@@ -50,8 +50,8 @@ _LOOKING: dict[tuple[str, ...], PageMaker] = {
 _ACTING: dict[tuple[str, ...], tuple[str, PageMaker]] = {
     ("runs", "bulk"): ("control", runs.act_bulk),
     **{("runs", "*", name): ("control", runs.act) for name in runs.ACTIONS},
-    ("runs", "*", "answer"): ("events", runs.answer_wait),
-    ("start", "*"): ("control", runs.start),
+    ("runs", "*", "answer"): ("events", asking.answer_wait),
+    ("start", "*"): ("control", asking.start),
     ("events", "send"): ("events", events.send_event),
     ("events", "*", "resend"): ("events", events.resend),
     ("channels", "publish"): ("events", events.publish),

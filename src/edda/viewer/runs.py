@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,23 +13,19 @@ from edda.control.views import (
     DefinitionView,
     Done,
     EntryView,
-    EventOrder,
     HistorySearch,
-    MessageOrder,
     Page,
     RetryOrder,
     RunDetail,
     RunSearch,
-    StartOrder,
     Timeline,
-    WaitView,
 )
-from edda.core.channels import ChannelMode
-from edda.errors import ArgumentError, EddaError, InstanceConflictError, NotFoundError
+from edda.errors import ArgumentError, NotFoundError
 from edda.viewer import timeline as waterfall
+from edda.viewer.asking import asked_by
 from edda.viewer.charts import draw_chart
-from edda.viewer.forms import Field, Filled, read_form, show_form
 from edda.viewer.states import GROUPS
+from edda.viewer.stretches import Stretch
 from edda.viewer.visits import Download, Fields, Moved, Reply, Shown, Visit
 from edda.viewer.words import say_span
 
@@ -39,32 +34,6 @@ _MOST_BARS = 200
 _MOST_LINES = 200
 """Of the history, on one page."""
 _SEARCH = ("status", "workflow", "id", "q", "input", "since", "until", "parent")
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """What is shown of something long."""
-
-    first: int
-    """So many come before it."""
-    count: int
-    total: int
-    most: int
-
-    @property
-    def is_part(self) -> bool:
-        return self.count < self.total
-
-    @property
-    def last(self) -> int:
-        return self.first + self.count
-
-    @property
-    def turns(self) -> tuple[tuple[str, int], ...]:
-        """Where else one can look, by name: how many come before."""
-        end = max(0, self.total - self.most)
-        back = (("first", 0), ("earlier", max(0, self.first - self.most))) if self.first else ()
-        return back + ((("later", self.last), ("last", end)) if self.last < self.total else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +142,7 @@ async def show_run(visit: Visit, control: Controller) -> Reply:
                     await _definition(control, detail.run.workflow), timeline, is_over=detail.run.status == "completed"
                 )
             values |= await _chosen(visit, control, timeline)
-    return Shown("run.html", values | {"asked": _asked_by(detail)})
+    return Shown("run.html", values | {"asked": asked_by(detail)})
 
 
 def _timeline_values(visit: Visit, timeline: Timeline) -> dict[str, Any]:
@@ -249,76 +218,3 @@ async def _act(form: Fields, control: Controller, run_id: str, name: str) -> Don
             return await control.resume_run(run_id)
         case _:
             return await control.delete_run(run_id)
-
-
-# What it waits for
-
-
-def _asked_by(detail: RunDetail) -> tuple[tuple[WaitView, Field], ...]:
-    """A form for each event or message that the run waits for."""
-    return tuple((wait, show_form(wait.schema, _nest(wait.match))) for wait in detail.waits)
-
-
-async def answer_wait(visit: Visit, control: Controller) -> Reply:
-    run_id, step = visit.parts[1], visit.form.exact("_step")
-    detail = await control.get_run(run_id)
-    wait = next((wait for wait in detail.waits if wait.step == step), None)
-    if wait is None:
-        return Moved(visit.link("runs", run_id), "It does not wait for that any more: nothing was sent.")
-    filled = read_form(wait.schema, visit.form.pairs)
-    if not filled.is_good:
-        return _ask_again("answer.html", filled, detail=detail, wait=wait)
-    try:
-        done = await _send(control, wait, filled.value)
-    except ArgumentError as error:
-        return _ask_again("answer.html", _blamed(filled, error), detail=detail, wait=wait)
-    return Moved(visit.link("runs", run_id), done.words)
-
-
-async def _send(control: Controller, wait: WaitView, data: Any) -> Done:
-    if wait.kind == "event":
-        return await control.send_event(EventOrder(wait.type, data=data, target=wait.run_id))
-    target = wait.run_id if wait.mode == ChannelMode.DIRECT else None
-    return await control.publish_message(MessageOrder(wait.type, data, target=target))
-
-
-def _nest(known: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"order.id": 7}` is `{"order": {"id": 7}}`: what a wait asks for is entered already."""
-    whole: dict[str, Any] = {}
-    for path, value in known.items():
-        *outer, last = path.split(".")
-        place = whole
-        for name in outer:
-            place = place.setdefault(name, {})
-        place[last] = value
-    return whole
-
-
-def _ask_again(template: str, filled: Filled, **values: Any) -> Shown:
-    """With what was entered, and what is wrong with it beside it."""
-    return Shown(template, {"asked": filled.field, **values}, 200 if filled.is_adding else 422)
-
-
-def _blamed(filled: Filled, error: EddaError) -> Filled:
-    """What only the code itself could find wrong, such as what a validator says."""
-    return replace(filled, field=replace(filled.field, error=str(error)))
-
-
-# Starting one
-
-
-async def ask_start(visit: Visit, control: Controller) -> Reply:
-    definition = await control.get_definition(visit.parts[1])
-    return Shown("start.html", {"definition": definition, "asked": show_form(definition.schema, {})})
-
-
-async def start(visit: Visit, control: Controller) -> Reply:
-    definition = await control.get_definition(visit.parts[1])
-    filled = read_form(definition.schema, visit.form.pairs)
-    if not filled.is_good:
-        return _ask_again("start.html", filled, definition=definition)
-    try:
-        done = await control.start_run(StartOrder(definition.workflow, filled.value or {}, visit.form.get("_id")))
-    except (ArgumentError, InstanceConflictError) as error:
-        return _ask_again("start.html", _blamed(filled, error), definition=definition)
-    return Moved(visit.link("runs", done.subject) if done.subject else visit.link("runs"), done.words)

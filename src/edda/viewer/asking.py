@@ -1,0 +1,86 @@
+"""Forms that ask: for what a run waits for, and for what a workflow is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from edda.control.controller import Controller
+from edda.control.views import Done, EventOrder, MessageOrder, RunDetail, StartOrder, WaitView
+from edda.core.channels import ChannelMode
+from edda.errors import ArgumentError, EddaError, InstanceConflictError
+from edda.viewer.forms import Field, Filled, read_form, show_form
+from edda.viewer.visits import Moved, Reply, Shown, Visit
+
+# What it waits for
+
+
+def asked_by(detail: RunDetail) -> tuple[tuple[WaitView, Field], ...]:
+    """A form for each event or message that the run waits for."""
+    return tuple((wait, show_form(wait.schema, _nest(wait.match))) for wait in detail.waits)
+
+
+async def answer_wait(visit: Visit, control: Controller) -> Reply:
+    run_id, step = visit.parts[1], visit.form.exact("_step")
+    detail = await control.get_run(run_id)
+    wait = next((wait for wait in detail.waits if wait.step == step), None)
+    if wait is None:
+        return Moved(visit.link("runs", run_id), "It does not wait for that any more: nothing was sent.")
+    filled = read_form(wait.schema, visit.form.pairs)
+    if not filled.is_good:
+        return _ask_again("answer.html", filled, detail=detail, wait=wait)
+    try:
+        done = await _send(control, wait, filled.value)
+    except ArgumentError as error:
+        return _ask_again("answer.html", _blamed(filled, error), detail=detail, wait=wait)
+    return Moved(visit.link("runs", run_id), done.words)
+
+
+async def _send(control: Controller, wait: WaitView, data: Any) -> Done:
+    if wait.kind == "event":
+        return await control.send_event(EventOrder(wait.type, data=data, target=wait.run_id))
+    target = wait.run_id if wait.mode == ChannelMode.DIRECT else None
+    return await control.publish_message(MessageOrder(wait.type, data, target=target))
+
+
+def _nest(known: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"order.id": 7}` is `{"order": {"id": 7}}`: what a wait asks for is entered already."""
+    whole: dict[str, Any] = {}
+    for path, value in known.items():
+        *outer, last = path.split(".")
+        place = whole
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = value
+    return whole
+
+
+def _ask_again(template: str, filled: Filled, **values: Any) -> Shown:
+    """With what was entered, and what is wrong with it beside it."""
+    return Shown(template, {"asked": filled.field, **values}, 200 if filled.is_adding else 422)
+
+
+def _blamed(filled: Filled, error: EddaError) -> Filled:
+    """What only the code itself could find wrong, such as what a validator says."""
+    return replace(filled, field=replace(filled.field, error=str(error)))
+
+
+# Starting one
+
+
+async def ask_start(visit: Visit, control: Controller) -> Reply:
+    definition = await control.get_definition(visit.parts[1])
+    return Shown("start.html", {"definition": definition, "asked": show_form(definition.schema, {})})
+
+
+async def start(visit: Visit, control: Controller) -> Reply:
+    definition = await control.get_definition(visit.parts[1])
+    filled = read_form(definition.schema, visit.form.pairs)
+    if not filled.is_good:
+        return _ask_again("start.html", filled, definition=definition)
+    try:
+        done = await control.start_run(StartOrder(definition.workflow, filled.value or {}, visit.form.get("_id")))
+    except (ArgumentError, InstanceConflictError) as error:
+        return _ask_again("start.html", _blamed(filled, error), definition=definition)
+    return Moved(visit.link("runs", done.subject) if done.subject else visit.link("runs"), done.words)
