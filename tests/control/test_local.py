@@ -131,6 +131,24 @@ async def test_a_waiting_run_says_what_it_waits_for_and_can_be_answered(app: Edd
     assert msgspec.json.decode(msgspec.json.encode(exported))["histories"]["0"][0]["kind"] == "event"
 
 
+async def test_a_run_that_an_event_started_is_among_those_who_got_it(app: EddaApp) -> None:
+    @workflow(event_handler=True, name="order.placed")
+    async def place(ctx: WorkflowContext, amount: int) -> None: ...
+
+    @workflow
+    async def wait(ctx: WorkflowContext) -> None:
+        await wait_event(ctx, "order.placed")
+
+    waiting = await app.start(wait)
+    await until_status(app, waiting, RunStatus.WAITING_FOR_EVENT)
+    await app.send_event("order.placed", "/shop", {"amount": 3})
+    await app.handle(waiting).result(timeout=20)
+    (event,) = (await app.control.list_events(EventSearch())).items
+    consumers = (await app.control.get_event(event.number)).consumers
+    assert [(one.workflow, one.step) for one in consumers] == [("order.placed", ""), ("wait", "wait_event:1")]
+    assert (await app.control.get_run(consumers[0].run_id)).input == {"amount": 3}
+
+
 async def test_a_history_comes_in_pages_and_by_step(app: EddaApp) -> None:
     control = control_of(app)
 

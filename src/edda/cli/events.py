@@ -92,7 +92,10 @@ def _portray(detail: EventDetail) -> list[Line]:
         return [*lines, line(Span("nobody has got it", "dim"))]
     return [
         *lines,
-        *(line(f"→ {flat(one.run_id)}  {flat(one.workflow)}  {flat(one.step)}") for one in detail.consumers),
+        *(
+            line(f"→ {flat(one.run_id)}  {flat(one.workflow)}  {flat(one.step) or 'started by it'}")
+            for one in detail.consumers
+        ),
     ]
 
 

@@ -17,8 +17,9 @@ from edda.cloudevents.json_format import parse_stored
 from edda.core.channels import Message, check_channel, is_message, log_type, unpack_message
 from edda.core.model import MICROSECONDS, CancelOutcome, OutgoingState, RunId, RunRecord, StoredEvent
 from edda.core.states import ENDED, RunStatus
-from edda.core.survey import Audit, Definition, EventQuery, Generation, RunQuery, StandingWait
+from edda.core.survey import Audit, Consumer, Definition, EventQuery, Generation, RunQuery, StandingWait
 from edda.engine.engine import Engine
+from edda.engine.intake import run_of
 from edda.errors import (
     ActionRefusedError,
     ArgumentError,
@@ -301,8 +302,18 @@ class LocalController:
     async def get_event(self, number: int) -> EventDetail:
         stored = await self._read_event(number)
         attributes, data = self._display.content(stored)
-        consumers = await self._ask(self._storage.consumers(number, MOST_CONSUMERS))
+        consumers = await self._started_by(stored) + await self._ask(self._storage.consumers(number, MOST_CONSUMERS))
         return EventDetail(self._display.event(stored), attributes, data, tuple(map(self._display.consumer, consumers)))
+
+    async def _started_by(self, stored: StoredEvent) -> tuple[Consumer, ...]:
+        """Known by their ids, which are made from the event and the workflow's name."""
+        if is_message(stored.event):
+            return ()
+        told = await self._ask(self._storage.definitions())
+        names = {*self._names(), *(one.workflow for one in told)}
+        records = [await self._storage.get(run_of(name, stored.event)) for name in sorted(names)]
+        begun = [record for record in records if record is not None]
+        return tuple(Consumer(record.run_id, record.workflow, "", stored.received_at) for record in begun)
 
     async def _read_event(self, number: int) -> StoredEvent:
         stored = await self._ask(self._storage.event(number))

@@ -164,6 +164,7 @@ class ConsumerView(Struct, frozen=True):
     run_id: str
     workflow: str
     step: str
+    """Empty for one that was started by it."""
     at: datetime
 
 

@@ -59,6 +59,7 @@ class Consumer(Struct, frozen=True):
     run_id: RunId
     workflow: str
     step: str
+    """Empty for one that was started by it."""
     at: int
 
 

@@ -233,7 +233,7 @@ class Intake:
                 logger.debug("event %r from %s came again", item.row.id, item.row.source)
 
 
-def run_of(workflow: str, event: CloudEvent) -> RunId:
+def run_of(workflow: str, event: CloudEvent | Event) -> RunId:
     """The id of the run that an event starts: the same, whoever takes the event in and however often."""
     digest = blake2b(digest_size=16)
     for part in (workflow, event.source, event.id):
