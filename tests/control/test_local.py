@@ -145,7 +145,7 @@ async def test_a_run_that_an_event_started_is_among_those_who_got_it(app: EddaAp
     await app.handle(waiting).result(timeout=20)
     (event,) = (await app.control.list_events(EventSearch())).items
     consumers = (await app.control.get_event(event.number)).consumers
-    assert [(one.workflow, one.step) for one in consumers] == [("order.placed", ""), ("wait", "wait_event:1")]
+    assert [(one.workflow, one.step) for one in consumers] == [("order.placed", ""), ("wait", "order.placed:1")]
     assert (await app.control.get_run(consumers[0].run_id)).input == {"amount": 3}
 
 
