@@ -194,6 +194,24 @@ async def test_runs_are_filtered_and_cancelled_together(page: Page) -> None:
     await expect(page.locator("#audit tbody")).to_contain_text("cancel")
 
 
+async def test_chosen_runs_are_deleted_once_they_have_ended(page: Page) -> None:
+    for number in range(3):
+        await start(page, f"F-{number}")
+    await page.goto("runs?id=sell-F")
+    await page.check("text=all that the filter finds")
+    await page.click("text=Cancel…")
+    await page.fill("[name=reason]", "a flood")
+    await page.click("button.main")
+    await expect(page.locator("#runs tr.gone", has_text="a flood")).to_have_count(3)
+    for number in range(2):
+        await page.check(f"[name=run][value=sell-F-{number}]")
+    await page.click("text=Delete…")
+    await expect(page.locator("h1")).to_have_text("Delete 2 runs?")
+    await page.click("button.main")
+    await expect(page.locator(".said")).to_contain_text("delete: 2 runs done")
+    await expect(page.locator("#runs tbody tr")).to_have_count(1)
+
+
 async def test_one_run_is_cancelled_live_before_two_people(page: Page) -> None:
     await start(page, "D-1")
     other = await page.context.new_page()
