@@ -58,6 +58,10 @@ CONTROLS = {
 }
 
 
+SYMPTOMS = {"order": "and undid", "late": "and undid", "children": "went on"}
+"""What is seen of each."""
+
+
 def main(control: str = "") -> None:
     worker.PROGRAM = SCRIPTS  # type: ignore[assignment]
     if control:
