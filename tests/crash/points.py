@@ -6,6 +6,7 @@ import re
 from collections.abc import Container, Iterable
 
 from edda.testing import How, Point
+from tests.sampling import is_sampled
 
 CHANGES = re.compile(r"\b(INSERT|UPDATE|DELETE|COMMIT|NOTIFY)\b")
 LASTS = {"sqlite": re.compile("COMMIT"), "postgres": CHANGES, "mysql": CHANGES}
@@ -14,10 +15,16 @@ LASTS = {"sqlite": re.compile("COMMIT"), "postgres": CHANGES, "mysql": CHANGES}
 
 def telling(kind: str, how: How, points: Iterable[Point], known: Container[Point] = ()) -> list[Point]:
     """Without those known from another scenario."""
-    return [point for point in points if point not in known and _tells(kind, how, point.statement)]
+    return [point for point in points if point not in known and _tells(kind, how, point)]
 
 
-def _tells(kind: str, how: How, statement: str) -> bool:
+def _tells(kind: str, how: How, point: Point) -> bool:
     """A lost answer is an error for whoever asked; within a transaction in a file, one for the whole of it."""
-    is_change = CHANGES.search(statement) is not None
-    return LASTS[kind].search(statement) is not None if is_change else how is How.UNKNOWN
+    if CHANGES.search(point.statement):
+        return LASTS[kind].search(point.statement) is not None
+    return how is How.UNKNOWN and is_first_or_all(point)
+
+
+def is_first_or_all(point: Point) -> bool:
+    """What only reads leaves nothing behind, however often: in a sample its answer is lost once."""
+    return point.nth == 1 or not is_sampled()

@@ -26,7 +26,7 @@ from tests.conftest import Database, MakeDatabase
 from tests.engine.conftest import url_of
 
 from .harness import CALM, DEADLINE, HASTY, Player, Witness, check_history, crash_side_by_side, witness_of
-from .points import CHANGES
+from .points import CHANGES, is_first_or_all
 from .talk_scenarios import PLAIN, TALK_SCENARIOS, Base, RecordingSink, Remains, Stage, Talk, memory
 from .test_crash_points import DURABLE, LANES
 from .test_whole_crash_points import MOST_PERIODS
@@ -186,14 +186,15 @@ async def test_a_crash_at_any_statement_separates_nothing_that_belongs_together(
         lanes = [await stack.enter_async_context(witness_of(make_database(kind))) for _ in range(LANES)]
         engines = {lane: await stack.enter_async_context(engine_of(lane.database)) for lane in lanes}
         points = await points_of(partial(Talker, lanes[0], engines[lanes[0]]), scenario)
-        points = [point for point in points if _counts(kind, how, point.statement)]
+        points = [point for point in points if _counts(kind, how, point)]
         await crash_side_by_side(lanes, lambda lane: Talker(lane, engines[lane], scenario), points, how)
 
 
-def _counts(kind: str, how: How, statement: str) -> bool:
+def _counts(kind: str, how: How, point: Point) -> bool:
+    is_change = CHANGES.search(point.statement) is not None
     if how is How.UNKNOWN:
-        return kind != "sqlite" or "COMMIT" in statement or not CHANGES.search(statement)
-    return CHANGES.search(statement) is not None and LASTS[kind].search(statement) is not None
+        return (kind != "sqlite" or "COMMIT" in point.statement) if is_change else is_first_or_all(point)
+    return is_change and LASTS[kind].search(point.statement) is not None
 
 
 async def points_of(new_player: Callable[[Talk], Talker], scenario: Talk) -> list[Point]:
