@@ -15,10 +15,11 @@ from edda.storage.memory import MemoryStorage
 from edda.storage.memory_database import MemoryDatabase
 from edda.storage.ports import Probe, Storage
 from tests import databases
-from tests.sampling import sample
+from tests.sampling import is_sampled, sample
 
 # Deadlines of single examples say nothing on a shared machine; the whole test has its time-out.
-settings.register_profile("ci", max_examples=20, stateful_step_count=40, deadline=None, derandomize=True)
+examples = 12 if is_sampled() else 20
+settings.register_profile("ci", max_examples=examples, stateful_step_count=40, deadline=None, derandomize=True)
 settings.register_profile(
     "release",
     max_examples=20_000,
@@ -180,10 +181,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+    # Workers begin with neighbours: those that come first are on one of them, one after the other.
+    items.sort(key=lambda item: item.get_closest_marker("pair") is None)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """`make test` goes through the suite in three parts: of a few files, some parts are empty."""
+    """`make test` goes through the suite in two parts: of a few files, some parts are empty."""
     options = session.config.option
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and options.markexpr and not options.lf:
         session.exitstatus = pytest.ExitCode.OK

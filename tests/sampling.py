@@ -4,7 +4,7 @@ Storage is tested on every database, test by test, and so are crashes and hammer
 same everywhere: each such test runs in memory and on one real database, always the same one for a test. And whoever
 dies after one statement has left behind what he leaves who dies before the next one: crashes after a statement are
 left out beside those before it. Of the plain scenarios one is crashed at every statement, the others where they differ
-from it (`tests/crash/points.py`).
+from it (`tests/crash/points.py`). Models are compared over fewer examples, always the same ones.
 """
 
 from __future__ import annotations

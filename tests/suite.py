@@ -1,4 +1,4 @@
-"""All tests, in three parts: side by side, two at a time, and alone. `--thorough`: also on every database.
+"""All tests, in two parts: side by side, and alone. `--thorough`: also on every database.
 
 What fails in a crowd is tried once more by itself, and both are printed: a machine that is too busy fails tests that
 are right, a bug fails again. A test that only passes alone is to be mended all the same.
@@ -16,8 +16,7 @@ from pathlib import Path
 from tests.sampling import SETTING
 
 PARTS: tuple[tuple[str, list[str]], ...] = (
-    ("not alone and not pair", ["-n", "4", "--dist", "worksteal"]),
-    ("pair", ["-n", "2"]),
+    ("not alone", ["-n", "5", "--dist", "worksteal"]),
     ("alone", []),
 )
 FAILED = 1

@@ -11,7 +11,7 @@ from .acknowledged import acknowledge
 from .duplicates import repeat
 from .places import KINDS, fresh
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.pair
 
 
 @pytest.mark.timeout(180)
