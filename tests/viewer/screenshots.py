@@ -17,6 +17,7 @@ PAGES = {
     "runs": "/runs",
     "runs-filtered": "/runs?status=failed&status=parked&q=A-1",
     "bulk": "/runs/bulk?action=cancel&run=order-A-17&run=order-A-16",
+    "bulk-filter": "/runs/bulk?action=delete&every=1&status=failed&workflow=order",
     "run-waiting": "/runs/order-A-17",
     "run-listening": "/runs/kitchen-4",
     "run-failed": "/runs/order-A-15?step=charge:1",

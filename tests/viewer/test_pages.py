@@ -290,6 +290,16 @@ async def test_bulk_actions_count_first(action: str) -> None:
     assert controller.done == []
 
 
+async def test_a_bulk_action_by_filter_says_which_filter() -> None:
+    async with visiting(ShowcaseController()) as client:
+        some = (await client.get("/runs/bulk?action=delete&every=1&status=failed&input=order.id%3DA-17")).text
+        every = (await client.get("/runs/bulk?action=delete&every=1&q=")).text
+    for words in ("status = failed", "input = order.id=A-17"):
+        assert words in some
+    assert "every run there is" not in some
+    assert "every run there is" in every
+
+
 async def test_a_bulk_action_without_runs_is_refused() -> None:
     async with visiting(ShowcaseController()) as client:
         assert (await client.get("/runs/bulk?action=cancel")).status_code == 422
