@@ -255,16 +255,16 @@ RARE = frozenset({RunStatus.PARKED, RunStatus.FAILED})
 BROADLY = {"edda_run_created", "edda_result_unusual"}
 # What is gone through from one end to the other: open runs, which are few among all, and what ends at a limit.
 OPEN_RUNS = {"SCAN s", "SCAN edda_sched"}
-# In every plan, but nothing is read of it unless a text is looked for.
-REASONS = {"SCAN edda_sched"}
+# The places that a page has found, before it reads what it shows of them.
+PLACES = {"SCAN p"}
 SURVEYS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], set[str], set[str]]] = {
-    "search": (lambda s: s.search(RunQuery(limit=10)), {"edda_run_created"}, REASONS),
-    "search far back": (lambda s: s.search(RunQuery(after=(1, R1))), {"edda_run_created"}, REASONS),
-    "search rare": (lambda s: s.search(RunQuery(statuses=RARE)), BROADLY, OPEN_RUNS),
-    "search workflow": (lambda s: s.search(RunQuery(workflow="wf3")), {"edda_run_workflow"}, REASONS),
-    "search id": (lambda s: s.search(RunQuery(id_prefix="run-0000")), {"sqlite_autoindex_edda_run_1"}, REASONS),
-    "search parent": (lambda s: s.search(RunQuery(parent=RunId("run-000002"))), {"edda_run_parent"}, REASONS),
-    "search text": (lambda s: s.search(RunQuery(text="x")), {"edda_run_created"}, OPEN_RUNS),
+    "search": (lambda s: s.search(RunQuery(limit=10)), {"edda_run_created"}, PLACES),
+    "search far back": (lambda s: s.search(RunQuery(after=(1, R1))), {"edda_run_created"}, PLACES),
+    "search rare": (lambda s: s.search(RunQuery(statuses=RARE)), BROADLY, OPEN_RUNS | PLACES),
+    "search workflow": (lambda s: s.search(RunQuery(workflow="wf3")), {"edda_run_workflow"}, PLACES),
+    "search id": (lambda s: s.search(RunQuery(id_prefix="run-0000")), {"sqlite_autoindex_edda_run_1"}, PLACES),
+    "search parent": (lambda s: s.search(RunQuery(parent=RunId("run-000002"))), {"edda_run_parent"}, PLACES),
+    "search text": (lambda s: s.search(RunQuery(text="x")), {"edda_run_created"}, PLACES),
     "count": (lambda s: s.count(RunQuery()), BROADLY | {"edda_result_ended"}, OPEN_RUNS | {"SCAN edda_result"}),
     "count workflow": (lambda s: s.count(RunQuery(workflow="wf3")), {"edda_run_workflow"}, OPEN_RUNS),
     "count text": (lambda s: s.count(RunQuery(text="x")), BROADLY, OPEN_RUNS),

@@ -32,20 +32,23 @@ _UNUSUAL = ENDED - {RunStatus.COMPLETED}
 _Values = dict[str, Any]
 
 _STATE = f"SELECT {STATUS} AS state"
+_PLACE = f"SELECT r.id AS run_id, r.gen AS run_gen, {STATUS} AS state"
+_OF_PLACE = """
+ CROSS JOIN edda_run r ON r.id = p.run_id AND r.gen = p.run_gen
+  LEFT JOIN edda_sched s ON s.run_id = r.id LEFT JOIN edda_result x ON x.run_id = r.id"""
 _TALLY = "SELECT state, count(*)"
 _NUMBER = "SELECT count(*)"
 _ANY = "SELECT 1"
 _MOMENT = "SELECT r.created_at"
 _WANTED = "IN (SELECT value FROM json_each(:statuses))"
-# Looked up once: to every run its own reason would cost a row of each.
-_EXPLAINED = "(SELECT run_id FROM edda_sched WHERE instr(lower(reason), lower(:text)))"
+_EXPLAINED = "ifnull(instr(lower(s.reason), lower(:text)), 0)"
 _FITS = f"""
    AND r.created_at >= :created_from AND r.created_at < :created_to
    AND (r.created_at, r.id) < (:after_at, :after_id)
    AND r.id >= :id_from AND (:id_to IS NULL OR r.id < :id_to)
    AND (:workflow IS NULL OR r.workflow = :workflow)
    AND (:parent IS NULL OR r.parent = :parent)
-   AND (:text IS NULL OR r.id = :text OR r.id IN {_EXPLAINED}
+   AND (:text IS NULL OR r.id = :text OR {_EXPLAINED}
         OR instr(lower(r.id), lower(:text)) AND (r.created_at, r.id) > (:ids_at, :ids_id))
    AND (:statuses IS NULL OR state {_WANTED})
    AND NOT EXISTS ({_ANY} FROM edda_run later WHERE later.id = r.id AND later.gen > r.gen)"""
@@ -60,7 +63,9 @@ class _Source(Struct, frozen=True):
 
     @property
     def page(self) -> str:
-        return f"{RECORD} FROM {self.tables} WHERE {self.range} {_FITS} {_NEWEST_FIRST}"
+        """Sorted by what is needed for it alone: inputs and results may be long."""
+        places = f"{_PLACE} FROM {self.tables} WHERE {self.range} {_FITS} {_NEWEST_FIRST}"
+        return f"{RECORD} FROM ({places}) p {_OF_PLACE} {_NEWEST_FIRST}"
 
     @property
     def count(self) -> str:
@@ -115,14 +120,21 @@ _EXPLAINED_ONES = _Source(
     """edda_sched s
  CROSS JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen
   LEFT JOIN edda_result x ON x.run_id = r.id""",
-    "instr(lower(s.reason), lower(:text))",
+    _EXPLAINED,
 )
-_BY_WHOLE_ID = _by("sqlite_autoindex_edda_run_1", f"r.id = :text AND r.id NOT IN {_EXPLAINED}")
+_BY_WHOLE_ID = _by("sqlite_autoindex_edda_run_1", f"r.id = :text AND NOT {_EXPLAINED}")
 _HORIZON = "SELECT r.created_at, r.id"
 # Without a look at the runs themselves.
 _OPEN_TALLY = f"SELECT {OPEN_STATUS} AS state, count(*)"
 _COUNT_OPEN = f"""
-{_OPEN_TALLY} FROM edda_sched s WHERE (:workflow IS NULL OR s.workflow = :workflow) GROUP BY state"""
+{_OPEN_TALLY} FROM edda_sched s
+ WHERE s.run_id >= :id_from AND (:id_to IS NULL OR s.run_id < :id_to)
+   AND (:workflow IS NULL OR s.workflow = :workflow) GROUP BY state"""
+_COUNT_UNUSUAL = """
+SELECT :status, count(*)
+  FROM (SELECT 1 FROM edda_result INDEXED BY edda_result_unusual
+         WHERE status = :status AND status <> 'completed' AND run_id >= :id_from AND (:id_to IS NULL OR run_id < :id_to)
+         LIMIT :limit)"""
 _COUNT_COMPLETED = """
 SELECT 'completed', count(*)
   FROM (SELECT 1 FROM edda_result INDEXED BY edda_result_ended WHERE status = 'completed' LIMIT :limit)"""
@@ -134,13 +146,18 @@ def search(db: Connection, query: RunQuery, now: int) -> tuple[RunRecord, ...]:
         return _page(db, _told(query, values))
     if source := _narrow(db, query, values):
         return _page(db, [(source, values)])
-    broad = _broad(query)
-    if not query.statuses or RunStatus.COMPLETED in query.statuses:
+    broad, seldom = _broad(query), _seldom(query)
+    if not seldom:
         return _page(db, [(broad, values)])
     newest = _page(db, [(broad, values | _moment(db, broad, values))])
-    if len(newest) == query.limit:
-        return newest
-    return _page(db, [(_OPEN_ONES, values), (_UNUSUAL_ONES, values)])
+    return newest if len(newest) == query.limit else _page(db, [(source, values) for source in seldom])
+
+
+def _seldom(query: RunQuery) -> Sequence[_Source]:
+    """Where to look for what may be seldom among the newest."""
+    if _beyond(query.id_prefix or ""):
+        return [_BY_ID]
+    return [_OPEN_ONES, _UNUSUAL_ONES] if query.statuses and RunStatus.COMPLETED not in query.statuses else []
 
 
 def _page(db: Connection, parts: Sequence[_Part]) -> tuple[RunRecord, ...]:
@@ -187,11 +204,12 @@ def _count_broadly(db: Connection, query: RunQuery, values: _Values) -> dict[str
     wanted = query.statuses or frozenset(RunStatus)
     counted = dict(_count_open(db, query, wanted & OPEN, values))
     limited = values | {"limit": MOST_COUNTED}
+    any_will_do = _is_plain(query) and query.workflow is None
     for status in wanted & _UNUSUAL:
-        counted |= dict(db.rows(_UNUSUAL_ONES.count, limited | _only({status})))
+        sql = _COUNT_UNUSUAL if any_will_do else _UNUSUAL_ONES.count
+        counted |= dict(db.rows(sql, limited | _only({status}) | {"status": status.value}))
     if RunStatus.COMPLETED in wanted:
-        any_will_do = _is_plain(query) and query.workflow is None
-        sql = _COUNT_COMPLETED if any_will_do else next(_suitable(query)).count
+        sql = _COUNT_COMPLETED if any_will_do and not query.id_prefix else next(_suitable(query)).count
         counted |= dict(db.rows(sql, limited | _only({RunStatus.COMPLETED})))
     return counted
 
@@ -207,8 +225,8 @@ def _count_open(
 
 
 def _is_plain(query: RunQuery) -> bool:
-    """Asks for nothing but statuses and the workflow."""
-    asked = (query.id_prefix, query.text, query.created_from, query.created_to, query.parent)
+    """Asks for nothing but statuses, the workflow and the beginning of the id."""
+    asked = (query.text, query.created_from, query.created_to, query.parent)
     return all(value is None for value in asked)
 
 
