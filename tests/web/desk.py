@@ -11,7 +11,18 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from edda import EddaApp, RetryPolicy, WorkflowContext, activity, receive, sleep, subscribe, wait_event, workflow
+from edda import (
+    EddaApp,
+    RetryPolicy,
+    RunStatus,
+    WorkflowContext,
+    activity,
+    receive,
+    sleep,
+    subscribe,
+    wait_event,
+    workflow,
+)
 from edda.control.views import RunSearch
 from edda.core.model import Refused
 from edda.web import Web
@@ -32,6 +43,8 @@ def copies(name: str) -> tuple[str, ...]:
 LASTING = ("good", "waiting", "broken", "stuck", "asleep", "listening", "family", "chapters", "stopped")
 ENDED, IDLE, FAILED, DEAD = copies("ended"), copies("idle"), copies("failed"), copies("dead")
 MANY = tuple(f"many-{name}" for kind in ("ended", "idle", "failed") for name in copies(kind))
+STATES = set(RunStatus) - {RunStatus.RUNNING, RunStatus.COMPENSATING, RunStatus.RECURRED}
+"""Those that last."""
 
 
 class Payment(BaseModel):
@@ -117,7 +130,8 @@ async def _put_dead(app: EddaApp) -> None:
 
 
 async def _is_at_rest(app: EddaApp) -> bool:
-    return not (await app.control.count_runs(RunSearch())).get("running")
+    counts = await app.control.count_runs(RunSearch())
+    return not counts.get(RunStatus.RUNNING) and counts.keys() >= STATES
 
 
 async def serve(database: str) -> None:

@@ -27,7 +27,6 @@ from schemathesis.checks import (
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from edda.control.operations import OPERATIONS, PREFIX, Operation
-from edda.core.states import RunStatus
 from edda.web.openapi import describe
 
 from .conftest import ANSWERS
@@ -42,7 +41,6 @@ CHECKS = [
     response_headers_conformance,
     negative_data_rejection,
 ]
-PASSING = {RunStatus.RUNNING, RunStatus.COMPENSATING, RunStatus.RECURRED}
 PATIENCE = 60.0
 """Seconds: what fails is an answer that is wrong, not a machine that is busy."""
 LEAST = 0.02
@@ -85,20 +83,6 @@ KNOWN_TO: dict[str, Known] = {
     "retry_outbox": {"ids": tuple([one] for one in DEAD)},
     "drop_outbox": {"ids": tuple([one] for one in DEAD)},
 }
-
-
-def test_there_is_something_of_everything(desks: dict[str, str]) -> None:
-    for desk in desks.values():
-        for status in set(RunStatus) - PASSING:
-            assert _ask(desk, f"/runs?status={status}")["items"], status
-        for path in ("/events", "/waits", "/outbox?state=pending", "/outbox?state=dead"):
-            assert _ask(desk, path)["items"], path
-        for path in ("/channels", "/workers", "/definitions"):
-            assert _ask(desk, path), path
-
-
-def _ask(desk: str, path: str) -> Any:
-    return requests.get(desk + PREFIX + path, timeout=30).json()
 
 
 def _with_modes() -> Iterator[tuple[Operation[Any], GenerationMode, int]]:
