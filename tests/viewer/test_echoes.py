@@ -140,6 +140,16 @@ async def test_what_came_of_an_action_is_said_as_a_string() -> None:
             check(answer.text)
 
 
+@pytest.mark.parametrize(("scheme", "end"), [("http", "SameSite=Strict"), ("https", "SameSite=Strict; Secure")])
+async def test_what_came_of_an_action_stays_where_it_was_done(scheme: str, end: str) -> None:
+    async with visiting(ShowcaseController()) as client:
+        done = await client.post(f"{scheme}://127.0.0.1:8001/_edda/runs/order-A-17/resume")
+        said = done.headers["set-cookie"]
+        assert said.endswith(f"; Path=/_edda; Max-Age=60; HttpOnly; {end}")
+        page = await client.get(f"{scheme}://127.0.0.1:8001/_edda/audit", headers={"Cookie": said.partition(";")[0]})
+        assert page.headers["set-cookie"] == f"edda_said=; Path=/_edda; Max-Age=0; HttpOnly; {end}"
+
+
 async def test_the_name_of_a_token_is_said_as_a_string() -> None:
     async with visiting(ShowcaseController(), guarded(EVERYTHING)) as client:
         answer = await client.get("/audit", headers=BEARER)

@@ -109,6 +109,7 @@ def _read_visit(request: Request, parts: tuple[str, ...], caller: Caller | None,
         who=caller.name if caller else "",
         may=frozenset(scope.value for scope in caller.scopes) if caller else frozenset(),
         said=_read_said(request),
+        is_secure=request.secure,
     )
 
 
@@ -143,7 +144,8 @@ def _forget(visit: Visit) -> tuple[tuple[bytes, bytes], ...]:
 
 def _cookie(visit: Visit, value: str, seconds: int) -> tuple[bytes, bytes]:
     """What came of an action travels in a cookie: in the address, anybody could make a page say anything."""
-    text = f"{_SAID}={value}; Path={visit.base or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict"
+    secure = "; Secure" if visit.is_secure else ""
+    text = f"{_SAID}={value}; Path={visit.base or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
     return b"set-cookie", text.encode("ascii")
 
 

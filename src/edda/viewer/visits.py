@@ -81,6 +81,8 @@ class Visit:
     """view, control, events."""
     said: str | None = None
     """What came of the action before this page."""
+    is_secure: bool = False
+    """Came by https."""
 
     def link(self, *parts: str, query: Fields | None = None) -> str:
         path = "/".join((self.base, *(quote(part, safe="") for part in parts)))
