@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast
 from urllib.parse import urlencode
 
@@ -13,11 +15,14 @@ from playwright.async_api import Browser, ConsoleMessage, Dialog, Page, expect
 
 from edda.control.controller import Controller
 from edda.control.operations import OPERATIONS
+from edda.viewer import site
 from tests.viewer.browsers import launch, needs_chromium
 from tests.viewer.chorus import FIXED, STEP, Chorus, mark
 from tests.viewer.serving import serve
 from tests.web.routes import ROUTES
 
+VIEWER = Path(site.__file__).parent
+TEMPLATES = sorted((VIEWER / "templates").iterdir())
 RUN = "/_edda/runs/order-A-17"
 VIEWS = [f"{RUN}?{urlencode(query)}" for query in ({"view": "graph"}, {"view": "history"}, {"view": "json"})]
 STEPS = [f"{RUN}?{urlencode({'step': STEP} | query)}" for query in ({}, {"view": "graph"}, {"scale": "even"})]
@@ -108,6 +113,34 @@ def texts_of(kind: inspect.Type, within: str = "") -> set[str]:
 
 IN_ADDRESSES = frozenset({"Page.next", "ConsumerView.step"})
 """Where nothing can be read as it is."""
+
+
+DANGEROUS = (
+    r"\|\s*safe\b",
+    r"\bMarkup\b",
+    r"\bautoescape\b",
+    r"\s[\w-]+=\{\{",  # an attribute without quotes
+    r"<script(?! src=| type=\"module\" src=)",
+    r"<style\b",
+    r"\sstyle=",
+    r"\son[a-z]+=",
+    r"javascript:",
+)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_a_template_makes_nothing_of_a_string(template: Path) -> None:
+    text = template.read_text()
+    assert [pattern for pattern in DANGEROUS if re.search(pattern, text)] == []
+
+
+SCRIPTS = sorted((VIEWER / "static").glob("*.js"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_makes_nothing_of_a_string(script: Path) -> None:
+    dangerous = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|createContextualFragment"
+    assert re.search(dangerous, script.read_text()) is None
 
 
 @needs_chromium
