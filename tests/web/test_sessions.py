@@ -7,6 +7,7 @@ from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import httpx2
 import pytest
 
 from edda.control.operations import PREFIX
@@ -18,6 +19,7 @@ from edda.web.sessions import COOKIE, MOST_FAILURES, SECONDS, Failures, Sessions
 
 from .calls import Call, Reply, ask, deliver
 from .fakes import FakeService, PlainRefusals
+from .listening import listening
 from .showcase import Showcase
 from .test_security import PROTECTION, SECRETS, TOKENS
 
@@ -323,6 +325,15 @@ async def test_behind_a_proxy_the_cookie_is_for_our_place_and_scheme_and_goes_ag
     marks = [{part.strip() for part in text.split(";")[1:] if "Max-Age" not in part} for text in written.values()]
     secure = {"Secure"} if scheme == "https" else set()
     assert marks[0] == marks[1] == {f"Path={quote(root)}/_edda", "HttpOnly", "SameSite=Strict", *secure}
+
+
+@pytest.mark.parametrize(("said", "secure"), [({}, False), ({"x-forwarded-proto": "https"}, True)])
+async def test_a_proxy_on_this_machine_is_believed_that_it_was_https(
+    web: Web, said: dict[str, str], secure: bool
+) -> None:
+    async with listening(web) as url, httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+        answer = await client.post("/_edda/login", data={"token": VIEW}, headers=OWN | said)
+    assert answer.headers["set-cookie"].endswith("; Secure") is secure
 
 
 # Pages
