@@ -271,7 +271,7 @@ def served(terminal: Terminal, port: int) -> Iterator[Terminal]:
         yield terminal
 
 
-@pytest.mark.alone
+@pytest.mark.pair
 async def test_the_curl_command_of_the_page_wakes_the_run(page: Any, served: Terminal) -> None:
     async with EddaApp("test", f"sqlite:///{served.folder}/shop.db", worker=False) as app:
         handle = app.handle(await app.start(page.payment_workflow, "ORD-123"))
@@ -280,7 +280,7 @@ async def test_the_curl_command_of_the_page_wakes_the_run(page: Any, served: Ter
         assert await handle.result(PATIENCE) == {"status": "completed", "payment_result": PAYMENT}
 
 
-@pytest.mark.alone
+@pytest.mark.pair
 def test_what_is_no_cloudevent_is_refused_for_good(served: Terminal) -> None:
     broken = snippet("curl", "bash").replace('"specversion": "1.0",', "")
     status, body = served.curl(broken)

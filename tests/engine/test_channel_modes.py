@@ -688,7 +688,6 @@ class Counted:
         return await self._write(fence, batch)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("mode", ["broadcast", "competing"])
 @pytest.mark.parametrize(("database", "many"), [("sqlite", 10_000), ("memory", 2_000)], indirect=["database"])
 async def test_ten_thousand_messages_are_received_in_order(

@@ -496,7 +496,6 @@ async def test_a_deadline_that_passes_when_the_code_is_done_stops_the_next_gener
 async def sweep(ctx: WorkflowContext) -> None: ...
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_ten_thousand_generations(make_app: MakeApp) -> None:
     app = await make_app(settings=QUICK)

@@ -94,7 +94,7 @@ async def test_a_zombie_writes_not_one_row_and_goes_on_as_a_new_worker(
     await assert_sound(place, tmp_path, {run_id})
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.timeout(180)
 async def test_a_healthy_step_ten_times_as_long_as_the_lease_is_neither_taken_nor_repeated(
     make_fleet: MakeFleet, tmp_path: Path
@@ -118,7 +118,7 @@ async def _hold_lease(place: Place, make_fleet: MakeFleet, folder: Path) -> None
     line.close()
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.timeout(180)
 async def test_two_hundred_running_workflows_go_on_after_a_kill_with_the_settings_users_get(
     place: Place, client: EddaApp, make_fleet: MakeFleet, tmp_path: Path
@@ -138,7 +138,7 @@ async def test_two_hundred_running_workflows_go_on_after_a_kill_with_the_setting
     assert len(effects(tmp_path, "effect:1")) == 200, "a recorded step did not run again"
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 async def test_processes_on_one_file_share_the_work(make_fleet: MakeFleet, tmp_path: Path) -> None:
     with fresh("sqlite", tmp_path) as place:
         await place.prepare()
@@ -152,7 +152,7 @@ async def test_processes_on_one_file_share_the_work(make_fleet: MakeFleet, tmp_p
         await assert_sound(place, tmp_path, set(run_ids))
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.timeout(180)
 async def test_a_worker_that_is_told_to_go_loses_nothing_repeats_nothing_and_goes_soon(
     place: Place, tmp_path: Path
@@ -164,7 +164,7 @@ async def test_a_worker_that_is_told_to_go_loses_nothing_repeats_nothing_and_goe
     assert rolled.slowest < 5
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 async def test_what_cannot_finish_in_the_grace_is_handed_over_within_a_second(
     place: Place, client: EddaApp, tmp_path: Path
 ) -> None:
@@ -182,7 +182,7 @@ async def test_what_cannot_finish_in_the_grace_is_handed_over_within_a_second(
     await assert_sound(place, tmp_path, set(run_ids))
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 async def test_a_second_signal_ends_the_worker_at_once(place: Place, client: EddaApp, tmp_path: Path) -> None:
     async with service(place, tmp_path) as process:
         await client.start(gated, str(tmp_path / "gate"))
@@ -195,7 +195,7 @@ async def test_a_second_signal_ends_the_worker_at_once(place: Place, client: Edd
     assert departure.seconds < 1
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("database", ["postgres", "mysql"])
 async def test_work_resumes_soon_after_the_database_crashed(
@@ -233,7 +233,7 @@ async def _assert_work_goes_on(place: Place, fleet: Fleet, within: float) -> Non
     line.close()
 
 
-@pytest.mark.alone
+@pytest.mark.pair
 @pytest.mark.timeout(300)
 def test_memory_does_not_grow_with_the_number_of_runs() -> None:
     """In a process of its own; the long form is `python -m tests.torture memory`."""

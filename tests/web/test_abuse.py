@@ -166,7 +166,7 @@ async def stay_healthy(server: Server, stop: asyncio.Event) -> list[float]:
     return took
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.parametrize("name", ["edda", "edda-h11"])
 async def test_a_healthy_client_is_answered_whatever_others_do(name: str) -> None:
     stop = asyncio.Event()

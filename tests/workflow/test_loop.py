@@ -494,7 +494,7 @@ def test_a_timer_never_fires_before_it_is_due_on_the_loop_s_own_clock() -> None:
 # Many runs at once
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_the_price_of_a_run_does_not_grow_with_the_runs_in_memory() -> None:
     async def body(flow: Flow) -> None:
         await asyncio.gather(*(flow.step("charge") for _ in range(4)))
