@@ -46,6 +46,11 @@ _OPEN = (
     + _RESULT
     + b" WHERE TRUE"
 )
+# Sorted by what is needed for it alone: inputs and results may be long.
+_GATHERED = (
+    b"(SELECT r.id, r.gen FROM %b%b ORDER BY r.created_at DESC, r.id DESC LIMIT %b) c"
+    b" STRAIGHT_JOIN edda_run r ON r.id = c.id AND r.gen = c.gen" + _SCHED + _RESULT + b" WHERE TRUE"
+)
 _ENDED = (
     b"edda_result e FORCE INDEX (edda_result_status)"
     b" STRAIGHT_JOIN edda_run r FORCE INDEX (PRIMARY) ON r.id = e.run_id AND r.gen = e.gen" + _SCHED + b" WHERE TRUE"
@@ -150,18 +155,23 @@ def _last_resort(query: RunQuery) -> Iterator[Statement]:
         yield _page(query, _ALONG % b"PRIMARY", _rest(query))
     elif query.statuses and RunStatus.COMPLETED not in query.statuses:
         if query.statuses & OPEN:
-            yield _page(query, _OPEN, _OPEN_IN % _listed(query.statuses) + _text(query))
+            yield _gathered(query, _OPEN, _OPEN_IN % _listed(query.statuses) + _text(query))
         if query.statuses & ENDED:
-            yield _page(query, _ENDED, _ENDED_IN % _listed(query.statuses) + _text(query))
+            yield _gathered(query, _ENDED, _ENDED_IN % _listed(query.statuses) + _text(query))
     elif query.text:
         yield _page(query, _ALONG % _index(query), _text_in_id(query) + _statuses(query))
         yield _page(query, _ALONG % b"PRIMARY", _WHOLE % text(query.text) + _statuses(query))
-        yield _page(query, _OPEN, b" AND " + _IN_REASON % _pattern(query.text) + _statuses(query))
+        yield _gathered(query, _OPEN, b" AND " + _IN_REASON % _pattern(query.text) + _statuses(query))
     elif query.statuses and query.statuses <= ENDED:
         values = (_index(query), _listed(query.statuses), _keyset(query), number(query.limit))
         yield _page(query, _AMONG_ENDED % values, b"")
     else:
         yield _page(query, _ALONG % _index(query), _rest(query))
+
+
+def _gathered(query: RunQuery, source: bytes, conditions: bytes) -> Statement:
+    few = _GATHERED % (source, _keyset(query) + conditions, number(query.limit))
+    return Statement("search", COLUMNS + few + _ORDER % number(query.limit))
 
 
 def _page(query: RunQuery, source: bytes, conditions: bytes) -> Statement:
