@@ -174,6 +174,8 @@ async def test_a_history_comes_in_pages_and_by_step(app: EddaApp) -> None:
     assert len((await control.export_run(run_id))["histories"]["0"]) == 60
     with pytest.raises(InstanceNotFoundError):
         await control.get_history("nobody", HistorySearch())
+    with pytest.raises(NotFoundError, match="no generation 7"):
+        await control.get_history(run_id, HistorySearch(7))
     with pytest.raises(ArgumentError, match="cursor"):
         await control.get_history(run_id, HistorySearch(cursor="x"))
 

@@ -197,21 +197,28 @@ class LocalController:
             )
         )
         known = await self._secrets_of(run_id)
+        if not found and search.generation is not None:
+            await self._beginning(RunId(run_id), search.generation)
         last = str(found[limit - 1].seq) if len(found) > limit else None
         return Page(tuple(self._display.entry(entry, known) for entry in found[:limit]), last)
+
+    async def _beginning(self, run_id: RunId, gen: int) -> int:
+        """When this generation began."""
+        begun = {one.gen: one.created_at for one in await self._storage.generations(run_id)}
+        if gen not in begun:
+            raise NotFoundError(f"run {run_id} has no generation {gen}")
+        return begun[gen]
 
     async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline:
         record = await self.engine.read_run(run_id)
         gen = record.gen if generation is None else generation
-        created = {one.gen: one.created_at for one in await self._storage.generations(record.run_id)}
-        if gen not in created:
-            raise NotFoundError(f"run {run_id} has no generation {gen}")
+        created = await self._beginning(record.run_id, gen)
         history = await self._ask(self._storage.history(record.run_id, gen))
         waits = await self._storage.waits(record.run_id) if gen == record.gen else ()
         now, display = await self._storage.now(), self._display
         failed = (entry.input for entry in history if not entry.ok)
         explain = partial(display.payloads.error, known=display.payloads.secrets(record.input, *failed))
-        glance = Glance(record, gen, created[gen], waits, now, explain, display.child_of)
+        glance = Glance(record, gen, created, waits, now, explain, display.child_of)
         return draw_timeline(history, glance)
 
     async def export_run(self, run_id: str) -> dict[str, Any]:
@@ -234,7 +241,7 @@ class LocalController:
             starter = workflow.options(id=order.id or None).on(self.engine)
         except ValueError as error:
             raise ArgumentError(str(error)) from None
-        arguments = read_arguments(workflow.signature, order.input)
+        arguments = read_arguments(workflow.name, workflow.signature, order.input)
         run_id = await starter.start(**arguments)
         await self._note("start", run_id, {"workflow": order.workflow, "input": order.input})
         return Done(True, f"started {order.workflow}", 1, run_id)

@@ -12,7 +12,7 @@ from edda.core.validation import Misfit, validate
 from edda.errors import ArgumentError
 
 
-def read_arguments(signature: Signature, given: Mapping[str, Any]) -> dict[str, Any]:
+def read_arguments(workflow: str, signature: Signature, given: Mapping[str, Any]) -> dict[str, Any]:
     """By name, and of the types that the code asks for; raises `ArgumentError` that names every field."""
     errors = [*_missing(signature, given)]
     arguments: dict[str, Any] = {}
@@ -25,7 +25,7 @@ def read_arguments(signature: Signature, given: Mapping[str, Any]) -> dict[str, 
         except Misfit as misfit:
             errors += [f"{_place(name, path)}: {message}" for path, message in misfit.errors]
     if errors:
-        raise ArgumentError(f"{signature.name}() cannot be started like this:\n  " + "\n  ".join(errors))
+        raise ArgumentError(f"{workflow} cannot be started like this:\n  " + "\n  ".join(errors))
     return arguments
 
 
