@@ -218,6 +218,8 @@ async def test_a_query_is_read_into_a_search(web: Web, showcase: Showcase) -> No
         ("/events", "messages=perhaps", "messages"),
         ("/events", "limit=1000", "limit"),
         ("/runs/r-1/history", "generation=-1", "generation"),
+        ("/runs/r-1/history", "generation=null", "generation"),
+        ("/runs/r-1/history", "generation=1.0", "generation"),
         ("/runs/r-1/history", "generation=" + "9" * 30, "generation"),
         ("/waits", "limit=500", "limit"),
         ("/outbox", "state=gone", None),

@@ -17,7 +17,6 @@ from edda.web.answers import RefusedError, problem
 
 _MOST_FIELDS = 200
 _LARGEST = 2**31 - 1
-_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*?)`", re.DOTALL)
 _KIND = re.compile(r"Expected `(.*?)`(, got `.*`)?")
@@ -31,6 +30,11 @@ _KINDS = {
     "object": "a JSON object",
     "datetime": _TIME,
 }
+_FORMS = (
+    (inspect.IntType, re.compile("-?[0-9]+"), "a whole number"),
+    (inspect.DateTimeType, re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}.*"), _TIME),
+)
+"""How they have to be written. The library would also take `null`, and a number for a time."""
 
 T = TypeVar("T", bound=Struct)
 
@@ -43,9 +47,8 @@ def read_query(query: bytes, kind: type[T]) -> T:
             given.setdefault(name, []).append(value)
         elif name in given:
             raise wrong(name, "expected once")
-        elif name in _moments_of(kind) and not _DAY.match(value):  # a number would be read as seconds since 1970
-            raise wrong(name, f"expected {_TIME}")
         else:
+            _check_form(name, value, kind)
             given[name] = value
     try:
         found = msgspec.convert(given, kind, strict=False)
@@ -88,9 +91,20 @@ def _lists_of(kind: type[Struct]) -> frozenset[str]:
     return frozenset(field.name for field in fields_of(kind) if isinstance(field.type, inspect.VarTupleType))
 
 
+def _check_form(name: str, value: str, kind: type[Struct]) -> None:
+    form = _forms_of(kind).get(name)
+    if form is not None and not form[0].fullmatch(value):
+        raise wrong(name, f"expected {form[1]}")
+
+
 @cache
-def _moments_of(kind: type[Struct]) -> frozenset[str]:
-    return frozenset(field.name for field in fields_of(kind) if is_moment(field.type))
+def _forms_of(kind: type[Struct]) -> dict[str, tuple[re.Pattern[str], str]]:
+    return {
+        field.name: (pattern, words)
+        for field in fields_of(kind)
+        for one, pattern, words in _FORMS
+        if holds(field.type, one)
+    }
 
 
 def fields_of(kind: type[Struct]) -> tuple[inspect.Field, ...]:
@@ -99,9 +113,9 @@ def fields_of(kind: type[Struct]) -> tuple[inspect.Field, ...]:
     return info.fields
 
 
-def is_moment(kind: inspect.Type) -> bool:
+def holds(kind: inspect.Type, wanted: type[inspect.Type]) -> bool:
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-    return any(isinstance(one, inspect.DateTimeType) for one in kinds)
+    return any(isinstance(one, wanted) for one in kinds)
 
 
 def _check_numbers(found: Struct) -> None:
