@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.sampling import SETTING
 
 PARTS: tuple[tuple[str, list[str]], ...] = (
-    ("not timed", ["-n", "5", "--dist", "worksteal"]),
+    ("not timed", ["-n", "6", "--dist", "worksteal"]),
     ("timed", ["-n", "2"]),
 )
 FAILED = 1

@@ -17,7 +17,7 @@ from .scenarios import HOLDING, SCENARIOS, Scenario
 DURABLE = ("sqlite", "postgres", "mysql")
 LANES = 1
 """Databases side by side. More would wait less, but each has up to a dozen connections, a server may allow a hundred in
-all, and the suite has five workers."""
+all, and the suite has six workers."""
 STRAIGHT = SCENARIOS[0]
 
 
