@@ -1,8 +1,9 @@
-"""How many connections one process opens to a server."""
+"""How many connections one process opens to a server, and what is said when one is cut."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 from sqlalchemy import text
@@ -11,6 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from edda import EddaApp, WorkflowContext, activity, workflow
 from edda.control.views import RunSearch
 from edda.databases import most_connections
+from edda.storage import alchemy
 from tests.conftest import MakeDatabase
 
 from .conftest import url_of
@@ -60,3 +62,9 @@ async def test_a_process_opens_no_more_connections_than_it_says(kind: str, make_
         await run
     await engine.dispose()
     assert 4 < count <= most_connections(pool_size=1)
+
+
+async def test_a_connection_that_was_cut_is_no_error_in_anybodys_log() -> None:
+    engine = alchemy._open_engine("postgresql://nobody@127.0.0.1:1/nothing", 1)
+    assert not engine.pool.logger.isEnabledFor(logging.ERROR)
+    await engine.dispose()

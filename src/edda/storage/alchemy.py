@@ -26,8 +26,10 @@ from .ports import Dialect, Joints, Probe, Turn
 
 _WAITING = "edda_waiting"
 
-# SQLAlchemy tells of every connection that was cut, with a traceback and under the name of our class. It is replaced.
-logging.getLogger(f"{__name__}._PatientPool").setLevel(logging.CRITICAL)
+# SQLAlchemy tells of every connection that was cut, with a traceback and under the name of our class, since 2.1 as one
+# of its own. It is replaced.
+for _place in (__name__, "sqlalchemy.pool.impl"):
+    logging.getLogger(f"{_place}._PatientPool").setLevel(logging.CRITICAL)
 
 # As the connections of `ctx.transaction()`: no locks for ever, and never data that was cut to fit.
 _MYSQL_SETUP = """SET SESSION sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')
