@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +60,7 @@ ACTIONS = {
 
 async def show_runs(visit: Visit, control: Controller) -> Reply:
     search = read_search(visit.query)
-    page = await control.list_runs(search)
-    counts = await control.count_runs(search)
+    page, counts = await asyncio.gather(control.list_runs(search), control.count_runs(search))
     chips = [(group, sum(counts.get(one, 0) for one in group.statuses)) for group in GROUPS]
     filters = visit.query.without("cursor", "status")
     return Shown(
