@@ -104,6 +104,17 @@ async def test_a_form_that_comes_back_says_what_was_entered_as_a_string(path: st
             check(answer.text)
 
 
+async def test_a_form_of_very_many_fields_is_refused() -> None:
+    """It would come back as a page of as many rows, and everybody would wait for it."""
+    controller = ShowcaseController()
+    many = "&".join(f"data.items.{number}.sku=x" for number in range(2_001))
+    async with visiting(controller) as client:
+        assert (await client.post("/start/order", content=many)).status_code == 413
+        assert (await client.post("/start/order", content=many.rpartition("&")[0])).status_code == 422
+        assert (await client.get(f"/events?{'q&' * 2_000}")).status_code == 413
+    assert controller.done == []
+
+
 def sendable(text: str) -> str:
     """As far as a header can carry it."""
     return "".join(one for one in text if one.isascii() and one.isprintable())

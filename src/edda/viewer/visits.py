@@ -9,6 +9,9 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from edda.errors import ArgumentError
+from edda.web.answers import refuse
+
+_MOST_FIELDS = 2_000
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -21,6 +24,8 @@ class Fields:
 
     @classmethod
     def read(cls, text: bytes) -> Fields:
+        if text.count(b"&") >= _MOST_FIELDS:  # each may become a row of a page, which is made while everybody waits
+            raise refuse(413, f"more than {_MOST_FIELDS} fields: start it by the API, or from code")
         return cls(tuple(parse_qsl(text.decode("latin-1"), keep_blank_values=True, errors="replace")))
 
     def get(self, name: str) -> str | None:
