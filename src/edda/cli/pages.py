@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import click
+
 from edda.control.views import Page
 
 T = TypeVar("T")
@@ -22,5 +24,12 @@ async def read_all(read: Callable[[str | None, int], Awaitable[Page[T]]], limit:
         found += page.items
         cursor = page.next
         if cursor is None:
+            _say_where_it_ended(page)
             break
     return found
+
+
+def _say_where_it_ended(page: Page[T]) -> None:
+    if page.searched_to is not None:
+        moment = page.searched_to.isoformat()
+        click.echo(f"ids were searched back to {moment}; --until {moment} searches further back", err=True)

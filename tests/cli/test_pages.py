@@ -1,0 +1,31 @@
+"""Reading page by page."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from edda.cli.moments import MOMENT
+from edda.cli.pages import read_all
+from edda.control.views import Page
+
+NOON = datetime(2026, 1, 31, 12, 0, 0, 7, UTC)
+PAGES = {None: Page((1, 2), "a"), "a": Page((3,), None, NOON)}
+
+
+async def read(cursor: str | None, size: int) -> Page[int]:
+    return PAGES[cursor]
+
+
+async def test_who_reads_to_the_end_is_told_how_far_back_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await read_all(read, None) == [1, 2, 3]
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "ids were searched back to 2026-01-31T12:00:00.000007+00:00" in said.err
+    assert MOMENT.convert(said.err.split()[-4], None, None) == NOON
+
+
+async def test_who_has_enough_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await read_all(read, 2) == [1, 2]
+    assert capsys.readouterr().err == ""
