@@ -180,6 +180,22 @@ async def test_a_history_comes_in_pages_and_by_step(app: EddaApp) -> None:
         await control.get_history(run_id, HistorySearch(cursor="x"))
 
 
+async def test_a_run_whose_step_is_tried_again_says_why(app: EddaApp) -> None:
+    @activity(retry_policy=RetryPolicy(initial_interval=3600))
+    async def call(ctx: WorkflowContext, password: str) -> None:
+        raise ConnectionError(f"no answer to {password}")
+
+    @workflow
+    async def fetch(ctx: WorkflowContext, password: str) -> None:
+        await call(ctx, password)
+
+    run_id = await app.start(fetch, "hunter2")
+    await until_status(app, run_id, RunStatus.WAITING_FOR_TIMER)
+    words = (await control_of(app).get_run(run_id)).run.words
+    assert words.startswith("tries call:1 again in ")
+    assert words.endswith(": ConnectionError: no answer to •••")
+
+
 async def test_a_failed_run_shows_its_error_and_is_tried_again(app: EddaApp) -> None:
     control = control_of(app)
     run_id = await app.start(a_failure())

@@ -38,7 +38,7 @@ def record(status: RunStatus, **known: Any) -> RunRecord:
         ),
         (
             record(RunStatus.WAITING_FOR_TIMER, reason="step 'charge:1'", ready_at=NOW + MINUTE),
-            "tries charge:1 again in 1 min",
+            "tries charge:1 again in 1 min: ValueError: no",
         ),
         (record(RunStatus.WAITING_FOR_CHILD, reason="child 'ship:1'"), "waits for its child ship:1"),
         (record(RunStatus.WAITING_FOR_CHILD, reason="settled 'settled:1'"), "waits until what it began has ended"),

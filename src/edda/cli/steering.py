@@ -51,7 +51,7 @@ def retry(target: Target, ids: tuple[str, ...], search: RunSearch, from_start: b
 @searching
 @_yes
 def resume(target: Target, ids: tuple[str, ...], search: RunSearch, yes: bool) -> None:
-    """Have parked runs, and those that wait for their next attempt, tried now."""
+    """Have parked runs tried now."""
     _act(target, BulkOrder("resume"), ids, search, yes, lambda controller, run_id: controller.resume_run(run_id))
 
 

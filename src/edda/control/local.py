@@ -15,7 +15,7 @@ from msgspec import UNSET
 from edda.cloudevents.event import CloudEvent, make
 from edda.cloudevents.json_format import parse_stored
 from edda.core.channels import Message, check_channel, is_message, log_type, unpack_message
-from edda.core.model import MICROSECONDS, CancelOutcome, OutgoingState, RunId, RunRecord, StoredEvent
+from edda.core.model import MICROSECONDS, CancelOutcome, Entry, OutgoingState, RunId, RunRecord, StoredEvent
 from edda.core.states import ENDED, RunStatus
 from edda.core.survey import Audit, Consumer, Definition, EventQuery, Generation, RunQuery, StandingWait
 from edda.engine.engine import Engine
@@ -65,6 +65,7 @@ from .views import (
     WorkerView,
 )
 from .watching import Watch
+from .words import find_retried
 
 T = TypeVar("T")
 
@@ -150,7 +151,9 @@ class LocalController:
         generations, payloads = await self._storage.generations(id), self._display.payloads
         is_completed = record.status is RunStatus.COMPLETED
         return RunDetail(
-            run=self._display.run(record, now, await self._waiting_since(record, generations)),
+            run=self._display.run(
+                record, now, await self._waiting_since(record, generations), await self._last_try(record, generations)
+            ),
             input=payloads.value(record.input),
             result=payloads.value(record.value) if is_completed else None,
             error=self._display.error(record),
@@ -164,13 +167,20 @@ class LocalController:
     async def _waiting_since(self, record: RunRecord, generations: Sequence[Generation]) -> int | None:
         if record.status not in _WAITING:
             return None
-        lines = sum(one.entries for one in generations if one.gen == record.gen)
         # The last lines tell, unless a step that goes on beside the wait has filled them.
-        for after in (max(-1, lines - NEWEST_LINES), -1):
+        for after in (_newest(record, generations), -1):
             moved = last_move(await self._storage.history(record.run_id, record.gen, after=after))
             if moved is not None:
                 return moved
         return record.created_at
+
+    async def _last_try(self, record: RunRecord, generations: Sequence[Generation]) -> Entry | None:
+        """How it went, of a step that is tried again."""
+        step = find_retried(record)
+        if step is None:
+            return None
+        lines = await self._storage.history(record.run_id, record.gen, step=step, after=_newest(record, generations))
+        return next((entry for entry in reversed(lines) if not entry.ok), None)
 
     async def _waits_of(self, record: RunRecord) -> tuple[WaitView, ...]:
         if record.status in ENDED:
@@ -472,6 +482,12 @@ class LocalController:
         async with aclosing(self._watch.marks()) as marks:
             async for mark in marks:
                 yield mark
+
+
+def _newest(record: RunRecord, generations: Sequence[Generation]) -> int:
+    """After which line the newest begin."""
+    lines = sum(one.entries for one in generations if one.gen == record.gen)
+    return max(-1, lines - NEWEST_LINES)
 
 
 def _named(order: OutboxOrder) -> tuple[str, ...]:

@@ -140,9 +140,7 @@ CANCEL_RUN = Operation(
 RETRY_RUN = Operation(
     "retry_run", "POST", "/runs/{id}/retry", "Go on with a run that failed.", Done, "control", body=RetryOrder
 )
-RESUME_RUN = Operation(
-    "resume_run", "POST", "/runs/{id}/resume", "Try a run now that is parked or waits to be tried.", Done, "control"
-)
+RESUME_RUN = Operation("resume_run", "POST", "/runs/{id}/resume", "Try a parked run now.", Done, "control")
 LIST_EVENTS = Operation(
     "list_events", "GET", "/events", "Events, the newest first.", Page[EventView], query=EventSearch
 )

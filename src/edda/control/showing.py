@@ -72,15 +72,15 @@ class Display:
 
     # Runs
 
-    def run(self, record: RunRecord, now: int, since: int | None = None) -> RunView:
-        """`since` says when it began to wait, if that is known."""
+    def run(self, record: RunRecord, now: int, since: int | None = None, tried: Entry | None = None) -> RunView:
+        """`since` says when it began to wait, and `tried` how a step went that is tried again, if that is known."""
         is_open = record.status in OPEN
         clean = replace(record, reason=None if record.reason is None else self._reason(record.reason, record.input))
         return RunView(
             id=record.run_id,
             workflow=record.workflow,
             status=record.status.value,
-            words=say_state(clean, now, outcome=self._outcome(record), since=since),
+            words=say_state(clean, now, outcome=self._outcome(record, tried), since=since),
             generation=record.gen,
             created_at=as_datetime(record.created_at),
             ended_at=moment(record.ended_at),
@@ -90,10 +90,12 @@ class Display:
             owner=record.owner,
         )
 
-    def _outcome(self, record: RunRecord) -> str:
+    def _outcome(self, record: RunRecord, tried: Entry | None) -> str:
         if record.status is RunStatus.CANCELLED:
             return self.payloads.text(record.value)
         error = self.error(record)
+        if tried is not None:
+            error = self.payloads.error(tried.value, self.payloads.secrets(record.input))
         return "" if error is None else f"{error.type}: {error.message}"
 
     def error(self, record: RunRecord) -> ErrorView | None:

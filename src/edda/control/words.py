@@ -35,8 +35,16 @@ def say_duration(microseconds: int) -> str:
 
 
 def say_state(record: RunRecord, now: int, *, outcome: str = "", since: int | None = None) -> str:
-    """`outcome` is the error or the reason of one that ended; `since` when it began to wait, if that is known."""
+    """`outcome` is the error or the reason of one that ended, or of the last try; `since` when it began to wait; both
+    if that is known."""
     return shorten(_SAY[record.status](_Subject(record, now, outcome, since)), MOST_WORDS)
+
+
+def find_retried(record: RunRecord) -> str | None:
+    """The step that will be tried again, if the run waits for that."""
+    found = _PENDING.fullmatch(record.reason or "")
+    is_retried = record.status is RunStatus.WAITING_FOR_TIMER and found is not None and found[1] == "step"
+    return found[2] if found is not None and is_retried else None
 
 
 class _Subject:
@@ -83,7 +91,8 @@ def _say_waiting(run: _Subject) -> str:
 def _say_timer(run: _Subject) -> str:
     kind, id = run.pending
     if kind == "step":
-        return f"tries {id} again {f'in {run.rest}' if run.rest else 'now'}"
+        trouble = f": {run.outcome}" if run.outcome else ""
+        return f"tries {id} again {f'in {run.rest}' if run.rest else 'now'}{trouble}"
     if run.record.ready_at is None or run.rest is None:
         return "wakes up now"
     return f"sleeps until {as_datetime(run.record.ready_at):%Y-%m-%d %H:%M:%S} UTC, {run.rest} more"
