@@ -103,7 +103,7 @@ class Bookkeeper(Hammer):
         return Report(self._task, counts, (*found, *self._deadlock_violations(counts)))
 
     async def _left_over(self) -> list[str]:
-        counts = {table: f"SELECT count(*) FROM {table}" for table in (*LEFTOVERS, "edda_sched")}
+        counts = {table: f"SELECT count(*) FROM {table}" for table in LEFTOVERS}
         counts["the outbox"] = COUNT_UNSENT
         found = {table: (await self._line.rows(count))[0][0] for table, count in counts.items()}
         return [f"{left} rows are left in {table}" for table, left in found.items() if left]
@@ -132,6 +132,7 @@ class Bookkeeper(Hammer):
 
 def book_violations(books: Books, remains: Remains, told: Testimony) -> Iterator[str]:
     deeds = list(_deeds(remains))
+    yield from _unended(remains)
     yield from _wrong_rows(books, deeds)
     yield from _wrong_messages(books, deeds)
     yield from _wrong_takings(books, deeds)
@@ -142,6 +143,13 @@ def book_violations(books: Books, remains: Remains, told: Testimony) -> Iterator
     for run_id, births in remains.births.items():
         if births[0].workflow == listener.name:
             yield from _wrong_hearing(books, run_id, remains)
+
+
+def _unended(remains: Remains) -> Iterator[str]:
+    """With what it did last, for the database is gone when somebody reads this."""
+    for run_id, status, owner in remains.open:
+        last = [(row.kind, row.step, row.attempt, row.epoch) for row in remains.history.get(run_id, ())[-5:]]
+        yield f"run {run_id} did not end: {status}, owned by {owner}, after {last}"
 
 
 def _deeds(remains: Remains) -> Iterator[tuple[Record, Deed]]:
