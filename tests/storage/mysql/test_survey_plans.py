@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
 from edda.core.model import RunId
 from edda.core.states import RunStatus
@@ -29,24 +26,12 @@ from edda.storage.mysql.steering import LOCK_ENDED, RESUME, _reopening
 from edda.storage.mysql.survey import CONSUMERS, CREW, EVENT, event_page, standing_page
 from tests.scale.seeds import statements
 
-from .mysql.sessions import seeded, session_at
-from .mysql.test_plans import Look, look, look_at
+from .test_plans import Look, look, look_at
 
 ENDED_RUNS, OPEN_RUNS = 90_000, 10_000
 SOMEBODY = RunId("run00050000")
 CREATED = b"SELECT created_at FROM edda_run WHERE id = %b"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url() -> AsyncIterator[str]:
-    async with seeded(statements("mysql", ENDED_RUNS, OPEN_RUNS)) as url:
-        yield url
-
-
-@pytest.fixture
-async def session(url: str) -> AsyncIterator[Session]:
-    async with session_at(url) as session:
-        yield session
+SEEDS = tuple(statements("mysql", ENDED_RUNS, OPEN_RUNS))
 
 
 async def look_for(session: Session, query: RunQuery) -> list[Look]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from edda.core.model import RunId
 from edda.core.states import RunStatus
 from edda.core.survey import EventQuery, RunQuery
-from edda.storage.postgres import PostgresStorage, search, survey
+from edda.storage.postgres import search, survey
 from edda.storage.postgres.figures import BACKLOG, DURATIONS, ENDED, PULSE_MARK, STARTED
 from edda.storage.postgres.parameters import fill
 from edda.storage.postgres.pool import Address
@@ -18,28 +17,14 @@ from edda.storage.postgres.search import GENERATIONS, pages, tally
 from edda.storage.postgres.session import Session
 from edda.storage.postgres.steering import AUDITS, IS_OPEN, LOCK_ENDED, REOPEN, RESUME
 from edda.storage.postgres.survey import CONSUMERS, CREW, EVENT, STANDING, event_page
-from tests import databases
-from tests.conftest import need
 from tests.scale.seeds import statements
 
-from .postgres.plans import Look, look
+from .plans import Look, look
 
 ENDED_RUNS, OPEN_RUNS = 90_000, 10_000
 SOMEBODY = RunId("run00050000")
 EVER = 2**63 - 1
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url() -> AsyncIterator[str]:
-    server = need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL")
-    url = server.create()
-    storage = PostgresStorage(url)
-    await storage.migrate()
-    await storage.close()
-    for statement in statements("postgres", ENDED_RUNS, OPEN_RUNS):
-        server.execute(statement, url)
-    yield url
-    server.drop(url)
+SEEDS = tuple(statements("postgres", ENDED_RUNS, OPEN_RUNS))
 
 
 @pytest.fixture
