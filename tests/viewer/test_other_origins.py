@@ -112,9 +112,8 @@ async def test_our_own_page_does_it(browser: Browser) -> None:
     """So that the test before this one says something."""
     async with lured(browser, OURS) as scene:
         await scene.page.goto(f"{scene.ours}/_edda/audit")
-        async with scene.page.expect_response(lambda answer: answer.request.method == "POST") as answer:
+        async with scene.page.expect_navigation():
             await scene.page.evaluate(POST, [f"{scene.ours}/_edda/runs/order-A-17/cancel", {"reason": "a storm"}])
-        assert (await answer.value).status == 303
         assert scene.controller.done == [("cancel", ("order-A-17", "a storm"))]
 
 
