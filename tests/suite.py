@@ -1,4 +1,4 @@
-"""All tests, in two parts: side by side, and two at a time where time is measured. `--thorough`: on every database.
+"""All tests, in two parts: side by side, and two files at a time where time is measured. `--thorough`: on every database.
 
 What fails in a crowd is tried once more by itself, and both are printed: a machine that is too busy fails tests that
 are right, a bug fails again. A test that only passes alone is to be mended all the same.
@@ -17,7 +17,7 @@ from tests.sampling import SETTING
 
 PARTS: tuple[tuple[str, list[str]], ...] = (
     ("not timed", ["-n", "6", "--dist", "worksteal"]),
-    ("timed", ["-n", "2"]),
+    ("timed", ["-n", "2", "--dist", "loadfile"]),
 )
 FAILED = 1
 """pytest's exit code if tests failed; all others mean that something is wrong with the run itself."""

@@ -60,6 +60,7 @@ def test_each_message_counts_once_though_those_who_compete_for_it_are_killed(tmp
     assert contest.kills, f"nobody was killed: {contest}"
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(180)
 def test_what_steps_wrote_said_and_sent_is_what_their_histories_say() -> None:
     task = Task(secrets.choice(KINDS), seconds=9.0, seed=secrets.randbelow(1_000_000), trades=True)
@@ -69,6 +70,7 @@ def test_what_steps_wrote_said_and_sent_is_what_their_histories_say() -> None:
         assert report.counts[what], f"no {what}: {report}"
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("control", ["records", "owners"])
 def test_a_step_that_is_recorded_apart_from_its_rows_or_by_a_stranger_is_found_out(control: str) -> None:

@@ -138,7 +138,7 @@ class Life:
     def _make_app(self) -> EddaApp:
         url, settings = self._orders.url, self._orders.settings
         probe = self._saboteur if self._orders.is_wild else None
-        storage = open_storage(url, pool_size=3, probe=probe)
+        storage = open_storage(url, pool_size=2, probe=probe)
         if self._orders.control:
             CONTROLS[self._orders.control].break_it(storage)
         return EddaApp(
