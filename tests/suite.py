@@ -1,4 +1,4 @@
-"""All tests, in two parts: side by side, and two files at a time where time is measured. `--thorough`: on every database.
+"""All tests, in two parts: side by side, and two files at a time where time is measured. `--thorough` takes everything.
 
 What fails in a crowd is tried once more by itself, and both are printed: a machine that is too busy fails tests that
 are right, a bug fails again. A test that only passes alone is to be mended all the same.
