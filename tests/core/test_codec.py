@@ -529,7 +529,7 @@ def test_depth_is_limited_and_never_a_recursion_error() -> None:
     for _ in range(49):
         tree = Tree("t", [tree])
     assert round_trip(tree, Tree) == tree
-    for hostile in (b"[" * 100_000 + b"]" * 100_000, b"[" * 5_000 + b'"$"' + b"]" * 5_000):
+    for hostile in (b"[" * 100_000 + b"]" * 100_000, b"[" * 100_000 + b'"$"' + b"]" * 100_000):
         with pytest.raises(PayloadError, match="not Edda's JSON"):
             codec.decode(hostile)
 

@@ -27,7 +27,8 @@ async def test_nobody_hears_of_a_connection_that_is_cancelled_at_any_turn_of_the
             await asyncio.sleep(0)
         connecting.cancel()
         await asyncio.wait((connecting,))
-        assert connecting.cancelled()
+        if not connecting.cancelled():  # the server was quicker
+            connecting.result().terminate()
     await become(lambda: outsider.fetchval(ALL_GONE))
     gc.collect()
     assert heard == []
