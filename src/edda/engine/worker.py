@@ -38,6 +38,7 @@ from edda.workflow.workflow import Workflow
 from .backoff import Backoff
 from .clock import Clock
 from .dismissal import dismiss
+from .doubt import Doubt
 from .floors import Floors
 from .heartbeat import Heartbeat
 from .hooks import HookCaller
@@ -338,24 +339,25 @@ class Worker:
             self._on_lost(self)
 
     async def _claim(self) -> None:
-        backoff, in_doubt = Backoff(), False
+        backoff, doubt = Backoff(), Doubt(self.settings.poll, self.settings.orphan_sweep)
         while not self.draining:
             self._nudged.clear()
             try:
-                if in_doubt:
+                if doubt.is_due:
                     await self._drop_strays()
-                    in_doubt = False
+                    doubt.looked()
                 pause = await self._claim_ready()
                 backoff = Backoff()
             except Transient as error:
                 backoff.warn(logger, "claiming failed: %s", error)
-                in_doubt = True
+                doubt.arise()
                 await backoff.pause()
                 continue
             await self._wait_for_work(pause)
 
     async def _drop_strays(self) -> None:
-        """A claim whose answer was lost may have given us runs that we do not know of: nobody would drive them."""
+        """A claim whose answer was lost may have given us runs that we do not know of: nobody would drive them. Only
+        who claims can tell, between two claims: else it could be one that is just coming in."""
         owned = await self._storage.owned(self.info.id)
         for run_id in owned.keys() - self.live.keys():
             logger.warning("run %s was claimed without our knowing; it is given back", run_id)
