@@ -60,7 +60,11 @@ class Forwarder:
                 while await self.forward():
                     pass
                 backoff = Backoff()
-            except (StorageUnavailableError, StorageConflictError) as error:
+            except StorageConflictError as error:
+                self._woken.set()
+                logger.debug("forwarding again: %s", error)  # every worker forwards: that two meet is their daily life
+                await backoff.pause()
+            except StorageUnavailableError as error:
                 self._woken.set()
                 backoff.warn(logger, "forwarding failed: %s", error)
                 await backoff.pause()
