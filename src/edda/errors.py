@@ -6,6 +6,7 @@ EddaError
 │   ├── RetryExhaustedError             an activity failed on its last attempt
 │   ├── ActivityTimeoutError            an attempt took too long           (a TimeoutError)
 │   │   └── HeartbeatTimeoutError           it gave no sign of life
+│   ├── ActivityCancelledError          an attempt was cancelled by its own code
 │   ├── WorkflowCancelledError          the run was cancelled
 │   ├── WorkflowTimeoutError            the run passed its deadline        (a TimeoutError)
 │   ├── EventTimeoutError               no event came in time              (a TimeoutError)
@@ -17,6 +18,7 @@ EddaError
 │   ├── HistoryLimitError               the run's history grew too long
 │   ├── ChildDepthError                 children of children of children, without an end
 │   ├── RemoteError                     a recorded error whose class is not to be found here
+│   ├── NotAwaitedError                 a step was called without `await`, and so never done
 │   └── ArgumentError                   arguments that do not fit the signature (a TypeError)
 ├── EventError                      what is not a CloudEvent, or not one we take (a ValueError)
 ├── EventDeliveryError              the receiver of an event did not take it
@@ -31,6 +33,7 @@ EddaError
 ├── ParkedError                     the run cannot go on until its code changes
 │   ├── NonDeterminismError             the code no longer fits the history
 │   ├── DeadlockError                   every branch waits for another one
+│   ├── ProcessDiedError                its process dies each time it runs
 │   └── SpinError                       the code runs on without waiting for anything
 ├── PayloadError                    a value that cannot be stored          (a ValueError)
 │   └── PayloadTooLargeError
@@ -39,8 +42,12 @@ EddaError
 ├── MigrationError                  the schema is not what this release needs
 └── StorageError
     ├── StorageUnavailableError         no answer: what was sent may or may not be in
+    │   ├── NotConnectedError               no connection: nothing was sent
+    │   └── OutcomeUnknownError             no answer in time: it may or may not have happened
     ├── StorageConflictError            rolled back by a deadlock or a lock time-out: send it again
+    │   └── StorageLockedError              a lock was not to be had in time
     └── StorageRejectedError            the database refuses the data itself
+        └── StorageDuplicateError           a row with this key exists: another process wrote it
 """
 
 from __future__ import annotations
@@ -68,6 +75,10 @@ class ActivityTimeoutError(WorkflowError, TimeoutError):
 
 class HeartbeatTimeoutError(ActivityTimeoutError):
     """An attempt of an activity gave no sign of life within `@activity(heartbeat_timeout=...)`."""
+
+
+class ActivityCancelledError(WorkflowError):
+    """An attempt of an activity ended in `asyncio.CancelledError` that Edda did not ask for. It is retried."""
 
 
 class WorkflowCancelledError(WorkflowError):
@@ -112,6 +123,10 @@ class ChildDepthError(WorkflowError):
 
 class RemoteError(WorkflowError):
     """Stands for a recorded error whose class cannot be found in this process."""
+
+
+class NotAwaitedError(WorkflowError):
+    """The workflow's function returned though it had called a step without `await`: the step was never done."""
 
 
 class ArgumentError(WorkflowError, TypeError):
@@ -186,6 +201,10 @@ class DeadlockError(ParkedError):
     """Every branch of the workflow waits for another branch."""
 
 
+class ProcessDiedError(ParkedError):
+    """The process died each time it ran a step of this run; the message names the step and how often."""
+
+
 class SpinError(ParkedError):
     """The workflow's code runs on without waiting for anything durable."""
 
@@ -218,9 +237,26 @@ class StorageUnavailableError(StorageError):
     """The database did not answer; what was sent may or may not be committed."""
 
 
+class NotConnectedError(StorageUnavailableError):
+    """There is no connection to the database; nothing was sent."""
+
+
+class OutcomeUnknownError(StorageUnavailableError):
+    """The database did not answer within `Settings.call_timeout`; what was asked for may or may not have happened, and
+    the message says how to find out."""
+
+
 class StorageConflictError(StorageError):
     """A deadlock or a lock time-out rolled the transaction back; sending it again is safe."""
 
 
+class StorageLockedError(StorageConflictError):
+    """Another transaction holds a lock for too long; nothing was written, and sending it again is safe."""
+
+
 class StorageRejectedError(StorageError):
     """The database refuses the data itself; sending it again cannot help."""
+
+
+class StorageDuplicateError(StorageRejectedError):
+    """A row with the same key exists. For a row of a run it means that another worker drives the run."""

@@ -8,8 +8,10 @@ import functools
 import math
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
+import tracemalloc
 import typing
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edda.core.codec import Codec
+from edda.core.plain import pack
 from edda.errors import ArgumentError, PayloadError, PayloadTooLargeError
 
 codec = Codec()
@@ -602,13 +605,13 @@ def test_an_argument_is_converted_where_nothing_is_lost(value: Any, annotation: 
 @pytest.mark.parametrize(
     ("value", "annotation", "message"),
     [
-        ("abc", int, r"^f\(\): expected int, got str 'abc'"),
-        (True, int, "expected int, got bool True"),
-        (1, bool, "expected bool, got int 1"),
-        (1.5, int, "expected int, got float 1.5"),
-        (None, int, "expected int, got NoneType None"),
-        ("green", Colour, r"expected Colour \('red', \('b', 1\)\), got str 'green'"),
-        ([1, "2"], list[int], r"^f\(\)\[1\]: expected int, got str '2'"),
+        ("abc", int, r"^f\(\): expected int, got str"),
+        (True, int, "expected int, got bool"),
+        (1, bool, "expected bool, got int"),
+        (1.5, int, "expected int, got float"),
+        (None, int, "expected int, got NoneType"),
+        ("green", Colour, r"expected Colour \('red', \('b', 1\)\), got str"),
+        ([1, "2"], list[int], r"^f\(\)\[1\]: expected int, got str"),
         ("abc", Sequence[str], "expected collection of str"),
         ({"a": {"b": "x"}}, dict[str, dict[str, int]], r"^f\(\)\.a\.b: expected int"),
         ({"x": 1}, Point, "missing 1 required positional argument: 'y'"),
@@ -616,12 +619,12 @@ def test_an_argument_is_converted_where_nothing_is_lost(value: Any, annotation: 
         ([{"sku": "A"}], list[Item] | None, r"^f\(\)\[0\]\.price: Field required"),
         ({"title": 1}, Movie, "got a dict without director"),
         ((1, 2, 3), tuple[int, int], "expected tuple of int, int"),
-        ("x", int | float, r"expected int \| float, got str 'x'"),
-        ("c", Literal["a", "b"], "expected 'a' or 'b', got str 'c'"),
+        ("x", int | float, r"expected int \| float, got str"),
+        ("c", Literal["a", "b"], "expected 'a' or 'b', got str"),
         (0, Annotated[int, pydantic.Field(gt=0)], "Input should be greater than 0"),
         (0, Annotated[int, msgspec.Meta(gt=0)], "Expected `int` >= 1"),
-        ("soon", datetime, "expected datetime, got str 'soon'"),
-        (1, pathlib.Path, "expected Path, got int 1"),
+        ("soon", datetime, "expected datetime, got str"),
+        (1, pathlib.Path, "expected Path, got int"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(value: Any, annotation: Any, message: str) -> None:
@@ -683,3 +686,31 @@ def test_typing_has_no_annotation_that_breaks_decoding() -> None:
     ]
     for annotation in odd:
         assert round_trip({"a": [1]}, annotation) == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ("x" * 20_000_000, r"\$ with 20,000,002 bytes"),
+        ({"order": {"scan": "ä" * 5_000_000}, "id": 1}, r"\$\.order\.scan with 10,000,002 bytes"),
+        ({"order": ["\n" * 5_000_000]}, r"\$\.order\[0\] with 10,000,002 bytes"),
+        ({"numbers": [100_000] * 1_000_000, "id": "a"}, r"\$\.numbers with 7,000,001 bytes"),
+        ([1, {2: "y" * 3_000_000}], r"\$\[1\]\[2\] with 3,000,002 bytes"),
+        ([[0] * 300_000, "z" * 9_000_000], r"\$\[1\] with 9,000,002 bytes"),
+    ],
+    ids=["text", "not ASCII", "escaped", "many", "a map", "behind many"],
+)
+def test_the_largest_part_is_found_without_another_copy(value: Any, path: str) -> None:
+    codec = Codec()
+    packed = pack(value)
+    size = len(msgspec.json.encode(packed))
+    tracemalloc.start()
+    try:
+        error = codec._too_large(packed, size)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+    with pytest.raises(PayloadTooLargeError, match=path):
+        codec.encode(value)
+    assert re.search(path, str(error))

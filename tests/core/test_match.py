@@ -275,7 +275,7 @@ def test_a_number_that_prints_itself_in_its_own_way_is_still_that_number() -> No
 @pytest.mark.parametrize(
     ("match", "error", "message"),
     [
-        (["a"], TypeError, """match: expected a dict like {"order_id": "A-17"}, got ['a']"""),
+        (["a"], TypeError, """match: expected a dict like {"order_id": "A-17"}, got list"""),
         ({1: 2}, TypeError, 'match: expected a path like "order.id", got 1; write it as text'),
         ({"": 1}, ValueError, 'match: a path is empty; name a field of the data like "order.id"'),
         ({"@": 1}, ValueError, "match: '@' is no attribute, whose name has only lowercase letters and digits"),
@@ -292,7 +292,7 @@ def test_a_number_that_prints_itself_in_its_own_way_is_still_that_number() -> No
         ({"\udfff": 1}, ValueError, r"match['\udfff']: has half a surrogate pair"),
         ({"a": {1: 2}}, TypeError, "match['a']: has the key 1, but the keys of a JSON object are text"),
         ({"a": [datetime(2024, 1, 2)]}, TypeError, "match['a'][0]: expected text, a number, True, False, None, a list"),
-        ({"a": b"x"}, TypeError, "got bytes b'x'; give the text or number that the event has there"),
+        ({"a": b"x"}, TypeError, "got bytes; give the text or number that the event has there"),
     ],
 )
 def test_what_no_event_can_have_is_refused_by_name(match: Any, error: type[Exception], message: str) -> None:

@@ -124,16 +124,20 @@ def test_whatever_is_passed_comes_back(args: list[Any], kwargs: dict[str, Any]) 
     ("args", "kwargs", "message"),
     [
         ((), {}, r"^order\(\) needs 'order_id'$"),
-        (("A", 1.0, None), {}, r"^order\(\) takes 2 positional arguments, got 3"),
+        (
+            ("A", 1.0, None),
+            {},
+            r"^order\(\) takes 2 positional arguments beside the context .*, got 3",
+        ),
         (("A",), {"order_id": "B"}, r"^order\(\) got 'order_id' twice, by position and by name"),
         (("A",), {"amuont": 1.0}, r"^order\(\) has no parameter 'amuont'; did you mean 'amount'\?"),
         (("A",), {"zzz": 1}, r"has no parameter 'zzz'; it takes 'order_id', 'amount', 'item'"),
         (("A",), {"ctx": 1}, r"has no parameter 'ctx'"),
-        ((1,), {}, r"^order\(\) argument 'order_id': expected str, got int 1"),
-        (("A", "abc"), {}, r"^order\(\) argument 'amount': expected float, got str 'abc'"),
-        (("A", True), {}, r"expected float, got bool True"),
+        ((1,), {}, r"^order\(\) argument 'order_id': expected str, got int"),
+        (("A", "abc"), {}, r"^order\(\) argument 'amount': expected float, got str"),
+        (("A", True), {}, r"expected float, got bool"),
         (("A",), {"item": {"sku": 5}}, r"^order\(\) argument 'item'\.sku: Input should be a valid string"),
-        (("A",), {"item": "x"}, r"^order\(\) argument 'item': expected Item, got str 'x'"),
+        (("A",), {"item": "x"}, r"^order\(\) argument 'item': expected Item, got str"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(args: tuple[Any, ...], kwargs: dict[str, Any], message: str) -> None:
@@ -194,7 +198,7 @@ def test_an_input_that_fits_no_more_names_both_sides() -> None:
     data = Signature(order).encode(codec, Signature(order).bind(("A",), {}))
     with pytest.raises(ArgumentError, match=message):
         Signature(renamed).decode(codec, data)
-    with pytest.raises(ArgumentError, match=r"has \[1\], but the function takes 'order_id', 'total'"):
+    with pytest.raises(ArgumentError, match=r"has list, but the function takes 'order_id', 'total'"):
         Signature(renamed).decode(codec, b"[1]")
 
 

@@ -173,17 +173,17 @@ def test_data_that_is_not_json_is_taken_as_it_is() -> None:
 
 def test_every_field_of_a_model_that_does_not_fit_is_named() -> None:
     assert complaints('{"amount": "abc", "note": "rude"}', Payment) == {
-        "amount": 'Input should be a valid number, unable to parse string as a number, got "abc"',
+        "amount": "Input should be a valid number, unable to parse string as a number, got str",
         "paid_at": "Field required",
-        "note": 'Value error, be polite, got "rude"',
+        "note": "Value error, be polite, got str",
     }
 
 
 @pytest.mark.parametrize("model", [Row, ModernRow])
 def test_every_item_of_a_typed_dict_that_does_not_fit_is_named(model: Any) -> None:
     assert complaints('{"id": "x", "children": [{"id": 1}, {"id": "y"}, {}]}', model) == {
-        "id": f'{NOT_AN_INTEGER}, got "x"',
-        "children[1].id": f'{NOT_AN_INTEGER}, got "y"',
+        "id": f"{NOT_AN_INTEGER}, got str",
+        "children[1].id": f"{NOT_AN_INTEGER}, got str",
         "children[2].id": "Field required",
     }
 
@@ -194,26 +194,26 @@ def test_a_typed_dict_keeps_its_required_items_when_inherited() -> None:
 
 def test_a_typed_dict_inside_a_dataclass_is_validated_like_one_outside() -> None:
     assert complaints('{"row": {"id": "x"}, "page": {"items": [1, "y"]}}', Sheet) == {
-        "row.id": f'{NOT_AN_INTEGER}, got "x"',
-        "page.items[1]": f'{NOT_AN_INTEGER}, got "y"',
+        "row.id": f"{NOT_AN_INTEGER}, got str",
+        "page.items[1]": f"{NOT_AN_INTEGER}, got str",
     }
 
 
 def test_a_typed_dict_keeps_its_configuration() -> None:
-    assert complaints('{"id": 1, "more": 2}', StrictRow) == {"more": "Extra inputs are not permitted, got 2"}
+    assert complaints('{"id": 1, "more": 2}', StrictRow) == {"more": "Extra inputs are not permitted, got int"}
 
 
 @pytest.mark.parametrize(
     ("raw", "model", "expected"),
     [
-        ("[1]", int, {"$": "Input should be a valid integer, got [1]"}),
-        ('{"size": 0}', Box, {"size": "Input should be greater than 0, got 0"}),
-        ('{"a b": "x"}', dict[str, int], {"['a b']": f'{NOT_AN_INTEGER}, got "x"'}),
-        ('["x", 1, "y"]', list[int], {"[0]": f'{NOT_AN_INTEGER}, got "x"', "[2]": f'{NOT_AN_INTEGER}, got "y"'}),
-        ('{"size": "x"}', Struct, {"size": "expected int, got str 'x'"}),
-        ('[{"size": "x"}]', list[Struct], {"[0].size": "expected int, got str 'x'"}),
+        ("[1]", int, {"$": "Input should be a valid integer, got list"}),
+        ('{"size": 0}', Box, {"size": "Input should be greater than 0, got int"}),
+        ('{"a b": "x"}', dict[str, int], {"['a b']": f"{NOT_AN_INTEGER}, got str"}),
+        ('["x", 1, "y"]', list[int], {"[0]": f"{NOT_AN_INTEGER}, got str", "[2]": f"{NOT_AN_INTEGER}, got str"}),
+        ('{"size": "x"}', Struct, {"size": "expected int, got str"}),
+        ('[{"size": "x"}]', list[Struct], {"[0].size": "expected int, got str"}),
         ("{}", Struct, {"$": "Struct refuses this: Missing required argument 'size'"}),
-        ("2", Annotated[int, pydantic.Field(gt=3)], {"$": "Input should be greater than 3, got 2"}),
+        ("2", Annotated[int, pydantic.Field(gt=3)], {"$": "Input should be greater than 3, got int"}),
     ],
 )
 def test_what_does_not_fit_is_named_by_its_path(raw: str, model: Any, expected: dict[str, str]) -> None:
@@ -223,13 +223,39 @@ def test_what_does_not_fit_is_named_by_its_path(raw: str, model: Any, expected: 
 def test_a_misfit_reads_as_one_line_for_each_field() -> None:
     with pytest.raises(Misfit) as caught:
         read('{"id": "x", "name": 5}', WideRow)
-    assert str(caught.value) == f'id: {NOT_AN_INTEGER}, got "x"\nname: Input should be a valid string, got 5'
+    assert str(caught.value) == f"id: {NOT_AN_INTEGER}, got str\nname: Input should be a valid string, got int"
 
 
-def test_long_inputs_are_shown_in_short() -> None:
-    (message,) = complaints(json.dumps("x" * 10_000), int).values()
-    assert len(message) < 200
-    assert message.endswith("xxx…")
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+
+
+Tagged = Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
+
+
+@pytest.mark.parametrize(
+    "model", [int, Box, Struct, list[int], dict[str, int], Annotated[int, pydantic.Field(gt=3)], Tagged]
+)
+@pytest.mark.parametrize(
+    "data",
+    [
+        "hunter2",
+        ["hunter2"],
+        {"password": "hunter2"},
+        {"size": "hunter2"},
+        {"size": {"a": ["hunter2"]}},
+        {"kind": "hunter2"},
+    ],
+)
+def test_no_value_is_repeated(model: Any, data: Any) -> None:
+    """It may be that of a field which is redacted."""
+    with pytest.raises(Misfit) as caught:
+        read(json.dumps(data), model)
+    assert "hunter2" not in f"{caught.value!s}{caught.value!r}"
 
 
 def test_of_very_many_errors_the_first_are_shown_and_the_others_counted() -> None:
@@ -237,11 +263,6 @@ def test_of_very_many_errors_the_first_are_shown_and_the_others_counted() -> Non
         read(json.dumps(["x"] * 1_234), list[int])
     assert len(caught.value.errors) == 101
     assert caught.value.errors[-1] == ("…", "1,134 more")
-
-
-def test_an_input_that_json_cannot_say_is_shown_as_python_does() -> None:
-    with pytest.raises(Misfit, match=r"got <object object at"):
-        validate(object(), None, int)
 
 
 def test_of_two_unions_each_keeps_its_own_order() -> None:

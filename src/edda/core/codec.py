@@ -7,6 +7,7 @@ The *decoded* value is what everybody gets, the first run too, so nothing change
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -20,6 +21,10 @@ from .records import MisfitError
 from .shapes import ARGUMENT, STORED, Shape
 
 MAX_BYTES = 2 * 1024 * 1024
+
+_MOST_MEASURED = 100_000
+"""So many values are looked at, on each level, to find the largest part of one that is too large."""
+_CHUNK = 64 * 1024
 
 _write = msgspec.json.Encoder().encode
 _read = msgspec.json.Decoder().decode
@@ -39,12 +44,16 @@ class Codec:
         self._transform = transform
 
     def encode(self, value: Any) -> bytes:
+        packed = value
         try:
-            data = _write(value) if is_plain(value) else _write(pack(value))
+            if not is_plain(value):
+                packed = pack(value)
+            data = _write(packed)
         except (RefusedError, ValueError, RecursionError):
-            data = _write_carefully(value)
-        if len(data) > self.max_bytes:
-            raise self._too_large(value, len(data))
+            packed, data = _write_carefully(value)
+        if (size := len(data)) > self.max_bytes:
+            del data  # the error is built without another copy: memory may be what is short
+            raise self._too_large(packed, size)
         return data if self._transform is None else self._transform.seal(data)
 
     def decode(self, data: bytes, annotation: Any = Any) -> Any:
@@ -80,8 +89,8 @@ class Codec:
     def unseal(self, data: bytes) -> bytes:
         return data if self._transform is None else self._transform.open(data)
 
-    def _too_large(self, value: Any, size: int) -> PayloadTooLargeError:
-        path, part = _largest_part(pack(value))
+    def _too_large(self, packed: Any, size: int) -> PayloadTooLargeError:
+        path, part = _largest_part(packed, size)
         return PayloadTooLargeError(
             f"the value takes {size:,} bytes, more than the limit of {self.max_bytes:,}; "
             f"its largest part is ${path} with {part:,} bytes: store that elsewhere and pass a reference to it"
@@ -102,10 +111,11 @@ def restore(value: Any, shape: Shape) -> Any:
         return value
 
 
-def _write_carefully(value: Any) -> bytes:
+def _write_carefully(value: Any) -> tuple[Any, bytes]:
     """What looked plain and was not is packed; what cannot be is refused with its place."""
     try:
-        return _write(pack(value))
+        packed = pack(value)
+        return packed, _write(packed)
     except RefusedError as refused:
         raise PayloadError(f"${refused.path}: {refused.reason}") from None
     except RecursionError:
@@ -121,15 +131,42 @@ def _parse(data: bytes, tagged: bool = False) -> Any:
         raise PayloadError(f"the stored data is not Edda's JSON: {error}") from error
 
 
-def _largest_part(packed: Any) -> tuple[str, int]:
-    """Go down as long as one part makes up most of the whole."""
-    path, size = "", len(_write(packed))
-    while parts := [(len(_write(part)), name, part) for name, part in _parts(packed)]:
-        largest, name, part = max(parts, key=lambda entry: entry[0])
-        if largest * 2 < size:
-            break
+def _largest_part(packed: Any, size: int) -> tuple[str, int]:
+    """Go down as long as one part makes up most of the whole. No part is encoded as a whole again: a process that has
+    no memory left for it would die in `msgspec`."""
+    path = ""
+    while True:
+        ruler = _Ruler(_MOST_MEASURED)
+        parts = ((ruler.measure(part), name, part) for name, part in islice(_parts(packed), _MOST_MEASURED))
+        largest, name, part = max(parts, key=lambda entry: entry[0], default=(0, "", None))
+        if largest * 2 < size or not name:
+            return path, size
         path, size, packed = path + name, largest, part
-    return path, size
+
+
+class _Ruler:
+    """Measures values as JSON, piece by piece. When it has looked at so many, it goes by the average of what it saw."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def measure(self, packed: Any) -> int:
+        self._left -= 1
+        if isinstance(packed, str):
+            chunks = (packed[start : start + _CHUNK] for start in range(0, len(packed), _CHUNK))
+            return 2 + sum(len(_write(chunk)) - 2 for chunk in chunks)
+        if isinstance(packed, list | tuple):
+            return self._sum(len(packed), map(self.measure, packed))
+        if isinstance(packed, dict):
+            # the key, a colon, the value
+            return self._sum(len(packed), (self.measure(k) + 1 + self.measure(v) for k, v in packed.items()))
+        return len(_write(packed))
+
+    def _sum(self, count: int, sizes: Iterator[int]) -> int:
+        total = measured = 0
+        while measured < count and (self._left > 0 or not measured):
+            total, measured = total + next(sizes), measured + 1
+        return 2 + max(count - 1, 0) + (total * count // measured if measured else 0)
 
 
 def _parts(packed: Any) -> Iterator[tuple[str, Any]]:

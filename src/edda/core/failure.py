@@ -66,6 +66,12 @@ def encode_failure(codec: Codec, exc: BaseException) -> bytes:
         return codec.encode(Recorded(recorded.module, recorded.qualname, message, (message,), frozenset({0})))
 
 
+def tell(exc: BaseException) -> str:
+    """`Class: message` on as many lines as the message has, whatever its `__str__` does."""
+    name, text = type(exc).__qualname__, _text(exc)
+    return f"{name}: {text}" if text else name
+
+
 def decode_failure(codec: Codec, data: bytes) -> Exception:
     recorded = codec.decode(data, Recorded)
     if not isinstance(recorded, Recorded):

@@ -51,7 +51,7 @@ def normalize(match: Mapping[str, Any] | None) -> dict[str, Any]:
     if match is None:
         return {}
     if not isinstance(match, Mapping):
-        raise TypeError(f'match: expected a dict like {{"order_id": "A-17"}}, got {show(match)}')
+        raise TypeError(f'match: expected a dict like {{"order_id": "A-17"}}, got {type(match).__qualname__}')
     return {_check_path(path): _normal_value(path, value) for path, value in match.items()}
 
 
@@ -110,7 +110,7 @@ def _normal_value(path: str, value: Any) -> Any:
     where = f"match[{show(path)}]"
     normal = _normal(where, value)
     if path[0] == "@" and not isinstance(normal, str | int):
-        raise TypeError(f"{where}: an attribute is text, a whole number, True or False; got {show(value)}")
+        raise TypeError(f"{where}: an attribute is text, a whole number, True or False; got {type(value).__qualname__}")
     return normal
 
 
@@ -133,7 +133,7 @@ def _normal(where: str, value: Any, depth: int = 0) -> Any:
         return {_normal_key(where, key): _normal(where + step(key), item, depth + 1) for key, item in value.items()}
     raise TypeError(
         f"{where}: expected text, a number, True, False, None, a list or a dict, "
-        f"got {type(value).__qualname__} {show(value)}; give the text or number that the event has there"
+        f"got {type(value).__qualname__}; give the text or number that the event has there"
     )
 
 

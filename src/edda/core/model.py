@@ -6,7 +6,7 @@ only the codec reads. Records are `msgspec` structs because thousands are made e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NewType
 
@@ -39,6 +39,8 @@ class EntryKind(StrEnum):
     """A message of a channel that was waited for, or, if not ok, the end of waiting for it."""
     STRAY = "stray"
     """An event or a message whose wait was over when it came; moves no code, and it is free for the next wait."""
+    REJECTED = "rejected"
+    """An event or a message whose data does not fit the model of its wait; moves no code, and the wait goes on."""
     START = "start"
     """Another run was started, or is watched now: its end will be told to this step."""
     CHILD = "child"
@@ -77,6 +79,11 @@ class Fence(Struct, frozen=True):
     worker: WorkerId
     batch_no: int
     moves: int
+    token: int = 0
+    """A random number that the last batch wrote: it tells that batch from any other one with the same number."""
+    claims: int = 0
+    """How many claims of this worker were committed. A batch is written only if the row of `edda_claim` says at least
+    so many: less means that the database lost a claim which it had acknowledged."""
 
 
 class Start(Struct, frozen=True):
@@ -105,7 +112,8 @@ class Absorb(Struct, frozen=True):
 class Release(Struct, frozen=True):
     """The run leaves memory until `ready_at` (None: until something arrives).
 
-    If mail came in meanwhile (`delivered` is not `absorbed`) it is ready at once instead.
+    If mail came in meanwhile (`delivered` is not `absorbed`) it is ready at once instead, unless it is parked: a parked
+    run is left alone until `ready_at` (None: until `Steering.resume`), and reads its inbox when it goes on.
     """
 
     absorbed: int
@@ -348,6 +356,60 @@ class Delivery(Struct, frozen=True):
     """The number of the event it brings; its body is then the value."""
 
 
+PROGRESS = frozenset(
+    {
+        EntryKind.STEP,
+        EntryKind.RETRY,
+        EntryKind.LATE,
+        EntryKind.CANCEL,
+        EntryKind.TIMEOUT,
+        EntryKind.LIMIT,
+        EntryKind.SETTLED,
+        EntryKind.RECUR,
+    }
+)
+"""Entries after which other steps are in flight than before. Timers, events and heartbeats are not among them: beside a
+step that kills its process they may be recorded before every death."""
+
+SUSPECT_DEATHS = 2
+"""From this many process deaths on, a run is a suspect: only `claim_suspects` gives it out."""
+
+
+class Crashes(Struct, frozen=True):
+    """How often a worker died, or lost its lease, while it owned a run.
+
+    The owner of the run clears them once every step has ended that was in flight at the first of them: only the owner
+    knows those steps, from the replay."""
+
+    deaths: int = 0
+    alone: int = 0
+    """Deaths while the run was the only one of its process."""
+    seq: int | None = None
+    """The number of the last entry before the first death: a step that is pending now, and was issued before this
+    entry or right behind it, may have been in flight at each of the deaths."""
+
+    def after_death(self, seq: int, is_alone: bool) -> Crashes:
+        """One more, of a run whose last entry has this number."""
+        return Crashes(self.deaths + 1, self.alone + is_alone, self.seq if self.deaths else seq)
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.deaths >= SUSPECT_DEATHS
+
+
+NO_CRASHES = Crashes()
+
+
+def unpark_pause(attempts: int) -> int:
+    """Microseconds after a run was parked in which new workers do not try it: processes that are restarted in a loop
+    would else replay every parked run at each start. None after the first two times, 25.6 s from the eighth on."""
+    return 0 if attempts < 3 else 100_000 << min(attempts, 8)
+
+
+def last_progress(entries: Iterable[Entry]) -> int:
+    return max((entry.seq for entry in entries if entry.kind in PROGRESS), default=0)
+
+
 class ClaimedRun(Struct, frozen=True):
     """A run that is now ours, with all that is needed to replay it."""
 
@@ -374,11 +436,19 @@ class ClaimedRun(Struct, frozen=True):
     """Who else is told its end."""
     done: tuple[Done, ...] = ()
     """Steps of this generation that are done and not in the history."""
+    undoing: bool = False
+    """It had begun to undo what it did."""
+    end_if_parked: bool = False
+    """It was cancelled while it was parked: if it cannot go on now either, it ends as cancelled."""
+    crashes: Crashes = NO_CRASHES
 
 
 class Claim(Struct, frozen=True):
     now: int
     runs: tuple[ClaimedRun, ...]
+    number: int | None = None
+    """Of this claim, counted per worker; None if the worker may claim nothing: it was taken over, or the database has
+    lost one of its earlier claims."""
 
 
 class RunRecord(Struct, frozen=True):
@@ -398,6 +468,8 @@ class RunRecord(Struct, frozen=True):
     value: bytes | None
     """The result, or the error of a failed run; None while it is open."""
     parent: RunId | None = None
+    deaths: int = 0
+    """Workers that died while they owned it, before the steps that were in flight had ended."""
 
 
 class RunFilter(Struct, frozen=True):

@@ -14,6 +14,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache, partial
+from io import IOBase
 from math import isfinite
 from types import NoneType
 from typing import Any
@@ -215,6 +216,7 @@ def _refuse(value: Any, _: tuple[int, ...]) -> Any:
 
 _CURES: tuple[tuple[type, str], ...] = (
     (Awaitable, "await it first"),
+    (IOBase, "store its path or what it contains"),
     (Iterator, "make a list of it"),
     (type, "store its name"),
     (complex, "store its two parts"),

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from edda.errors import AppError, EventDeliveryError, EventError, NotInWorkflowError, TerminalError
 
+from .options import explained_class
+
 _HOPELESS = (TerminalError, EventError, NotInWorkflowError, AppError)
 """Another try would meet the same."""
 
 
+@explained_class
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
     """Exponential backoff. `max_attempts` and `max_duration` (seconds since the first try) may be None: no limit."""
@@ -24,6 +27,9 @@ class RetryPolicy:
     non_retryable_error_types: tuple[type[BaseException], ...] = ()
     jitter: float = 0.1
     """The part of each delay that is spread, so that many failures at once do not come back at once."""
+    count_crashes: bool = False
+    """A death of the process with this run alone in it counts as a failed attempt. Without it the step is tried again
+    until `Settings.max_process_deaths` parks the run."""
 
     def __post_init__(self) -> None:
         for name, least in (("initial_interval", 0), ("backoff_coefficient", 1), ("max_interval", 0), ("jitter", 0)):

@@ -8,6 +8,12 @@ from .signature import Signature
 from .validation import find_adapter
 
 
+def load() -> None:
+    """Import pydantic, which takes a moment: call it in a thread before the first schema is made."""
+    import pydantic.json_schema
+    import pydantic.type_adapter  # noqa: F401 - loaded for those who come after
+
+
 def schema_of(annotation: Any) -> dict[str, Any] | None:
     """Of one value that comes in as JSON, such as the data of an event."""
     from pydantic.errors import PydanticUserError

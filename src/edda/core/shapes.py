@@ -22,7 +22,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from .paths import shorten, show
+from .paths import shorten
 from .records import MisfitError, Record
 
 
@@ -53,7 +53,8 @@ class Shape:
         return value
 
     def misfit(self, value: Any) -> MisfitError:
-        return MisfitError(f"expected {self.name}, got {type(value).__qualname__} {show(value)}")
+        # Never the value: this text is logged and sent to callers, and the field may be one that is redacted.
+        return MisfitError(f"expected {self.name}, got {type(value).__qualname__}")
 
 
 ANYTHING = Shape()

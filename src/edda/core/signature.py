@@ -19,11 +19,12 @@ from edda.errors import ArgumentError
 from .annotations import shape_of
 from .codec import Codec, restore
 from .hints import Namespace, hints_of
-from .paths import show
 from .plain import is_storable
 from .records import MisfitError
 from .shapes import ARGUMENT, Shape, did_you_mean
 
+_PLAIN = (str, int, float, bool, bytes, dict, list, tuple, set)
+_PLAIN_NAMES = tuple(kind.__name__ for kind in _PLAIN)
 _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
 
@@ -57,7 +58,14 @@ class Signature:
 
     def _without_context(self, parameters: list[Parameter]) -> list[Parameter]:
         if not parameters or parameters[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
-            self._refuse("needs a first parameter for the context")
+            self._refuse(f"needs a first parameter for the context: def {self.name}(ctx, ...)")
+        first = parameters[0]
+        if first.annotation in _PLAIN or first.annotation in _PLAIN_NAMES:
+            kind = getattr(first.annotation, "__name__", first.annotation)
+            self._refuse(
+                f"has {first.name!r}, {kind}, as its first parameter, where the context belongs: "
+                f"def {self.name}(ctx: WorkflowContext, {first.name}: {kind}, ...)"
+            )
         return parameters[1:]
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], check: bool = True) -> Bound:
@@ -137,7 +145,11 @@ class Signature:
     def _match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         rest = args[len(self._positional) :]
         if rest and self._rest is None:
-            self._refuse(f"takes {len(self._positional)} positional arguments, got {len(args)}")
+            takes = (
+                f"takes {len(self._positional)} positional arguments beside the context ({_listed(self._positional)})"
+            )
+            is_context = any(hasattr(one, "instance_id") and hasattr(one, "workflow_name") for one in args)
+            self._refuse(f"{takes}, got {len(args)}{': the context is among them, leave it out' if is_context else ''}")
         given = dict(zip(self._positional, args, strict=False))
         extra = self._match_names(given, kwargs)
         if missing := [name for name in self._names if name not in given and name not in self._defaults]:
@@ -187,7 +199,7 @@ class Signature:
         return unknown or any(name not in stored and name not in self._defaults for name in self._names)
 
     def _refuse_stored(self, stored: Any) -> NoReturn:
-        has = _listed(stored) if isinstance(stored, dict) else show(stored)
+        has = _listed(stored) if isinstance(stored, dict) else type(stored).__qualname__
         takes = _listed(map(_key, self._parameters))
         raise ArgumentError(
             f"the stored input of {self.name}() has {has}, but the function takes {takes}; "

@@ -15,7 +15,8 @@ class RunStatus(StrEnum):
     COMPENSATING = "compensating"
     """Undoing what it did, after a failure or a cancel."""
     PARKED = "parked"
-    """Its code does not fit its history, or cannot go on; tried again with backoff and by every new worker."""
+    """Its code does not fit its history, or cannot go on: tried again with backoff and by every new worker; or its step
+    kills its process: it rests until it is resumed by hand."""
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"

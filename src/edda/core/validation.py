@@ -9,16 +9,19 @@ Decimals come from JSON numbers as pydantic reads them, with the precision of a 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NewType, NotRequired, Required, get_args, get_origin, is_typeddict
 
 import msgspec
 
 from .annotations import shape_of
 from .hints import alias_target, hints_of, substitute, type_arguments
-from .paths import shorten, show, step
+from .paths import shorten, step
 from .records import MisfitError, record_of
 from .shapes import ARGUMENT
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 MAX_ERRORS = 100
 """Of a long list in which every item is wrong, the first hundred say enough."""
 MAX_MESSAGE = 300
+_MAYBE_HUGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
+"""In JSON with a number that may be beyond a float; text may look so too."""
 
 
 class Misfit(Exception):  # noqa: N818 - no error yet: who asked for the model makes one of it
@@ -49,9 +54,24 @@ def validate(data: Any, raw_json: bytes | None, model: Any) -> Any:
     try:
         if raw_json is None:  # a model that was stored has its fields' own names
             return adapter.validate_python(data, by_alias=True, by_name=True)
+        if _MAYBE_HUGE.search(raw_json):
+            _refuse_infinite(raw_json)
         return adapter.validate_json(raw_json)
     except ValidationError as error:
         raise Misfit(_errors(error)) from None
+
+
+def _refuse_infinite(raw_json: bytes) -> None:
+    """Pydantic reads 1e400 as the float infinity, which no JSON can say and no sender meant."""
+    with suppress(msgspec.DecodeError):  # pydantic says what is wrong with it
+        _FINITE.decode(raw_json)
+
+
+def _read_finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise Misfit((("$", "a number in it is larger than a float can be"),))
+    return number
 
 
 def _fit(data: Any, model: Any) -> Any:
@@ -73,19 +93,15 @@ def _path(keys: tuple[str | int, ...]) -> str:
 
 
 def _message(detail: ErrorDetails) -> str:
-    message = shorten(detail["msg"], MAX_MESSAGE)
-    return message if detail["type"] in _ABOUT_NOTHING else f"{message}, got {_show(detail['input'])}"
+    """Without the value: this text is logged, stored and sent to callers, and the field may be one that is redacted."""
+    message = _WITHOUT_VALUE.get(detail["type"]) or shorten(detail["msg"], MAX_MESSAGE)
+    return message if detail["type"] in _ABOUT_NOTHING else f"{message}, got {type(detail['input']).__qualname__}"
 
 
+_WITHOUT_VALUE = {"union_tag_invalid": "Input tag is none of those expected"}
+"""For the messages of pydantic that repeat what they got."""
 _ABOUT_NOTHING = frozenset({"missing", "missing_argument", "json_invalid"})
-"""There is no input to show: these come with the object around it, or with all of the text."""
-
-
-def _show(value: Any) -> str:
-    try:
-        return shorten(msgspec.json.encode(value).decode())
-    except (TypeError, ValueError, RecursionError):
-        return show(value)
+"""There is no input to tell of: these come with the object around it, or with all of the text."""
 
 
 def find_adapter(model: Any) -> TypeAdapter[Any] | None:
@@ -159,3 +175,6 @@ def _item(cls: Any, key: str, hint: Any) -> Any:
     if get_origin(hint) in (Required, NotRequired):
         return hint
     return Required[hint] if key in cls.__required_keys__ else NotRequired[hint]
+
+
+_FINITE = msgspec.json.Decoder(float_hook=_read_finite)
