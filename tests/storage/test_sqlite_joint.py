@@ -327,6 +327,9 @@ class Session:
     """A user's own SQLAlchemy session, as Edda writes into it."""
 
     dialect: Dialect = "sqlite"
+    is_certified = False
+    is_lost = False
+    has_begun = True
 
     def __init__(self, session: AsyncSession) -> None:
         self.connection = session

@@ -29,9 +29,9 @@ from .records import HOUR, LAPSED, WORKFLOW, again, born, dispatch, done, entry,
 from .worker import Worker
 
 RESTLESS = Settings(
-    heartbeat=0.1, sweep=0.1, orphan_sweep=0.1, poll=0.1, prune_every=0.1, run_retention_days=1, takeover_grace=0.0
+    heartbeat=0.1, sweep=0.1, orphan_sweep=60.0, poll=0.1, prune_every=0.1, run_retention_days=1, takeover_grace=0.0
 )
-"""Every duty many times within a second."""
+"""Every duty many times within a second, but for the looks once a minute at what the worker owns and nobody claims."""
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from edda.core.model import Bundle, Claim, Fence, RunId, WorkerId, WorkerInfo, Written
 from edda.storage.ports import Storage
 
@@ -25,7 +27,7 @@ class Worker:
     async def send(self, *batch: Bundle) -> Written | None:
         written = await self.storage.write(self.fence, batch)
         if written is not None:
-            self.fence = Fence(self.id, self.fence.batch_no + 1, self.fence.moves)
+            self.fence = replace(self.fence, batch_no=self.fence.batch_no + 1)
         return written
 
     async def claim(self, *workflows: str, limit: int = 100) -> Claim:

@@ -7,12 +7,12 @@ costs nothing. On SQLite its transaction begins with the file's turn and BEGIN I
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from sqlalchemy import Connection, CursorResult, Engine, event, text
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, AsyncSessionTransaction, create_async_engine
@@ -20,9 +20,10 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import AsyncAdaptedQueuePool, ConnectionPoolEntry
 from sqlalchemy.util import await_only
 
-from edda.errors import AppError, NotInWorkflowError, StorageUnavailableError
+from edda.errors import AppError, NotConnectedError, NotInWorkflowError, StorageUnavailableError
 
 from .ports import Dialect, Joints, Probe, Turn
+from .session_target import SessionTarget
 
 _WAITING = "edda_waiting"
 
@@ -31,10 +32,8 @@ _WAITING = "edda_waiting"
 for _place in (__name__, "sqlalchemy.pool.impl"):
     logging.getLogger(f"{_place}._PatientPool").setLevel(logging.CRITICAL)
 
-# As the connections of `ctx.transaction()`: no locks for ever, and never data that was cut to fit.
-_MYSQL_SETUP = """SET SESSION sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')
-    /*M! , idle_transaction_timeout = 60 */ /*!80000 , wait_timeout = 60 */"""
-_POSTGRES_SETTINGS = {"application_name": "edda", "idle_in_transaction_session_timeout": "60s"}
+_READ_ONLY = "25006"
+"""PostgreSQL refused to write: the server was demoted, or is read-only by its configuration."""
 _LOOK_EVERY = 1.0
 """Seconds between two looks of who waits for a connection."""
 _BUSY_TIMEOUT = 30
@@ -48,6 +47,11 @@ def dialect_of(name: str) -> Dialect:
 class Ledger(Protocol):
     """What a step has sent: of what it sent in a savepoint that is rolled back nothing counts."""
 
+    @property
+    def holder(self) -> str:
+        """What the log calls the step."""
+        ...
+
     def mark(self) -> Any: ...
 
     def cut(self, mark: Any) -> None: ...
@@ -59,8 +63,12 @@ class Ledger(Protocol):
 class _StepSession(Session):
     """What `ctx.session` stands on, and code in `run_sync` is given."""
 
-    def __init__(self, bind: Engine, joints: Joints, ledger: Ledger, **options: Any) -> None:
+    def __init__(
+        self, bind: Engine, joints: Joints, ledger: Ledger, check: Callable[[Connection], None], **options: Any
+    ) -> None:
         self.joints = joints
+        self.check = check
+        """Refuses a connection that the step's statements must not go over."""
         self.ledger = ledger
         self.marks: dict[SessionTransaction, Any] = {}
         """How much the step had sent when each of its transactions began."""
@@ -85,6 +93,7 @@ def _cut(session: _StepSession, transaction: SessionTransaction) -> None:
 def _begun(session: _StepSession, transaction: SessionTransaction, connection: Connection) -> None:
     if not transaction.nested:
         if connection.engine is session.bind:  # a statement may be for another database of the user's
+            session.check(connection)
             session.root = connection
         if connection.dialect.name == "sqlite":
             _take_turn(session, connection)
@@ -94,7 +103,7 @@ def _take_turn(session: _StepSession, connection: Connection) -> None:
     """Runs between the session and its driver, where something can be awaited though this is no coroutine."""
     if session.turn is not None:  # of a transaction whose end was cancelled
         await_only(session.turn.end())
-    session.turn = await_only(session.joints.take_turn())
+    session.turn = await_only(session.joints.take_turn(session.ledger.holder))
     driver: Any = connection.connection.driver_connection
     if not driver.in_transaction:  # the user's engine may have its own way to begin
         connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -154,10 +163,21 @@ class StepSession(AsyncSession):
 class GuestJoint:
     """Somebody's session, in which Edda writes too. Who opened it ends it."""
 
-    def __init__(self, session: AsyncSession, dialect: Dialect, probe: Probe | None = None) -> None:
+    def __init__(
+        self, session: AsyncSession, dialect: Dialect, probe: Probe | None = None, *, is_certified: bool = False
+    ) -> None:
         self.dialect = dialect
+        self.is_certified = is_certified
         self.connection = session
         self._probe = probe
+
+    @property
+    def is_lost(self) -> bool:
+        return False  # the session is its user's, who finds out
+
+    @property
+    def has_begun(self) -> bool:
+        return self.connection.in_transaction()
 
     async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
         self._tell_before(sql)
@@ -181,7 +201,10 @@ class GuestJoint:
         if self.dialect != "postgresql" or self.connection.get_bind().dialect.driver != "asyncpg":
             return None
         root = await self._root()
-        driver: Any = None if root is None else root.connection.driver_connection
+        # An engine that is told to prepare nothing is behind a pooler; asyncpg would, if it were asked directly.
+        if root is None or not _keeps_prepared_statements(root):
+            return None
+        driver: Any = root.connection.driver_connection
         return driver if driver is not None and driver.is_in_transaction() else None
 
     async def _root(self) -> Connection | None:
@@ -212,6 +235,20 @@ class SessionJoint(GuestJoint):
     """The session of a step: a transaction that the user's code and Edda share, and Edda ends."""
 
     connection: StepSession
+
+    @property
+    def is_lost(self) -> bool:
+        root = self.connection.sync_session.root
+        if root is None:
+            return False
+        if root.closed or root.invalidated:
+            return True
+        is_closed = getattr(root.connection.driver_connection, "is_closed", None)  # of asyncpg
+        return is_closed is not None and bool(is_closed())
+
+    @property
+    def has_begun(self) -> bool:
+        return self.connection.sync_session.root is not None
 
     async def _root(self) -> Connection | None:
         return self.connection.sync_session.root
@@ -251,15 +288,16 @@ class Sessions:
 
     def __init__(
         self,
-        url: str,
+        target: SessionTarget,
         storage: Joints,
         *,
         engine: AsyncEngine | None = None,
         pool_size: int = 5,
         probe: Probe | None = None,
     ) -> None:
-        _check(engine, url)
-        self._engine = engine or _open_engine(url, pool_size)
+        _check(engine)
+        self._engine = engine or _open_engine(target, pool_size)
+        self._target = target
         self._is_own = engine is None
         self._storage = storage
         self._probe = probe
@@ -268,12 +306,35 @@ class Sessions:
         if self._is_own:
             event.listen(self._engine.sync_engine, "connect", lambda made, _: self._connections.add(made))
             event.listen(self._engine.sync_engine, "close", lambda gone, _: self._connections.discard(gone))
+            event.listen(self._engine.sync_engine, "connect", self._wait_for_cluster)
 
     def make(self, ledger: Ledger) -> tuple[StepSession, SessionJoint]:
         session = StepSession(
-            self._engine, expire_on_commit=False, close_resets_only=False, joints=self._storage, ledger=ledger
+            self._engine,
+            expire_on_commit=False,
+            close_resets_only=False,
+            joints=self._storage,
+            ledger=ledger,
+            check=self._check_connection,
         )
-        return session, SessionJoint(session, self.dialect, self._probe)
+        return session, SessionJoint(session, self.dialect, self._probe, is_certified=self._storage.is_certified)
+
+    def _wait_for_cluster(self, connection: Any, _: object) -> None:
+        """A step that goes on at another node of a cluster sees what the steps before it committed, as elsewhere."""
+        if self.dialect == "mysql" and self._storage.is_certified:
+            cursor = connection.cursor()
+            cursor.execute("SET SESSION wsrep_sync_wait = 7")
+            cursor.close()
+
+    def _check_connection(self, connection: Connection) -> None:
+        """Ours are made for what is in front of the server; the user's engine may not be."""
+        if not self._is_own and self._target.is_pooled() and _keeps_prepared_statements(connection):
+            raise AppError(
+                "ctx.session: a connection pooler is in front of PostgreSQL, and the engine given to EddaApp keeps "
+                "prepared statements across transactions: make it with create_async_engine(url, "
+                "connect_args={'statement_cache_size': 0, 'prepared_statement_cache_size': 0, "
+                "'prepared_statement_name_func': lambda: ''}), or add ?pooler=session to db_url if it pools by session"
+            )
 
     async def close(self) -> None:
         """Whoever is still at work has been given up: its run is no longer ours, so it could not commit."""
@@ -288,9 +349,7 @@ class Sessions:
                 connection.terminate()
 
 
-def _check(engine: AsyncEngine | None, url: str) -> None:
-    if make_url(url).database in (None, "", ":memory:"):
-        raise AppError("ctx.session needs a file: nobody else can see a database in memory; use sqlite:///file.db")
+def _check(engine: AsyncEngine | None) -> None:
     if engine is not None and _commits_by_itself(engine):
         raise AppError("ctx.session needs transactions: the engine given to EddaApp has isolation_level='AUTOCOMMIT'")
 
@@ -300,6 +359,12 @@ def _commits_by_itself(engine: AsyncEngine) -> bool:
     level = engine.sync_engine.get_execution_options().get("isolation_level")
     known = level or getattr(engine.dialect, "_on_connect_isolation_level", None)
     return known == "AUTOCOMMIT" and engine.dialect.name != "sqlite"
+
+
+def _keeps_prepared_statements(connection: Connection) -> bool:
+    """Of the adapter to asyncpg, the only driver that prepares statements without being asked."""
+    adapter = connection.connection.dbapi_connection
+    return getattr(adapter, "_prepared_statement_cache", None) is not None
 
 
 class _PatientPool(AsyncAdaptedQueuePool):
@@ -315,9 +380,8 @@ class _PatientPool(AsyncAdaptedQueuePool):
                 continue
 
 
-def _open_engine(url: str, size: int) -> AsyncEngine:
-    """Connected as the storage is, whose URL may say more than SQLAlchemy understands."""
-    scheme, _, place = url.partition("://")
+def _open_engine(target: SessionTarget, size: int) -> AsyncEngine:
+    """Connected as the storage is, by the storage's own connections."""
     pool: dict[str, Any] = {
         "poolclass": _PatientPool,
         # What one step holds while its code runs another cannot use: more of them share the server's commits.
@@ -325,43 +389,44 @@ def _open_engine(url: str, size: int) -> AsyncEngine:
         "max_overflow": 0,
         "pool_timeout": _LOOK_EVERY,
     }
-    match dialect_of(scheme.partition("+")[0]):
-        case "sqlite":
-            pool["pool_size"] = 1  # one can write at a time, and who reads begins with BEGIN IMMEDIATE too
-            path = make_url(url).set(drivername="sqlite+aiosqlite", query={})
-            return create_async_engine(path, connect_args={"timeout": _BUSY_TIMEOUT}, **pool)
-        case "postgresql":
-            connect, driver = _to_postgres(f"postgresql://{place}"), "postgresql+asyncpg://"
-        case "mysql":
-            connect, driver = _to_mysql(f"mysql://{place}"), "mysql+asyncmy://"
-            pool["pool_pre_ping"] = True
-    engine = create_async_engine(driver, async_creator=connect, isolation_level="READ COMMITTED", **pool)
-    if engine.dialect.driver == "asyncpg":
-        event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    if target.dialect == "sqlite":
+        pool["pool_size"] = 1  # one can write at a time, and who reads begins with BEGIN IMMEDIATE too
+        path = URL.create("sqlite+aiosqlite", database=target.path)
+        return create_async_engine(path, connect_args={"timeout": _BUSY_TIMEOUT}, **pool)
+    if target.dialect == "mysql":
+        pool["pool_pre_ping"] = True
+    driver = {"postgresql": "postgresql+asyncpg://", "mysql": "mysql+asyncmy://"}[target.dialect]
+
+    async def connect() -> Any:
+        assert target.connect is not None
+        try:
+            return await target.connect()
+        except Exception as error:  # refused, unreachable, wrong password, no connection left: it is not the step's
+            raise NotConnectedError(f"ctx.session cannot connect to the database: {error!r}") from error
+
+    def create() -> Any:  # as `async_creator`, which takes no arguments for the adapter
+        dbapi: Any = engine.dialect.dbapi
+        return dbapi.connect(async_creator_fn=connect, **target.arguments())
+
+    engine = create_async_engine(driver, creator=create, isolation_level="READ COMMITTED", **pool)
+    if target.dialect == "postgresql":
+        event.listen(engine.sync_engine, "checkout", _refuse_unusable)
+        event.listen(engine.sync_engine, "handle_error", _note_read_only)
     return engine
 
 
-def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
+def _refuse_unusable(connection: Any, record: object, proxy: object) -> None:
     """The driver knows when the server has gone, so nobody has to ask: a ping would be three round trips per step."""
-    if connection.driver_connection.is_closed():
-        raise DisconnectionError("the server has closed the connection")
+    driver = connection.driver_connection
+    if driver.is_closed() or driver.is_read_only:
+        raise DisconnectionError("the server has closed the connection, or is not the primary any more")
 
 
-def _to_postgres(url: str) -> Callable[[], Awaitable[Any]]:
-    from .postgres.line import connect
-
-    return lambda: connect(url, server_settings=_POSTGRES_SETTINGS)
-
-
-def _to_mysql(url: str) -> Callable[[], Awaitable[Any]]:
-    import asyncmy
-    from asyncmy.constants.CLIENT import FOUND_ROWS
-
-    from .mysql.pool import arguments
-
-    # What SQLAlchemy counts are rows that were found, whether they changed or not.
-    ours = {"autocommit": False, "init_command": _MYSQL_SETUP, "client_flag": FOUND_ROWS}
-    return lambda: asyncmy.connect(**{**arguments(url), **ours})
+def _note_read_only(context: ExceptionContext) -> None:
+    """A statement of SQLAlchemy's, which prepares and executes past the methods of the connection."""
+    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY and context.connection is not None:
+        driver: Any = context.connection.connection.driver_connection
+        driver.is_read_only = True
 
 
 def join(session: AsyncSession) -> GuestJoint:

@@ -6,7 +6,7 @@ A `MemoryStorage` is a connection to a `MemoryDatabase`; several on one database
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
@@ -61,6 +61,7 @@ from edda.errors import AppError, StorageUnavailableError
 from .memory_database import MemoryDatabase
 from .memory_tables import wall_clock
 from .ports import Joint, Probe
+from .session_target import SessionTarget
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,6 +69,8 @@ T = TypeVar("T")
 
 class MemoryStorage:
     """One connection to a database in this process; lost with it."""
+
+    url = "memory://"
 
     def __init__(
         self,
@@ -80,6 +83,9 @@ class MemoryStorage:
         self._probe = probe
         self._news = asyncio.Event()
         self._open = False
+
+    def session_target(self) -> SessionTarget:
+        raise AppError("ctx.session needs a database: memory:// has none; use sqlite:///file.db")
 
     async def _commit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Each transaction is one statement; other tasks get their turn before it, as with a real database."""
@@ -114,8 +120,8 @@ class MemoryStorage:
     async def now(self) -> int:
         return await self._commit(self.database.now)
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
-        return await self._commit(self.database.write, fence, batch)
+    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+        return await self._commit(self.database.write, fence, batch, token)
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
         return await self._commit(self.database.read_fence, worker)
@@ -123,11 +129,14 @@ class MemoryStorage:
     async def owned(self, worker: WorkerId) -> dict[RunId, int]:
         return await self._commit(self.database.owned, worker)
 
+    async def locked(self, runs: Collection[RunId]) -> frozenset[RunId]:
+        return frozenset()
+
     async def register(self, worker: WorkerInfo, lease: int) -> int:
         return await self._commit(self.database.register, worker, lease)
 
-    async def retire(self, worker: WorkerId) -> None:
-        await self._commit(self.database.retire, worker)
+    async def retire(self, worker: WorkerId, died: bool = False) -> None:
+        await self._commit(self.database.retire, worker, died)
 
     async def roster(self) -> tuple[Registered, ...]:
         return await self._commit(self.database.roster)
@@ -141,14 +150,37 @@ class MemoryStorage:
     async def disown(self, run_id: RunId) -> bool:
         return await self._commit(self.database.disown, run_id)
 
+    async def keep_company(self, worker: WorkerId) -> None:
+        await self._commit(self.database.keep_company, worker)
+
+    async def clear_deaths(self, run_id: RunId, epoch: int) -> None:
+        await self._commit(self.database.clear_deaths, run_id, epoch)
+
     async def pulse(self) -> MemoryPulse:
         return MemoryPulse(self)
+
+    async def is_ahead(self) -> bool:
+        return await self._commit(self.database.is_ahead)
+
+    async def mend_times(self, lease: int) -> int:
+        return await self._commit(self.database.mend_times, lease)
+
+    async def hand_over(self, worker: WorkerId, keep: RunId | None) -> int:
+        return await self._commit(self.database.hand_over, worker, keep)
 
     async def beat(self, worker: WorkerId, lease: int) -> int | None:
         return await self._commit(self.database.beat, worker, lease)
 
-    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int) -> Claim:
-        return await self._commit(self.database.claim, worker, workflows, limit)
+    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, seen: int = 0) -> Claim:
+        return await self._commit(self.database.claim, worker, workflows, limit, seen)
+
+    async def claim_suspects(
+        self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0
+    ) -> Claim:
+        return await self._commit(self.database.claim_suspects, worker, workflows, few, alone, seen)
+
+    async def has_suspects(self, workflows: Sequence[str]) -> bool:
+        return await self._commit(self.database.has_suspects, workflows)
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:
         return await self._commit(self.database.next_due, workflows)
@@ -244,10 +276,14 @@ class MemoryStorage:
     async def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
         return await self._commit(self.database.facts, run_id, name)
 
-    async def begin(self) -> Joint:
+    async def begin(self, holder: str = "") -> Joint:
         raise AppError("ctx.transaction() needs a database: memory:// has none; use sqlite:///file.db")
 
-    async def take_turn(self) -> MemoryTurn:
+    @property
+    def is_certified(self) -> bool:
+        return False
+
+    async def take_turn(self, holder: str = "") -> MemoryTurn:
         return MemoryTurn()
 
     async def done(self, run_id: RunId, gen: int, step: str) -> Done | None:
@@ -351,6 +387,9 @@ class MemoryPulse:
 
     async def beat(self, worker: WorkerId, lease: int) -> int | None:
         return await self._storage.beat(worker, lease)
+
+    async def hand_over(self, worker: WorkerId, keep: RunId | None) -> int:
+        return await self._storage.hand_over(worker, keep)
 
     async def close(self) -> None:
         pass

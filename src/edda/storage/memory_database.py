@@ -9,6 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edda.core.model import (
+    NO_CRASHES,
+    SUSPECT_DEATHS,
     Absorb,
     Bundle,
     CancelOutcome,
@@ -19,6 +21,7 @@ from edda.core.model import (
     Entry,
     EntryKind,
     Fence,
+    OutgoingState,
     Recur,
     Registered,
     Release,
@@ -31,15 +34,17 @@ from edda.core.model import (
     WorkerId,
     WorkerInfo,
     Written,
+    unpark_pause,
 )
 from edda.core.states import RunStatus
-from edda.errors import StorageRejectedError
+from edda.errors import StorageDuplicateError
 
 from .memory_lineage import MemoryLineage
 from .memory_outbox import MemoryOutbox
 from .memory_steering import MemorySteering
 from .memory_survey import MemorySurvey
 from .memory_tables import Result, Sched, check_values, wall_clock
+from .ports import AT_ONCE, RECLAIM
 
 TAKEOVER_LIMIT = 5_000
 
@@ -51,12 +56,13 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
 
     # The journal
 
-    def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
-        if self.fences.get(fence.worker) != fence:
+    def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+        stored = self.fences.get(fence.worker)
+        if stored is None or stored.claims < fence.claims or replace(stored, claims=fence.claims) != fence:
             return None
         for bundle in batch:  # all of them before the first change: a batch goes in whole or not at all
             self._check(bundle)
-        self.fences[fence.worker] = Fence(fence.worker, fence.batch_no + 1, fence.moves)
+        self.fences[fence.worker] = replace(stored, batch_no=fence.batch_no + 1, token=token)
         ready = set[RunId]()
         unmet = dict[RunId, frozenset[str]]()
         for bundle in batch:
@@ -79,11 +85,11 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
         seqs = {entry.seq for entry in bundle.entries}
         recorded = self.histories.get((bundle.run_id, bundle.gen), {})
         if len(seqs) < len(bundle.entries) or not seqs.isdisjoint(recorded):
-            raise StorageRejectedError(f"run {bundle.run_id}: a history row with this number exists")
+            raise StorageDuplicateError(f"run {bundle.run_id}: a history row with this number exists")
         if bundle.start and (bundle.run_id in self.scheds or bundle.gen in self.runs.get(bundle.run_id, {})):
-            raise StorageRejectedError(f"run {bundle.run_id} exists")
+            raise StorageDuplicateError(f"run {bundle.run_id} exists")
         if isinstance(bundle.move, End) and bundle.run_id in self.results:
-            raise StorageRejectedError(f"run {bundle.run_id} has a result")
+            raise StorageDuplicateError(f"run {bundle.run_id} has a result")
 
     def _add(self, worker: WorkerId, bundle: Bundle) -> None:
         if start := bundle.start:
@@ -126,7 +132,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
             case Recur() as move if sched and not stays:
                 self.recur(sched, bundle.gen, move)
             case Release() as move if sched and not stays:
-                return sched.release(move)
+                return sched.release(move, self.now())
             case Absorb(absorbed) | Release(absorbed) | Recur(absorbed) | End(absorbed=int(absorbed)) if sched:
                 sched.absorbed = absorbed
         return False
@@ -144,7 +150,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
 
     def register(self, worker: WorkerInfo, lease: int) -> int:
         if worker.id in self.fences or worker.id in self.workers:
-            raise StorageRejectedError(f"worker {worker.id} is registered already")
+            raise StorageDuplicateError(f"worker {worker.id} is registered already")
         now = self.now()
         self.fences[worker.id] = Fence(worker.id, 0, 0)
         self.workers[worker.id] = now + lease
@@ -156,10 +162,10 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
         now = self.now()
         return tuple(Registered(self.infos[id], expires < now) for id, expires in self.workers.items())
 
-    def retire(self, worker: WorkerId) -> None:
+    def retire(self, worker: WorkerId, died: bool = False) -> None:
         self.fences.pop(worker, None)
         self.workers.pop(worker, None)
-        self._free(self._owned_by(worker))
+        self._free(self._owned_by(worker), died)
 
     def take_over(self, me: WorkerId) -> Takeover | None:
         now = self.now()
@@ -169,25 +175,69 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
         _, worker = min(lapsed)
         del self.workers[worker]
         self.fences.pop(worker, None)
-        return Takeover(worker, self._free(self._owned_by(worker)[:TAKEOVER_LIMIT]))
+        return Takeover(worker, self._free(self._owned_by(worker)[:TAKEOVER_LIMIT], died=True))
 
     def free_orphans(self) -> int:
-        return self._free([s for s in self.scheds.values() if s.owner is not None and s.owner not in self.fences])
+        orphans = [s for s in self.scheds.values() if s.owner is not None and s.owner not in self.fences]
+        return self._free(orphans, died=True)
 
-    def _free(self, scheds: Sequence[Sched]) -> int:
+    def _free(self, scheds: Sequence[Sched], died: bool) -> int:
         now = self.now()
         for sched in scheds:
-            sched.free(now)
+            if died:
+                sched.die_with_owner(self._last_seq(sched), now)
+            else:
+                sched.free(now)
         return len(scheds)
+
+    def _last_seq(self, sched: Sched) -> int:
+        return max(self.histories.get((sched.run_id, sched.gen), {}), default=0)
 
     def disown(self, run_id: RunId) -> bool:
         sched = self.scheds.get(run_id)
         if sched is None or sched.owner is None:
             return False
         if fence := self.fences.get(sched.owner):
-            self.fences[sched.owner] = Fence(fence.worker, fence.batch_no, fence.moves + 1)
-        self._free([sched])
+            self.fences[sched.owner] = replace(fence, moves=fence.moves + 1)
+        self._free([sched], died=False)
         return True
+
+    def hand_over(self, worker: WorkerId, keep: RunId | None) -> int:
+        if fence := self.fences.get(worker):
+            self.fences[worker] = Fence(fence.worker, fence.batch_no, fence.moves + 1)
+        return self._free([sched for sched in self._owned_by(worker) if sched.run_id != keep], died=False)
+
+    def is_ahead(self) -> bool:
+        return any(start.created_at > self.now() for gens in self.runs.values() for start in gens.values())
+
+    def mend_times(self, lease: int) -> int:
+        now = self.now()
+        self.workers = {worker: min(expires, now + lease) for worker, expires in self.workers.items()}
+        for seq, record in self.outbox.items():
+            if record.state is OutgoingState.PENDING and record.due > now + RECLAIM:
+                self.outbox[seq] = replace(record, due=now + RECLAIM)
+        for seq, (due, dispatch) in self.waiting_dispatches.items():
+            self.waiting_dispatches[seq] = min(due, now + RECLAIM), dispatch
+        late = [sched for sched in self.scheds.values() if self._is_late(sched, now)]
+        for sched in late:
+            sched.ready_at = 0
+        return len(late)
+
+    def _is_late(self, sched: Sched, now: int) -> bool:
+        """Unowned and `running` was ready when it was written: only a start with a delay is due later."""
+        ready_at = sched.ready_at
+        if sched.owner is not None or sched.status is not RunStatus.RUNNING or ready_at is None or ready_at <= now:
+            return False
+        return sched.epoch > 0 or ready_at <= self.runs[sched.run_id][sched.gen].created_at + AT_ONCE
+
+    def keep_company(self, worker: WorkerId) -> None:
+        for sched in self._owned_by(worker):
+            sched.is_alone = False
+
+    def clear_deaths(self, run_id: RunId, epoch: int) -> None:
+        sched = self.scheds.get(run_id)
+        if sched is not None and sched.owner is not None and sched.epoch == epoch:
+            sched.crashes, sched.is_alone = NO_CRASHES, False
 
     def beat(self, worker: WorkerId, lease: int) -> int | None:
         if worker not in self.workers:
@@ -198,12 +248,42 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
 
     # The queue
 
-    def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int) -> Claim:
+    def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, seen: int = 0) -> Claim:
         now = self.now()
-        if worker not in self.fences:
+        number = self._count_claim(worker, seen)
+        if number is None:
             return Claim(now, ())
         due = [(ready_at, sched.run_id) for ready_at, sched in self._unowned(workflows) if ready_at <= now]
-        return Claim(now, tuple(self._claim(worker, self.scheds[run_id]) for _, run_id in sorted(due)[:limit]))
+        runs = tuple(self._claim(worker, self.scheds[run_id]) for _, run_id in sorted(due)[:limit])
+        return Claim(now, runs, number)
+
+    def _count_claim(self, worker: WorkerId, seen: int) -> int | None:
+        """None if the worker was taken over, or some of its claims are lost."""
+        fence = self.fences.get(worker)
+        if fence is None or fence.claims < seen:
+            return None
+        self.fences[worker] = replace(fence, claims=fence.claims + 1)
+        return fence.claims + 1
+
+    def claim_suspects(self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0) -> Claim:
+        now = self.now()
+        number = self._count_claim(worker, seen)
+        if number is None:
+            return Claim(now, ())
+        due = sorted(
+            (sched.suspect_at, sched.run_id)
+            for sched in self.scheds.values()
+            if sched.suspect_at is not None and sched.workflow in workflows
+        )
+        suspects = [self.scheds[run_id] for _, run_id in due]
+        new = [sched for sched in suspects if sched.crashes.deaths == SUSPECT_DEATHS][:few]
+        chosen = new or suspects[:1]
+        for sched in chosen:
+            sched.suspect_at, sched.is_alone = None, alone and not new
+        return Claim(now, tuple(self._claim(worker, sched) for sched in chosen), number)
+
+    def has_suspects(self, workflows: Sequence[str]) -> bool:
+        return any(s.suspect_at is not None and s.workflow in workflows for s in self.scheds.values())
 
     def _unowned(self, workflows: Sequence[str]) -> Iterable[tuple[int, Sched]]:
         for sched in self.scheds.values():
@@ -232,6 +312,9 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
             parent_step=start.parent_step,
             depth=start.depth,
             watchers=self.watchers(sched.run_id),
+            undoing=sched.undoing,
+            end_if_parked=sched.end_if_parked,
+            crashes=sched.crashes,
         )
 
     def next_due(self, workflows: Sequence[str]) -> int | None:
@@ -244,10 +327,13 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
             for sched in self.scheds.values()
             if sched.status is RunStatus.PARKED and sched.owner is None and sched.workflow in workflows
         ]
-        now = self.now()
-        for sched in parked:  # still parked for the reader: its reason stays until somebody claims it
-            sched.ready_at = now
-        return len(parked)
+        now, moved = self.now(), 0
+        for sched in parked:  # still parked for the reader: its reason stays until a worker claims it
+            due = max(now, (sched.parked_at or 0) + unpark_pause(sched.attempts))
+            if sched.ready_at is not None and due < sched.ready_at:
+                sched.ready_at = due
+                moved += 1
+        return moved
 
     def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
         owned = sorted(self._owned_by(worker), key=lambda sched: sched.run_id)
@@ -273,8 +359,9 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
         sched = self.scheds.get(run_id)
         if sched is None:
             return CancelOutcome.ENDED if run_id in self.runs else CancelOutcome.MISSING
+        is_tried = sched.cancel_parked()
         if sched.cancelled:
-            return CancelOutcome.ALREADY
+            return CancelOutcome.REQUESTED if is_tried else CancelOutcome.ALREADY
         sched.cancelled = True
         self.deliver(sched, EntryKind.CANCEL, value=value)
         sched.wake()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from edda.core.model import Bundle, End, EntryKind, Letter, Recur, RunId, Watcher
+from edda.core.model import NO_CRASHES, Bundle, End, EntryKind, Letter, Recur, RunId, Watcher
 
 from .memory_tables import Sched, Tables
 
@@ -44,6 +44,7 @@ class MemoryLineage(Tables):
         self.waiting.pop(sched.run_id, None)
         sched.gen, sched.absorbed = gen + 1, move.absorbed
         sched.cancelled, sched.undoing, sched.attempts = False, False, 0
+        sched.end_if_parked, sched.crashes = False, NO_CRASHES
 
     def send(self, letters: Iterable[Letter]) -> None:
         """Who has ended gets none, and who is cancelled already no further cancel."""
@@ -52,5 +53,7 @@ class MemoryLineage(Tables):
             if sched is None or (is_cancel and sched.cancelled):
                 continue
             sched.cancelled |= is_cancel
+            if is_cancel:
+                sched.cancel_parked()
             self.deliver(sched, letter.kind, step=letter.step, value=letter.value)
             sched.wake()

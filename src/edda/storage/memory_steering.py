@@ -54,7 +54,7 @@ class MemorySteering(MemoryEvents, MemoryPruning):
         sched = self.scheds.get(run_id)
         if sched is None or sched.status is not RunStatus.PARKED or sched.owner is not None:
             return False
-        sched.wake()
+        sched.resume()
         return True
 
     def delete(self, run_id: RunId) -> bool:

@@ -52,6 +52,7 @@ class MemorySurvey(Tables):
             ended_at=result.ended_at if result else None,
             value=result.value if result else None,
             parent=start.parent,
+            deaths=sched.crashes.deaths if sched else 0,
         )
 
     def search(self, query: RunQuery) -> tuple[RunRecord, ...]:

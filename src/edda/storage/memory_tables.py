@@ -9,6 +9,8 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from edda.core.model import (
+    NO_CRASHES,
+    Crashes,
     Delivery,
     End,
     Entry,
@@ -59,21 +61,48 @@ class Sched(Struct):
     watchers: int = 0
     undoing: bool = False
     reason: str | None = None
+    parked_at: int | None = None
+    end_if_parked: bool = False
+    crashes: Crashes = NO_CRASHES
+    is_alone: bool = False
+    """Claimed as the only run of its process."""
+    suspect_at: int | None = None
+    """Stands for `ready_at` while it waits for its turn as a suspect."""
 
     def free(self, ready_at: int) -> None:
-        self.owner, self.ready_at, self.status = None, ready_at, RunStatus.RUNNING
+        self.owner, self.ready_at, self.status, self.is_alone = None, ready_at, RunStatus.RUNNING, False
+
+    def die_with_owner(self, seq: int, now: int) -> None:
+        self.crashes = self.crashes.after_death(seq, self.is_alone)
+        self.free(now)
+        if self.crashes.is_suspect:
+            self.ready_at, self.suspect_at = None, now
 
     def wake(self) -> None:
-        """Something came for it; whoever owns it will see by itself."""
-        if self.owner is None:
+        """Something came for it. An owner sees by itself; a parked run and a suspect have to wait for their time."""
+        if self.owner is None and self.status is not RunStatus.PARKED and self.suspect_at is None:
             self.ready_at, self.status, self.reason = 0, RunStatus.RUNNING, None
 
-    def release(self, move: Release) -> bool:
+    def cancel_parked(self) -> bool:
+        """A cancel has a parked run tried at once, and ended if it cannot go on, except in the middle of undoing."""
+        if self.owner is not None or self.status is not RunStatus.PARKED or self.undoing or self.end_if_parked:
+            return False
+        self.end_if_parked, self.ready_at = True, 0
+        return True
+
+    def resume(self) -> None:
+        self.ready_at, self.status, self.reason = 0, RunStatus.RUNNING, None
+        self.crashes = NO_CRASHES
+
+    def release(self, move: Release, now: int) -> bool:
         """Whether mail had come, so that the run is ready again at once."""
-        mail = self.delivered != move.absorbed
-        self.owner, self.absorbed = None, move.absorbed
-        self.attempts = self.attempts + 1 if move.status is RunStatus.PARKED else 0
+        is_parked = move.status is RunStatus.PARKED
+        mail = self.delivered != move.absorbed and not is_parked
+        self.owner, self.absorbed, self.is_alone = None, move.absorbed, False
         self.ready_at, self.status, self.reason = move.ready_at, move.status, move.reason
+        self.attempts, self.parked_at = (self.attempts + 1, now) if is_parked else (0, None)
+        if not is_parked:
+            self.end_if_parked, self.crashes = False, NO_CRASHES
         if mail:
             self.wake()
         return mail

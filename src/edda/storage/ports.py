@@ -7,10 +7,11 @@ back; send it again) and `StorageRejectedError` (the data itself is refused).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from edda.core.model import (
+    MICROSECONDS,
     Accepted,
     Bundle,
     CancelOutcome,
@@ -57,6 +58,14 @@ from edda.core.survey import (
     WorkerRecord,
 )
 
+if TYPE_CHECKING:
+    from .session_target import SessionTarget
+
+RECLAIM = 60 * MICROSECONDS
+"""Longer than any lease of an outgoing event or of a message on offer."""
+AT_ONCE = 5 * MICROSECONDS
+"""A new run whose due time is no further than this from its start was to begin at once."""
+
 
 class Probe(Protocol):
     """Stands beside every statement; tests crash or cut the connection there by raising."""
@@ -67,8 +76,12 @@ class Probe(Protocol):
 
 
 class Journal(Protocol):
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
-        """Write the batch in one commit if the fence row still says `fence`; None if it does not."""
+    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+        """Write the batch in one commit if the fence row still says `fence`; None if it does not.
+
+        The same statement stores `token` in the fence row, so that the writer can tell after a lost answer whether it
+        was this very batch that went in.
+        """
         ...
 
     async def read_fence(self, worker: WorkerId) -> Fence | None: ...
@@ -77,14 +90,22 @@ class Journal(Protocol):
         """The runs this worker owns, with their epochs."""
         ...
 
+    async def locked(self, runs: Collection[RunId]) -> frozenset[RunId]:
+        """Those of them whose rows another transaction has locked just now; it does not wait for any."""
+        ...
+
 
 class Workers(Protocol):
     async def register(self, worker: WorkerInfo, lease: int) -> int:
         """Insert fence and worker rows in one commit; returns the database's time."""
         ...
 
-    async def retire(self, worker: WorkerId) -> None:
-        """A worker leaves for good, or is known to be dead: what it still owns is ready for others at once."""
+    async def retire(self, worker: WorkerId, died: bool = False) -> None:
+        """A worker leaves for good, or its process died: what it still owns is ready for others at once.
+
+        A death is counted in each of those runs (`Crashes`), here and in the two methods below; a run with
+        `SUSPECT_DEATHS` is a suspect from then on, and waits for `claim_suspects`.
+        """
         ...
 
     async def roster(self) -> tuple[Registered, ...]:
@@ -103,6 +124,27 @@ class Workers(Protocol):
         """Take one run away from its live owner, behind a bump of the owner's `moves`."""
         ...
 
+    async def is_ahead(self) -> bool:
+        """Whether a run was started later than the database's clock says now: then that clock was set back."""
+        ...
+
+    async def mend_times(self, lease: int) -> int:
+        """After the database's clock was set back, bring near what was stored by the time before: leases end after
+        `lease` at the latest, runs that were ready at once are so again, and what is claimed of the outbox and of the
+        messages on offer is due within `RECLAIM`. Timers keep their time. Returns how many runs it made ready.
+
+        It may be called at any time and any number of times: what is as it should be stays so.
+        """
+        ...
+
+    async def keep_company(self, worker: WorkerId) -> None:
+        """No run of this worker counts as alone in its process any more: the worker is about to claim others."""
+        ...
+
+    async def clear_deaths(self, run_id: RunId, epoch: int) -> None:
+        """Forget the deaths of a run whose steps in flight have ended since, if its owner still holds this epoch."""
+        ...
+
     async def pulse(self) -> Pulse:
         """A heartbeat connection of its own, for the thread and loop that calls this."""
         ...
@@ -113,18 +155,38 @@ class Pulse(Protocol):
         """Prolong the lease; the database's time, or None if the worker was taken over."""
         ...
 
+    async def hand_over(self, worker: WorkerId, keep: RunId | None) -> int:
+        """Make all runs of a live worker ready for others, except one, behind a bump of its `moves`; how many."""
+        ...
+
     async def close(self) -> None: ...
 
 
 class Queue(Protocol):
-    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int) -> Claim: ...
+    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, seen: int = 0) -> Claim:
+        """Take due runs, and count the claim in the same commit. Nothing is claimed if fewer than `seen` claims of
+        this worker are counted: the database has lost some of them, and with them the runs they brought."""
+        ...
+
+    async def claim_suspects(
+        self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0
+    ) -> Claim:
+        """Up to `few` of those that became suspects by their last death; without any, one that died more often. With
+        `alone` that one counts as the only run of its process until `keep_company`. Counted as any claim."""
+        ...
+
+    async def has_suspects(self, workflows: Sequence[str]) -> bool:
+        """Whether suspects wait for `claim_suspects`."""
+        ...
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:
-        """Microseconds (on the database's clock) until the first unowned run is due; None if there is none."""
+        """Microseconds (on the database's clock) until the first unowned run is due; None if there is none. Suspects
+        are not counted."""
         ...
 
     async def unpark(self, workflows: Sequence[str]) -> int:
-        """Make the parked runs of these workflows ready: a new worker may bring the code they need."""
+        """Make the parked runs of these workflows ready, not sooner than `unpark_pause` after they were parked: a new
+        worker may bring the code they need. Those parked without a `ready_at` stay. Returns how many it moved."""
         ...
 
     async def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
@@ -137,7 +199,10 @@ class Runs(Protocol):
         """Insert unowned runs, skipping ids that exist; returns the ids that are new."""
         ...
 
-    async def cancel(self, run_id: RunId, value: bytes) -> CancelOutcome: ...
+    async def cancel(self, run_id: RunId, value: bytes) -> CancelOutcome:
+        """Put a cancel into the inbox, once. A parked run that is not undoing is due at once and marked
+        `end_if_parked`, even if it was cancelled before it was parked."""
+        ...
 
     async def get(self, run_id: RunId) -> RunRecord | None: ...
 
@@ -275,6 +340,19 @@ class Joint(Protocol):
     dialect: Dialect
     connection: Any
     """What the user's code works with."""
+    is_certified: bool
+    """Whether the database is a cluster with several writable nodes: only what is written in a transaction, not what is
+    locked, keeps transactions of other nodes from committing."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its connection is gone though the transaction has not ended."""
+        ...
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the database was reached: a session takes its connection at its first statement."""
+        ...
 
     async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
         """How many rows it touched."""
@@ -288,11 +366,17 @@ class Joint(Protocol):
 
 
 class Joints(Protocol):
-    async def begin(self) -> Joint:
-        """A transaction on a connection of its own; on SQLite it holds the file's turn until it ends."""
+    @property
+    def is_certified(self) -> bool:
+        """As for a joint."""
         ...
 
-    async def take_turn(self) -> Turn:
+    async def begin(self, holder: str = "") -> Joint:
+        """A transaction on a connection of its own; on SQLite it holds the file's turn until it ends, and `holder` is
+        what the log calls it if others wait for it."""
+        ...
+
+    async def take_turn(self, holder: str = "") -> Turn:
         """The right to write on SQLite, for somebody else's connection; elsewhere nothing."""
         ...
 
@@ -412,7 +496,7 @@ class Steering(Protocol):
         ...
 
     async def resume(self, run_id: RunId) -> bool:
-        """Make a run that nobody has ready now: parked, or waiting for its next attempt. False if it is not such."""
+        """Make a parked run ready now, and forget its deaths. False if it is not parked."""
         ...
 
     async def delete(self, run_id: RunId) -> bool:
@@ -437,6 +521,15 @@ class Steering(Protocol):
 @runtime_checkable
 class Storage(Journal, Workers, Queue, Runs, Events, Outbox, Facts, Joints, Pruning, News, Survey, Steering, Protocol):
     """All of it, plus a life of its own."""
+
+    @property
+    def url(self) -> str:
+        """Of its database, with the password."""
+        ...
+
+    def session_target(self) -> SessionTarget:
+        """How SQLAlchemy connects to the same database; `AppError` where it cannot."""
+        ...
 
     async def open(self) -> None: ...
 

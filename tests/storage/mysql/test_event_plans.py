@@ -156,7 +156,7 @@ async def test_locking_buckets_touches_no_others(session: Session, template: byt
 async def test_delivering_touches_the_runs_it_is_for(session: Session) -> None:
     letters = [Letter(run, 1, "ship", 99_999) for run in BORN]
     statements = [statement for statement in deliver(letters) if "sql_mode" not in statement.label]
-    assert len(statements) == 3
+    assert len(statements) == 4
     for seen in await look_at(session, *statements):
         assert seen.reads <= 80
 

@@ -343,7 +343,7 @@ async def test_a_batch_with_children_letters_and_generations_touches_the_runs_it
     judgement = Judgement(batch, {run: Locked(0, 1, 0) for run in (*OWNED_BY_SMALL, *targets)}, [])
     statements = [*compose(Fence(WorkerId("busy0"), 0, 0), batch, 1_000_000), *judgement.statements(1_000_000)]
     touching = [s for s in statements if "edda_" in s.label and "edda_fence" not in s.label and "@edda" not in s.label]
-    assert len({statement.label for statement in touching}) == 16
+    assert len({statement.label for statement in touching}) == 18
     await session.run(READ_NEWEST)
     for seen in await look_at(session, *touching):
         assert seen.reads <= 100

@@ -44,7 +44,8 @@ SEEDS = (
     SELECT run_id, 0, workflow, '', ROW_NUMBER() OVER (ORDER BY run_id) FROM edda_sched""",
     """INSERT INTO edda_delivery (run_id, n, kind, step, at, value)
     SELECT run_id, 1, 'cancel', '', 1, '' FROM edda_sched WHERE delivered = 1""",
-    "INSERT INTO edda_fence VALUES ('busy0', 0, 0), ('busy1', 0, 0), ('busy2', 0, 0)",
+    "INSERT INTO edda_fence (worker, batch_no, moves) VALUES ('busy0', 0, 0), ('busy1', 0, 0), ('busy2', 0, 0)",
+    "INSERT INTO edda_claim SELECT worker, 0 FROM edda_fence",
     "ANALYZE TABLE edda_sched, edda_run, edda_delivery, edda_fence",
 )
 

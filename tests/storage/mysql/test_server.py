@@ -10,6 +10,7 @@ import pytest
 from edda.core.model import Absorb, Move, Release, RunId, WorkerId
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
+from edda.storage.migrate import migrations
 from edda.storage.mysql import MySQLStorage
 from edda.storage.mysql.pool import Address
 from edda.storage.mysql.session import BEGIN, EXPECT, ExpectationMissedError, Session
@@ -17,7 +18,7 @@ from edda.storage.mysql.statement import Statement, bind, groups, inserts, messa
 from edda.storage.mysql.storage import _check_version
 from tests.conftest import MakeDatabase
 from tests.storage.probes import Trap
-from tests.storage.records import LAPSED, born, bundle, done, entry, start
+from tests.storage.records import LAPSED, LATER, born, bundle, done, entry, start
 from tests.storage.worker import Worker
 
 from .locks import CONNECTION, LOCK_RUN, connection_of, shorten_lock_waits, until
@@ -231,7 +232,7 @@ async def test_a_takeover_waits_for_nobody_elses_run(storage: MySQLStorage, work
 
 
 async def test_unparking_waits_for_nobody_elses_run(storage: MySQLStorage, worker: Worker, stranger: Session) -> None:
-    await worker.write(born("a", move=Release(0, None, RunStatus.PARKED)), born("b", move=REST))
+    await worker.write(born("a", move=Release(0, LATER, RunStatus.PARKED)), born("b", move=REST))
     await shorten_lock_waits(storage._pool)
     await stranger.send(bind(BEGIN), bind(LOCK_RUN, "b"))
     assert await storage.unpark(["checkout"]) == 1
@@ -276,7 +277,7 @@ def test_a_storage_can_be_opened_again_on_another_loop(url: str) -> None:
 # Migrations and addresses
 
 
-MIGRATIONS = ("0001_core", "0002_events", "0003_lineage", "0004_talk", "0005_control")
+MIGRATIONS = tuple(migration.name for migration in migrations("mysql"))
 
 
 @pytest.mark.parametrize(("point", "pending"), [(12, MIGRATIONS), (30, MIGRATIONS[1:]), (54, MIGRATIONS[3:])])

@@ -11,6 +11,7 @@ from typing import Any
 from edda.storage.postgres import PostgresStorage
 from edda.storage.postgres.pool import Address
 from edda.storage.postgres.session import Session
+from edda.storage.postgres.target import Target
 from tests import databases
 from tests.conftest import need
 
@@ -31,7 +32,7 @@ async def seeded(seeds: Iterable[str] = ()) -> AsyncIterator[str]:
 @asynccontextmanager
 async def session_at(url: str) -> AsyncIterator[Session]:
     """As the storage itself would open it."""
-    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
+    session = await Address(Target(url, 0), probe=None).connect(None)
     yield session
     await session.close()
 

@@ -63,6 +63,7 @@ SELECT 'done' || i, 0, 'completed', '', i FROM generate_series(1, 100000) i""",
     "INSERT INTO edda_event_type SELECT 'type' || i, 1 FROM generate_series(0, 9) i",
     "INSERT INTO edda_shape SELECT 'type' || i, '', 0 FROM generate_series(0, 9) i",
     "INSERT INTO edda_fence VALUES ('busy', 0, 0)",
+    "INSERT INTO edda_claim SELECT worker, 0 FROM edda_fence",
     "VACUUM ANALYZE",
 )
 
@@ -103,7 +104,7 @@ async def register(session: Session, waits: Iterable[tuple[str, Wait]]) -> Look:
     release = Release(1, None, RunStatus.WAITING_FOR_EVENT)
     batch = [Bundle(RunId(run), 1, 0, move=release, waits=(wait,)) for run, wait in waits]
     statement, values = compose(WorkerId("busy"), batch)
-    return await look(session, statement, "busy", 0, 0, *values)
+    return await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
 
 
 async def test_a_post_touches_the_runs_that_wait_for_it(session: Session) -> None:
@@ -173,7 +174,7 @@ async def test_drops_and_frees_touch_their_own_rows(session: Session) -> None:
     move = Release(2, None, RunStatus.WAITING_FOR_TIMER)
     batch = [Bundle(RunId(run), 1, 0, move=move, drops=("1",), frees=(2,)) for run in OWNED[:50]]
     statement, values = compose(WorkerId("busy"), batch)
-    seen = await look(session, statement, "busy", 0, 0, *values)
+    seen = await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
     assert {"edda_wait_pkey", "edda_delivery_pkey"} <= seen.indexes
     assert not seen.read_whole
     assert seen.pages < 50 * 60

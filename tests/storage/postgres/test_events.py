@@ -28,7 +28,7 @@ TYPES, KEYS = 4712, 4713
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks are waited for only briefly by those who connect from now on."""
-    monkeypatch.setitem(pool._SETTINGS, "lock_timeout", "20ms")
+    monkeypatch.setitem(pool.SETTINGS, "lock_timeout", "20ms")
 
 
 def bucket(name: bytes) -> int:

@@ -32,6 +32,7 @@ SELECT run_id, g, 'workflow', '', g * substr(run_id, 4)::int FROM edda_sched, ge
 INSERT INTO edda_hist SELECT id, gen, 1, 1, 'step', '', '', true, 1, 1, NULL, NULL, '', '' FROM edda_run""",
     "INSERT INTO edda_watcher SELECT run_id, 'run00000001', 'child:1' FROM edda_sched",
     "INSERT INTO edda_fence VALUES ('busy', 0, 0)",
+    "INSERT INTO edda_claim SELECT worker, 0 FROM edda_fence",
     "VACUUM ANALYZE",
 )
 
@@ -52,7 +53,7 @@ def run(number: int) -> str:
 
 async def write(session: Session, batch: Iterable[Bundle]) -> Look:
     statement, values = compose(WorkerId("busy"), list(batch))
-    return await look(session, statement, "busy", 0, 0, *values)
+    return await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
 
 
 def telling(number: int) -> Bundle:

@@ -36,6 +36,7 @@ SELECT 'run' || lpad(i::text, 8, '0'), 0, 'workflow' || i % 5, '', i FROM genera
 INSERT INTO edda_delivery (run_id, n, kind, step, at, value)
 SELECT 'run' || lpad(i::text, 8, '0'), 1, 'cancel', '', i, '' FROM generate_series(1, 120000) i WHERE i % 100 = 37""",
     "INSERT INTO edda_fence SELECT 'busy' || i, 0, 0 FROM generate_series(0, 2) i",
+    "INSERT INTO edda_claim SELECT worker, 0 FROM edda_fence",
     "VACUUM ANALYZE",
 )
 
@@ -44,7 +45,7 @@ NAMES = ["workflow0", "workflow1", "unheard_of"]
 
 
 async def test_a_claim_reads_little_more_than_it_takes(session: Session) -> None:
-    seen = await look(session, CLAIM_FEW, "busy0", NAMES, 10)
+    seen = await look(session, CLAIM_FEW, "busy0", NAMES, 10, 0)
     assert seen.rows == 10
     assert "edda_sched_ready" in seen.indexes
     assert not seen.read_whole & {"edda_sched", "edda_fence"}
@@ -52,20 +53,20 @@ async def test_a_claim_reads_little_more_than_it_takes(session: Session) -> None
 
 
 async def test_a_large_claim_stays_on_the_index_too(session: Session) -> None:
-    seen = await look(session, CLAIM_MANY, "busy0", NAMES, 300)
+    seen = await look(session, CLAIM_MANY, "busy0", NAMES, 300, 0)
     assert seen.rows == 300
     assert not seen.read_whole
     assert seen.pages < 300 * 25
 
 
 async def test_a_claim_does_not_walk_through_the_timers_of_the_future(session: Session) -> None:
-    seen = await look(session, CLAIM_FEW.replace("clock_timestamp()", "'epoch'::timestamptz"), "busy0", NAMES, 10)
+    seen = await look(session, CLAIM_FEW.replace("clock_timestamp()", "'epoch'::timestamptz"), "busy0", NAMES, 10, 0)
     assert seen.rows == 1  # the time alone
     assert seen.pages < 30
 
 
 async def test_a_claim_by_a_worker_without_a_fence_locks_nothing(session: Session) -> None:
-    seen = await look(session, CLAIM_FEW, "nobody", NAMES, 10)
+    seen = await look(session, CLAIM_FEW, "nobody", NAMES, 10, 0)
     assert seen.rows == 1
     assert seen.pages < 30
 
@@ -118,7 +119,7 @@ async def test_a_batch_touches_the_runs_it_is_about(session: Session) -> None:
         Bundle(run, 1, 0, move=release if i % 2 else End(RunStatus.COMPLETED, b"", 1)) for i, run in enumerate(owned)
     ]
     statement, values = compose(WorkerId("busy0"), batch)
-    seen = await look(session, statement, "busy0", 0, 0, *values)
+    seen = await look(session, statement, "busy0", 0, 0, 0, 0, 0, *values)
     assert seen.rows == 1
     assert "edda_sched_pkey" in seen.indexes
     assert not seen.read_whole
@@ -151,7 +152,7 @@ async def test_the_look_notices_a_query_that_has_left_its_index(session: Session
 async def test_a_plan_made_on_an_empty_database_is_one_for_a_large_one_already() -> None:
     async with seeded() as url, session_at(url) as session:
         looks = [
-            await look(session, CLAIM_MANY, "busy0", NAMES, 10),
+            await look(session, CLAIM_MANY, "busy0", NAMES, 10, 0),
             await look(session, MAIL, "busy0"),
             await look(session, OWNED, "busy0"),
             await look(session, FREE, "busy0"),

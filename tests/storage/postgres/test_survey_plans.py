@@ -17,6 +17,7 @@ from edda.storage.postgres.search import GENERATIONS, pages, tally
 from edda.storage.postgres.session import Session
 from edda.storage.postgres.steering import AUDITS, IS_OPEN, LOCK_ENDED, REOPEN, RESUME
 from edda.storage.postgres.survey import CONSUMERS, CREW, EVENT, STANDING, event_page
+from edda.storage.postgres.target import Target
 from tests.scale.seeds import statements
 
 from .plans import Look, look
@@ -30,7 +31,7 @@ SEEDS = tuple(statements("postgres", ENDED_RUNS, OPEN_RUNS))
 @pytest.fixture
 async def session(url: str) -> AsyncIterator[Session]:
     """As the storage itself would open it for people who look."""
-    session = await Address(url, statement_cache_size=0, probe=None, is_survey=True).connect(None)
+    session = await Address(Target(url, 0), probe=None, is_survey=True).connect(None)
     yield session
     await session.close()
 
@@ -186,7 +187,7 @@ async def test_the_mark_that_pages_watch_costs_next_to_nothing(session: Session)
 
 
 async def test_what_people_do_touches_one_run(url: str) -> None:
-    session = await Address(url, statement_cache_size=0, probe=None).connect(None)
+    session = await Address(Target(url, 0), probe=None).connect(None)
     looks = [
         await look(session, LOCK_ENDED, SOMEBODY),
         await look(session, REOPEN, SOMEBODY, 0, 1),

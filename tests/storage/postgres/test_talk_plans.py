@@ -90,6 +90,7 @@ SELECT 'run' || lpad(i::text, 8, '0'), 0, 'pay:1', 1, '', i FROM generate_series
 INSERT INTO edda_fact (run_id, name, value, at)
 SELECT 'run' || lpad(i::text, 8, '0'), 'progress', '', i FROM generate_series(1, 50000) i""",
     "INSERT INTO edda_fence VALUES ('busy', 0, 0)",
+    "INSERT INTO edda_claim SELECT worker, 0 FROM edda_fence",
     "VACUUM ANALYZE",
 )
 CROWDED, FULL, EMPTY = b"\xc0", b"\xf0", b"\xee"
@@ -103,7 +104,7 @@ def run(number: int) -> RunId:
 
 async def write(session: Session, batch: Iterable[Bundle]) -> Look:
     statement, values = compose(WorkerId("busy"), list(batch))
-    return await look(session, statement, "busy", 0, 0, *values)
+    return await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
 
 
 def talkative(number: int) -> Bundle:

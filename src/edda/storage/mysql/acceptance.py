@@ -12,7 +12,7 @@ from edda.core.model import Accepted, Incoming, RunId, Start
 from edda.errors import StorageConflictError
 
 from .births import FIND_EXISTING, insert_ready
-from .buckets import hold, of_ids, of_keys, of_types, share
+from .buckets import hold_events, share_types
 from .clock import READ_CLOCK
 from .dispatches import forward
 from .letters import Letter, deliver
@@ -102,20 +102,20 @@ class Look:
 
 async def _survey(session: Session, look: Look, forwarded: Sequence[int]) -> Answers:
     try:
-        return await session.ask(*survey(look, forwarded))
+        return await session.ask(*survey(look, forwarded, session.node))
     except ExpectationMissedError as error:
         raise StorageConflictError("somebody else has forwarded one of the dispatches") from error
 
 
-def survey(look: Look, forwarded: Sequence[int]) -> Iterator[Statement]:
+def survey(look: Look, forwarded: Sequence[int], node: int | None = None) -> Iterator[Statement]:
     """The locks, and what is there under them."""
     post = look.post
     events = [incoming.event for incoming in post]
     keys = {key for incoming in post for each in incoming.keys for key in (each.plain, each.kept)}
     ids = [b"SELECT %d AS i, %b AS source, %b AS id" % (i, text(e.source), text(e.id)) for i, e in enumerate(events)]
     yield bind(BEGIN)
-    yield share(of_types(_types(post)))
-    yield hold(of_keys(keys) | of_ids((e.source, e.id) for e in events))
+    yield share_types(_types(post), node)
+    yield hold_events(keys, [(e.source, e.id) for e in events], node)
     yield from forward(forwarded)
     yield bind(READ_CLOCK)
     yield bind(VERSIONS, sorted(_types(post)))

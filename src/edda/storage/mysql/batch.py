@@ -20,7 +20,7 @@ from .births import (
     run_row,
     sched_row,
 )
-from .buckets import lock, of_keys
+from .buckets import lock_waits
 from .clock import NOW
 from .generations import INSERT_PAST, first_line, next_row, past_row
 from .history import INSERT_HIST, INSERT_RESULT, hist_rows, result_row
@@ -31,16 +31,22 @@ from .statement import Statement, bind, inserts, joins, text
 from .talk import say
 from .waits import INSERT_WAIT, OR_KEEP, asks, find_events, wait_key, wait_row
 
-BUMP_FENCE = b"UPDATE edda_fence SET batch_no = batch_no + 1 WHERE worker = %b AND batch_no = %b AND moves = %b"
+# The count of claims is read without a lock: it only grows, and the claims that this worker knows of were acknowledged
+# before, so less than that was lost by the database.
+BUMP_FENCE = b"""UPDATE edda_fence SET batch_no = batch_no + 1, token = %b
+    WHERE worker = %b AND batch_no = %b AND moves = %b AND token = %b
+      AND EXISTS (SELECT 1 FROM edda_claim c WHERE c.worker = %b AND c.n >= %b)"""
 FREE_LETTER = b"""UPDATE (%b) v STRAIGHT_JOIN edda_delivery d ON d.run_id = v.run_id AND d.n = v.n
     SET d.event = NULL, d.kind = 'stray'"""
 
 
-def compose(fence: Fence, batch: Sequence[Bundle], limit: int) -> Iterator[Statement]:
+def compose(
+    fence: Fence, batch: Sequence[Bundle], limit: int, token: int = 0, node: int | None = None
+) -> Iterator[Statement]:
     """All of a batch in which nothing depends on what is found; else all that does not depend on it, and the commit is
     still to come. It hopes for children that are new and ends that know who watches: an expectation is missed if not.
     """
-    yield from begin(fence, batch)
+    yield from begin(fence, batch, token, node)
     children = born_to(batch)
     if children:
         yield bind(COUNT_EXISTING, [child.run_id for child in children])
@@ -52,13 +58,14 @@ def compose(fence: Fence, batch: Sequence[Bundle], limit: int) -> Iterator[State
         yield bind(COMMIT)
 
 
-def begin(fence: Fence, batch: Sequence[Bundle]) -> Iterator[Statement]:
+def begin(fence: Fence, batch: Sequence[Bundle], token: int, node: int | None) -> Iterator[Statement]:
     yield bind(BEGIN)
     if waits := [wait for bundle in batch for wait in bundle.waits]:
         # Who takes a message away must be alone with its key.
-        single = of_keys(key for wait in waits if wait.once for key in (wait.key, wait.own_key))
-        yield from lock(of_keys(key for wait in waits for key in (wait.key, wait.own_key)), single)
-    yield bind(BUMP_FENCE, fence.worker, fence.batch_no, fence.moves)
+        single = [key for wait in waits if wait.once for key in (wait.key, wait.own_key)]
+        yield from lock_waits([key for wait in waits for key in (wait.key, wait.own_key)], single, node)
+    known = (fence.worker, fence.batch_no, fence.moves, fence.token, fence.worker, fence.claims)
+    yield bind(BUMP_FENCE, token, *known)
     yield bind(EXPECT, 1)
 
 

@@ -1,6 +1,11 @@
 """What acceptors and registrars lock before they look, always types before all else, and in this order.
 
 InnoDB queues for a row's lock, so neither side starves the other.
+
+Transactions on other nodes of a Galera cluster do not see a lock, so there the buckets are written: of two transactions
+on two nodes that write one bucket, the second COMMIT is refused. There is no shared write. The buckets of types, which
+acceptors share and only a process that learns a shape has alone, are therefore used in groups of `_SLOTS`: an acceptor
+writes the one of its node, and who learns writes all of the group.
 """
 
 from __future__ import annotations
@@ -14,12 +19,16 @@ from .statement import Statement, bind, text
 # FORCE: a scan of the whole table, which is small, would wait for everybody.
 SHARE = b"SELECT b FROM edda_bucket FORCE INDEX (PRIMARY) WHERE b IN (%b) ORDER BY b LOCK IN SHARE MODE"
 HOLD = b"SELECT b FROM edda_bucket FORCE INDEX (PRIMARY) WHERE b IN (%b) ORDER BY b FOR UPDATE"
+WRITE = b"UPDATE edda_bucket FORCE INDEX (PRIMARY) SET turn = turn + 1 WHERE b IN (%b) ORDER BY b"
 
 _SIZE = 256
 _KEYS, _IDS = _SIZE, 2 * _SIZE
 """Where the buckets of keys and of events' ids begin; those of types come first."""
 OUTBOX = 3 * _SIZE
 """One for all that is on its way out."""
+LOG = OUTBOX + 1
+"""One for those who remove old events or give them keys."""
+_SLOTS = 8
 
 
 def of_types(types: Iterable[str]) -> set[int]:
@@ -40,6 +49,49 @@ def share(buckets: Iterable[int]) -> Statement:
 
 def hold(buckets: Iterable[int]) -> Statement:
     return bind(HOLD, sorted(buckets))
+
+
+def write(buckets: Iterable[int]) -> Statement:
+    return bind(WRITE, sorted(buckets))
+
+
+def certify(bucket: int, node: int | None) -> Iterator[Statement]:
+    """For who holds a bucket and goes on to change what it stands for."""
+    if node is not None:
+        yield write([bucket])
+
+
+def share_types(types: Iterable[str], node: int | None) -> Statement:
+    """For who brings events. `node` is the session's, here and below: None outside of a cluster."""
+    if node is None:
+        return share(of_types(types))
+    return write(group + node % _SLOTS for group in _groups(types))
+
+
+def hold_type(type: str, node: int | None) -> Statement:
+    """For who learns a shape."""
+    if node is None:
+        return hold(of_types([type]))
+    return write(group + slot for group in _groups([type]) for slot in range(_SLOTS))
+
+
+def _groups(types: Iterable[str]) -> set[int]:
+    """The first bucket of each type's group."""
+    return {bucket - bucket % _SLOTS for bucket in of_types(types)}
+
+
+def hold_events(keys: Iterable[bytes], ids: Iterable[tuple[str, str]], node: int | None) -> Statement:
+    """For who brings events."""
+    take = hold if node is None else write
+    return take(of_keys(keys) | of_ids(ids))
+
+
+def lock_waits(keys: Iterable[bytes], single: Iterable[bytes], node: int | None) -> Iterator[Statement]:
+    """For who registers waits: shared, but alone with keys whose messages it may take away."""
+    if node is None:
+        yield from lock(of_keys(keys), of_keys(single))
+    else:
+        yield write(of_keys(keys))
 
 
 def lock(shared: Set[int], held: Set[int]) -> Iterator[Statement]:

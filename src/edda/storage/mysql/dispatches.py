@@ -8,6 +8,7 @@ from edda.core.model import Dispatch, DispatchKind, StoredDispatch
 from edda.errors import StorageConflictError
 
 from .buckets import hold, of_keys
+from .certification import repeated
 from .clock import NOW
 from .pool import Pool
 from .rows import stored_dispatch
@@ -46,6 +47,7 @@ class MySQLDispatches:
     async def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
         return tuple(map(stored_dispatch, (await self._pool.run(DISPATCHES, limit)).rows))
 
+    @repeated
     async def take(self, key: bytes, lease: int) -> StoredDispatch | None:
         async with self._pool.session() as session:
             *_, first = await session.send(bind(BEGIN), hold(of_keys([key])), bind(FIND_FIRST, key))

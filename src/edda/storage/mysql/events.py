@@ -10,7 +10,9 @@ from edda.core.model import Accepted, Incoming, RunId, Shapes, StoredEvent, Wait
 from edda.errors import StorageConflictError
 
 from .acceptance import INSERT_KEY, accept
-from .buckets import hold, of_types
+from .buckets import LOG as LOG_BUCKET
+from .buckets import certify, hold_type
+from .certification import repeated
 from .dispatches import forward
 from .pool import Pool
 from .rows import stored_event, wait
@@ -46,6 +48,7 @@ WAITS = b"SELECT step, `key`, own_key, type, `match`, due, once FROM edda_wait W
 class MySQLEvents:
     _pool: Pool
 
+    @repeated
     async def accept(
         self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
     ) -> Accepted | None:
@@ -74,10 +77,11 @@ class MySQLEvents:
             known[type.decode()].append(shape.decode())
         return {type: Shapes(version, tuple(known[type])) for type, version in versions.items()}
 
+    @repeated
     async def learn(self, type: str, shape: str) -> int:
         async with self._pool.session() as session:
             _, _, known, newest = await session.send(
-                bind(BEGIN), hold(of_types([type])), bind(FILLED_FROM, type, shape), bind(NEWEST)
+                bind(BEGIN), hold_type(type, session.node), bind(FILLED_FROM, type, shape), bind(NEWEST)
             )
             if known.rows:
                 await session.run(COMMIT)
@@ -86,10 +90,13 @@ class MySQLEvents:
             await session.send(bind(INSERT_SHAPE, type, shape, filled_from), bind(RAISE_VERSION, type), bind(COMMIT))
             return filled_from
 
+    @repeated
     async def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
         async with self._pool.session() as session:
             # An event that was pruned meanwhile must not be found again; one that is locked cannot be pruned.
-            _, there = await session.send(bind(BEGIN), bind(SHARE_EVENTS, sorted({seq for _, seq in keys})))
+            # Of another node's lock who prunes sees nothing: there both write a bucket.
+            alone = certify(LOG_BUCKET, session.node)
+            *_, there = await session.send(bind(BEGIN), *alone, bind(SHARE_EVENTS, sorted({seq for _, seq in keys})))
             kept = {row[0] for row in there.rows}
             rows = [b"(%b,%d)" % (binary(key), seq) for key, seq in sorted(set(keys)) if seq in kept]
             await session.send(

@@ -29,7 +29,11 @@ class MySQLJoints:
     """Not the journal's, nor that of anybody who waits for an answer."""
     _pool: Pool
 
-    async def begin(self) -> MySQLJoint:
+    @property
+    def is_certified(self) -> bool:
+        return self._joints.is_certified
+
+    async def begin(self, holder: str = "") -> MySQLJoint:
         session = await self._joints.borrow()
         try:
             await session.run(BEGIN)
@@ -38,7 +42,7 @@ class MySQLJoints:
             raise
         return MySQLJoint(self._joints, session)
 
-    async def take_turn(self) -> MySQLTurn:
+    async def take_turn(self, holder: str = "") -> MySQLTurn:
         return MySQLTurn()
 
     async def done(self, run_id: RunId, gen: int, step: str) -> Done | None:
@@ -55,7 +59,16 @@ class MySQLJoint:
         self._pool = pool
         self._session = session
         self._has_ended = False
+        self.is_certified = session.node is not None
         self.connection: Any = session.connection
+
+    @property
+    def is_lost(self) -> bool:
+        return not self._has_ended and not self._session.alive
+
+    @property
+    def has_begun(self) -> bool:
+        return True
 
     async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
         return (await self._session.execute(sql, pyformat(sql), values)).affected

@@ -6,14 +6,16 @@ generations) takes two, and three the rare one whose first message hoped in vain
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from edda.core.model import Bundle, Fence, Release, RunId, WorkerId, Written
+from edda.core.states import RunStatus
 from edda.errors import StorageConflictError
 
 from .batch import begin, born_to, compose, compose_judged
 from .births import FIND_EXISTING
+from .certification import repeated
 from .judgement import Judgement, depends
 from .moves import LOCK_AND_LOOK, LOCK_SCHED, locked
 from .pool import Pool
@@ -23,8 +25,11 @@ from .statement import Statement, bind
 from .stock import FIND_MESSAGE
 from .waits import FIND_EVENT
 
-READ_FENCE = b"SELECT batch_no, moves FROM edda_fence WHERE worker = %b"
+READ_FENCE = b"""SELECT f.batch_no, f.moves, f.token, c.n FROM edda_fence f
+    JOIN edda_claim c ON c.worker = f.worker WHERE f.worker = %b"""
 OWNED = b"SELECT run_id, epoch FROM edda_sched WHERE owner = %b"
+EXISTING = b"SELECT run_id FROM edda_sched WHERE run_id IN (%b)"
+UNLOCKED = b"SELECT run_id FROM edda_sched FORCE INDEX (PRIMARY) WHERE run_id IN (%b) FOR UPDATE SKIP LOCKED"
 
 
 class MySQLJournal:
@@ -32,11 +37,12 @@ class MySQLJournal:
     """A line of its own: a batch never waits behind a reader."""
     _pool: Pool
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
+    @repeated
+    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
         for way in (_write_in_hope, _write_with_care):
             with suppress(ExpectationMissedError):
                 async with self._journal.session() as session:
-                    return await way(session, fence, batch)
+                    return await way(session, fence, batch, token)
         return None
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
@@ -46,20 +52,25 @@ class MySQLJournal:
     async def owned(self, worker: WorkerId) -> dict[RunId, int]:
         return {run_id(run): epoch for run, epoch in (await self._pool.run(OWNED, worker)).rows}
 
+    async def locked(self, runs: Collection[RunId]) -> frozenset[RunId]:
+        """A row that does not exist is not locked."""
+        existing, free = await self._journal.send(bind(EXISTING, sorted(runs)), bind(UNLOCKED, sorted(runs)))
+        return frozenset(run_id(row[0]) for row in existing.rows) - {run_id(row[0]) for row in free.rows}
 
-async def _write_in_hope(session: Session, fence: Fence, batch: Sequence[Bundle]) -> Written:
+
+async def _write_in_hope(session: Session, fence: Fence, batch: Sequence[Bundle], token: int) -> Written:
     # All of it before the first is sent: bad data is refused here.
-    statements = list(compose(fence, batch, session.limit))
+    statements = list(compose(fence, batch, session.limit, token, session.node))
     answers = await session.ask(*statements)
     if any(map(depends, batch)):
         return await _judge(session, batch, answers)
     return Written(frozenset(_with_mail(batch, {run_id(run): n for run, n in answers.to(LOCK_SCHED)})))
 
 
-async def _write_with_care(session: Session, fence: Fence, batch: Sequence[Bundle]) -> Written:
+async def _write_with_care(session: Session, fence: Fence, batch: Sequence[Bundle], token: int) -> Written:
     """Look before anything is decided: all that is expected then is the fence."""
     wanted = [child.run_id for child in born_to(batch)]
-    look = await session.ask(*begin(fence, batch), bind(FIND_EXISTING, wanted))
+    look = await session.ask(*begin(fence, batch, token, session.node), bind(FIND_EXISTING, wanted))
     children = born_to(batch, {run_id(row[0]) for row in look.to(FIND_EXISTING)})
     statements = list(compose_judged(fence.worker, batch, children, session.limit))
     answers = await _settle(session, statements, "somebody else starts a run with the same id")
@@ -87,6 +98,7 @@ def _with_mail(batch: Sequence[Bundle], delivered: Mapping[RunId, int]) -> Itera
     for bundle in batch:
         if (
             isinstance(bundle.move, Release)
+            and bundle.move.status is not RunStatus.PARKED
             and not bundle.waits
             and delivered.get(bundle.run_id, bundle.move.absorbed) != bundle.move.absorbed
         ):

@@ -19,12 +19,15 @@ INSERT_LETTER = (
     b" SELECT v.run_id, v.n, v.kind, v.step, " + NOW + b", '', e.seq"
     b" FROM (%b) v STRAIGHT_JOIN edda_event e ON e.seq = v.event LOCK IN SHARE MODE"
 )
-# A run without an owner is ready now.
-NOTE = b"""UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET
-    s.delivered = v.n,
-    s.ready_at = IF(s.owner IS NULL, 0, s.ready_at),
-    s.status = IF(s.owner IS NULL, 'running', s.status),
-    s.reason = IF(s.owner IS NULL, NULL, s.reason)"""
+NOTE = b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET s.delivered = v.n"
+# A run without an owner is ready now; a parked run and a suspect keep their time.
+WAKES = b"s.owner IS NULL AND s.status <> 'parked' AND s.suspect_at IS NULL"
+WAKE = b"UPDATE (%%b) v STRAIGHT_JOIN edda_sched s FORCE INDEX (PRIMARY) ON s.run_id = v.run_id AND %b SET %b" % (
+    WAKES,
+    b"s.ready_at = 0, s.status = 'running', s.reason = NULL",
+)
+# A cancel has a parked run tried at once, and ended if it cannot go on; one that undoes what it did stays as it is.
+IS_PARKED = b"s.owner IS NULL AND s.status = 'parked' AND NOT s.undoing AND NOT s.end_if_parked"
 
 
 class Letter(NamedTuple):
@@ -46,7 +49,9 @@ def deliver(letters: Sequence[Letter]) -> Iterator[Statement]:
 
 def note(last: Mapping[RunId, int]) -> Iterator[Statement]:
     """Up to which number each run has got letters now."""
-    yield from joins(NOTE, [b"SELECT %b AS run_id, %d AS n" % (text(run), n) for run, n in last.items()])
+    rows = [b"SELECT %b AS run_id, %d AS n" % (text(run), n) for run, n in last.items()]
+    yield from joins(NOTE, rows)
+    yield from joins(WAKE, rows)
 
 
 def _row(letter: Letter) -> bytes:

@@ -8,12 +8,16 @@ from edda.core.model import EntryKind, Letter, RunId
 
 from .clock import NOW
 from .history import KINDS
-from .letters import note
+from .letters import IS_PARKED, note
 from .moves import Locked
 from .statement import Statement, binary, inserts, joins, text
 
 INSERT_MAIL = b"INSERT INTO edda_delivery (run_id, n, kind, step, at, value) VALUES "
 CANCEL = b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET s.cancelled = TRUE"
+CANCEL_PARKED = (
+    b"UPDATE (%%b) v STRAIGHT_JOIN edda_sched s FORCE INDEX (PRIMARY) ON s.run_id = v.run_id AND %b"
+    b" SET s.ready_at = 0, s.end_if_parked = TRUE" % IS_PARKED
+)
 
 
 class Mail:
@@ -37,10 +41,13 @@ class Mail:
         if letter.kind is not EntryKind.CANCEL:
             return True
         is_first = not target.cancelled and letter.run_id not in self._cancelled
-        self._cancelled.add(letter.run_id)
+        if is_first:
+            self._cancelled.add(letter.run_id)
         return is_first
 
     def statements(self, limit: int) -> Iterator[Statement]:
         yield from inserts(INSERT_MAIL, self._rows, limit)
         yield from note(self._last)
-        yield from joins(CANCEL, [b"SELECT %b AS run_id" % text(run) for run in sorted(self._cancelled)])
+        cancelled = [b"SELECT %b AS run_id" % text(run) for run in sorted(self._cancelled)]
+        yield from joins(CANCEL, cancelled)
+        yield from joins(CANCEL_PARKED, cancelled)

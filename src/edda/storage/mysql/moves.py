@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from edda.core.model import Absorb, End, Move, Recur, Release, RunId
+from edda.core.states import RunStatus
 
 from .births import STATUSES
+from .clock import NOW
 from .rows import run_id as id_of
 from .session import Row, exact_joins
 from .statement import Statement, joins, number, optional
@@ -23,10 +25,18 @@ RELEASE = b"""UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SE
     s.ready_at = IF(s.delivered = v.absorbed, v.ready_at, 0),
     s.status = IF(s.delivered = v.absorbed, v.status, 'running'),
     s.reason = IF(s.delivered = v.absorbed, v.reason, NULL),
-    s.attempts = IF(v.status = 'parked', s.attempts + 1, 0),
+    s.attempts = 0, s.parked_at = NULL, s.end_if_parked = FALSE, s.alone = FALSE,
+    s.deaths = 0, s.deaths_alone = 0, s.died_seq = NULL,
     s.absorbed = v.absorbed"""
+# A parked run rests whatever is in its inbox: it could not read it.
+PARK = (
+    b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET"
+    b" s.owner = NULL, s.ready_at = v.ready_at, s.status = v.status, s.reason = v.reason,"
+    b" s.attempts = s.attempts + 1, s.alone = FALSE, s.absorbed = v.absorbed, s.parked_at = " + NOW
+)
 RECUR = b"""UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET
-    s.gen = s.gen + 1, s.absorbed = v.absorbed, s.cancelled = FALSE, s.attempts = 0, s.undoing = FALSE"""
+    s.gen = s.gen + 1, s.absorbed = v.absorbed, s.cancelled = FALSE, s.attempts = 0, s.undoing = FALSE,
+    s.end_if_parked = FALSE, s.deaths = 0, s.deaths_alone = 0, s.died_seq = NULL"""
 UNDO = b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET s.undoing = TRUE"
 # A join as well: with an IN list MariaDB scans a small table from end to end here, and ignores a FORCE INDEX.
 END = b"DELETE s FROM (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id AND s.watchers = v.watchers"
@@ -50,6 +60,7 @@ class Moves:
     def __init__(self) -> None:
         self._absorbed: list[bytes] = []
         self._released: list[bytes] = []
+        self._parked: list[bytes] = []
         self._recurred: list[bytes] = []
         self._ended: list[bytes] = []
         self._settled: list[bytes] = []
@@ -61,7 +72,8 @@ class Moves:
             case Absorb(absorbed):
                 self._absorbed.append(b"SELECT %b AS run_id, %d AS absorbed" % (run_id, absorbed))
             case Release(absorbed, ready_at, status):
-                self._released.append(
+                rows = self._parked if status is RunStatus.PARKED else self._released
+                rows.append(
                     b"SELECT %b AS run_id, %d AS absorbed, %b AS ready_at, %b AS status, %b AS reason"
                     % (run_id, absorbed, number(ready_at), STATUSES[status], optional(move.reason))
                 )
@@ -82,6 +94,7 @@ class Moves:
         """Misses its expectation if others watch a run that ends than it knows of, or if it has got mail since."""
         yield from joins(ABSORB, self._absorbed)
         yield from joins(RELEASE, self._released)
+        yield from joins(PARK, self._parked)
         yield from joins(RECUR, self._recurred)
         yield from exact_joins(END, self._ended)
         yield from exact_joins(END_IF_SETTLED, self._settled)

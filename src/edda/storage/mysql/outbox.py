@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from edda.core.model import Outgoing, OutgoingRecord, OutgoingState, Receipt
 
-from .buckets import OUTBOX, hold
+from .buckets import OUTBOX, certify, hold
+from .certification import repeated
 from .claims import find_due
 from .clock import NOW
 from .pool import Pool
@@ -53,6 +54,7 @@ def outgoing_row(event: Outgoing) -> bytes:
 class MySQLOutbox:
     _pool: Pool
 
+    @repeated
     async def enqueue(self, events: Sequence[Outgoing]) -> None:
         if not events:
             return
@@ -60,16 +62,19 @@ class MySQLOutbox:
             rows = inserts(INSERT_OUTGOING, [outgoing_row(event) for event in events], session.limit)
             await session.send(bind(BEGIN), *rows, bind(COMMIT))
 
+    @repeated
     async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
         async with self._pool.session() as session:
             now, due = await find_due(session, limit)
             if not due:
                 await session.run(COMMIT)
                 return ()
-            found = await session.ask(*in_lists(READ, due), *in_lists(CLAIM, due, now + lease), bind(COMMIT))
+            claiming = (*in_lists(READ, due), *in_lists(CLAIM, due, now + lease), *certify(OUTBOX, session.node))
+            found = await session.ask(*claiming, bind(COMMIT))
             claimed = map(outgoing_record, found.to(READ))
             return tuple(replace(record, due=now + lease, attempts=record.attempts + 1) for record in claimed)
 
+    @repeated
     async def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
         if receipts:
             async with self._pool.session() as session:
@@ -86,10 +91,11 @@ class MySQLOutbox:
         (found,) = await self._pool.send(find)
         return tuple(map(outgoing_record, found.rows))
 
+    @repeated
     async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
         wanted = None if ids is None else {id.encode() for id in ids}
         async with self._pool.session() as session:
             *_, dead = await session.send(bind(BEGIN), hold([OUTBOX]), bind(FIND_DEAD))
             chosen = [seq for seq, id in dead.rows if wanted is None or id in wanted]
-            await session.send(*in_lists(REVIVE, chosen), bind(COMMIT))
+            await session.send(*in_lists(REVIVE, chosen), *certify(OUTBOX, session.node), bind(COMMIT))
             return len(chosen)

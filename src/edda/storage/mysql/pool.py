@@ -11,8 +11,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import asyncmy
 
-from edda.errors import StorageError, StorageUnavailableError
+from edda.errors import NotConnectedError, StorageError
 from edda.storage.ports import Probe
+from edda.storage.url_options import refuse_unknown_options
 
 from .session import SETUP, Reply, Session
 from .statement import Statement, Value
@@ -20,6 +21,10 @@ from .statement import Statement, Value
 CONNECT_PATIENCE = 5.0
 PATIENCE = 30.0
 """Seconds without an answer after which a connection counts as lost; a lock is waited for 5 seconds at most."""
+JOURNAL_PATIENCE = 10.0
+"""The same for the journal, whose one connection all runs of a worker wait for. A batch waits a second for a lock at
+most, and one without an answer is sent again and found by its token if it was in."""
+KNOWN_OPTIONS = frozenset({"charset", "ssl", "ssl_ca", "unix_socket"})
 
 
 class Address:
@@ -30,6 +35,8 @@ class Address:
         self._probe = probe
         self._sessions: set[Session] = set()
         self._open = False
+        self.is_certified = False
+        """Whether the server is a node of a Galera cluster, as the newest session found it."""
 
     def open(self) -> None:
         self._open = True
@@ -47,6 +54,7 @@ class Address:
         self._sessions = {s for s in self._sessions if s.alive} | {session}
         self._refuse_if_closed(session)
         await session.set_up(setup)
+        self.is_certified = session.node is not None
         return session
 
     async def _dial(self) -> Any:
@@ -56,23 +64,28 @@ class Address:
                 return await connect(**self._arguments)
         except Exception as error:
             # Refused, timed out, half a handshake, bad password: all the same to a caller who will try again.
-            raise StorageUnavailableError(f"cannot connect to the database: {error!r}") from error
+            raise NotConnectedError(f"cannot connect to the database: {error!r}") from error
 
     def _refuse_if_closed(self, session: Session | None = None) -> None:
         if not self._open:
             if session:
                 session.abort()
-            raise StorageUnavailableError("the storage is closed")
+            raise NotConnectedError("the storage is closed")
 
 
 class Pool:
     """At most `size` sessions; whoever borrows one has it alone until the block ends."""
 
-    def __init__(self, address: Address, size: int, setup: bytes = SETUP) -> None:
+    def __init__(self, address: Address, size: int, setup: bytes = SETUP, patience: float = PATIENCE) -> None:
         self._address = address
         self._setup = setup
+        self._patience = patience
         self._free = asyncio.Semaphore(size)
         self._idle: list[Session] = []
+
+    @property
+    def is_certified(self) -> bool:
+        return self._address.is_certified
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
@@ -106,7 +119,7 @@ class Pool:
             session = self._idle.pop()
             if session.alive:
                 return session
-        return await self._address.connect(setup=self._setup)
+        return await self._address.connect(self._patience, self._setup)
 
     async def run(self, template: bytes, *values: Value) -> Reply:
         async with self.session() as session:
@@ -125,6 +138,7 @@ def arguments(url: str) -> dict[str, Any]:
     """What the driver wants to know; never printed, because the password is in it."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
+    refuse_unknown_options(options, KNOWN_OPTIONS, "MySQL and MariaDB")
     arguments: dict[str, Any] = {
         "host": parts.hostname or "127.0.0.1",
         "port": parts.port or 3306,
@@ -140,6 +154,4 @@ def arguments(url: str) -> dict[str, Any]:
     authority = options.pop("ssl_ca", None)
     if options.pop("ssl", "false").lower() in {"1", "true", "yes"} or authority:
         arguments["ssl"] = ssl.create_default_context(cafile=authority)
-    if options:
-        raise ValueError(f"unknown option in the database URL: {', '.join(options)} (known: ssl, ssl_ca, unix_socket)")
     return arguments

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from edda.core.model import MICROSECONDS
 
+from .buckets import LOG, certify, hold
+from .certification import repeated
 from .events import NEWEST_BEFORE
 from .pool import Pool
 from .session import BEGIN, COMMIT, Session
@@ -78,16 +80,19 @@ DELETE_SENT = b"DELETE o FROM (%b) v STRAIGHT_JOIN edda_outbox o ON o.seq = v.se
 class MySQLPruning:
     _pool: Pool
 
+    @repeated
     async def prune_events(self, before: int, limit: int) -> int:
         async with self._pool.session() as session:
             return await _prune_keys(session, before, limit) + await _prune_events(session, before - GRACE, limit)
 
+    @repeated
     async def prune_letters(self, before: int, limit: int) -> int:
         async with self._pool.session() as session:
             read = sorted((await session.run(FIND_READ, before, limit)).rows)
             rows = [b"SELECT %b AS run_id, %d AS n" % (text(run.decode()), n) for run, n in read]
             return sum(reply.affected for reply in await session.send(*joins(DELETE_LETTERS, rows)))
 
+    @repeated
     async def prune_runs(self, before: int, limit: int) -> int:
         async with self._pool.session() as session:
             _, ended = await session.send(bind(BEGIN), bind(FIND_ENDED, before, limit))
@@ -96,6 +101,7 @@ class MySQLPruning:
             await session.send(*deletions, bind(COMMIT))
             return len(rows) + await _prune_generations(session, before, limit - len(rows))
 
+    @repeated
     async def prune_outgoing(self, before: int, limit: int) -> int:
         async with self._pool.session() as session:
             _, sent = await session.send(bind(BEGIN), bind(FIND_SENT, before, limit))
@@ -117,11 +123,14 @@ async def _prune_events(session: Session, before: int, limit: int) -> int:
     newest = (await session.run(NEWEST)).rows[0][0]
     if newest is None:
         return 0
-    _, old = await session.send(bind(BEGIN), bind(FIND_OLD, before, newest, limit))
+    # In a cluster the locks on the events say nothing to who gives them keys on another node: both write a bucket.
+    alone = [] if session.node is None else [hold([LOG])]
+    *_, old = await session.send(bind(BEGIN), *alone, bind(FIND_OLD, before, newest, limit))
     seqs = {row[0] for row in old.rows}
     used = await session.run(FIND_USED, sorted(seqs), sorted(seqs))
     unused = seqs.difference(row[0] for row in used.rows)
-    await session.send(*joins(DELETE_EVENTS, _numbers(unused)), bind(COMMIT))
+    certified = certify(LOG, session.node) if unused else ()
+    await session.send(*certified, *joins(DELETE_EVENTS, _numbers(unused)), bind(COMMIT))
     return len(unused)
 
 

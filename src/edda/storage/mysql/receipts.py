@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from edda.core.model import Postponed, Receipt, Refused, Sent
 
-from .buckets import OUTBOX, hold
+from .buckets import OUTBOX, certify, hold
 from .clock import NOW
 from .session import BEGIN, COMMIT, Session
 from .statement import Statement, bind, in_lists, joins, text
@@ -29,7 +29,7 @@ DEFER = b"UPDATE edda_outbox FORCE INDEX (PRIMARY) SET due = %b WHERE seq IN (%b
 
 async def settle(session: Session, receipts: Sequence[Receipt]) -> None:
     postponed = [receipt for receipt in receipts if isinstance(receipt, Postponed)]
-    begin = (bind(BEGIN), hold([OUTBOX]), *_ends(receipts))
+    begin = (bind(BEGIN), hold([OUTBOX]), *certify(OUTBOX, session.node), *_ends(receipts))
     if postponed:
         await _postpone(session, begin, postponed)
         await session.run(COMMIT)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from edda.core.model import (
     ClaimedRun,
+    Crashes,
     Delivery,
     DispatchKind,
     Done,
@@ -93,7 +94,8 @@ def fact(row: Row) -> Fact:
 
 
 def run_record(row: Row) -> RunRecord:
-    run, workflow, gen, status, given, created_at, deadline, owner, ready_at, reason, ended_at, value, parent = row
+    run, workflow, gen, status, given, created_at, deadline, owner, ready_at, reason, ended_at, value, *rest = row
+    parent, deaths = rest
     return RunRecord(
         run_id=run_id(run),
         workflow=workflow.decode(),
@@ -108,6 +110,7 @@ def run_record(row: Row) -> RunRecord:
         ended_at=ended_at,
         value=value,
         parent=maybe_run_id(parent),
+        deaths=deaths,
     )
 
 
@@ -138,7 +141,7 @@ def claimed_runs(
     for row in recorded:
         steps_done[row[0]].append(done(row[1:]))
     claimed = []
-    for _, run, workflow, gen, epoch, absorbed, attempts, start_seq, _ in due:
+    for _, run, workflow, gen, epoch, absorbed, attempts, start_seq, undoing, ends, deaths, alone, seq, _ in due:
         if run not in started or _is_void(lines[run], epoch + 1, absorbed):
             continue
         _, given, created_at, deadline, parent, parent_step, depth = started[run]
@@ -163,6 +166,9 @@ def claimed_runs(
                 depth=depth,
                 watchers=tuple(watchers[run]),
                 done=tuple(steps_done[run]),
+                undoing=bool(undoing),
+                end_if_parked=bool(ends),
+                crashes=Crashes(deaths, alone, seq),
             )
         )
     return tuple(claimed)

@@ -9,7 +9,9 @@ from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, R
 from edda.errors import StorageConflictError
 
 from .births import FIND_EXISTING, NEWEST, READ_NEWEST, insert_ready
+from .certification import repeated
 from .clock import NOW, READ_CLOCK
+from .letters import IS_PARKED, WAKES
 from .pool import Pool
 from .rows import entry, run_id, run_record, watcher
 from .session import BEGIN, COMMIT, ExpectationMissedError
@@ -17,11 +19,12 @@ from .statement import Value, bind, number
 
 _START_ATTEMPTS = 5
 
-LOCK = b"SELECT owner, cancelled, delivered FROM edda_sched WHERE run_id = %b FOR UPDATE"
+LOCK = b"SELECT cancelled, delivered FROM edda_sched WHERE run_id = %b FOR UPDATE"
 EXISTS = b"SELECT 1 FROM edda_run WHERE id = %b LIMIT 1"
 CANCEL = b"UPDATE edda_sched SET cancelled = TRUE, delivered = %b WHERE run_id = %b"
 DELIVER = b"INSERT INTO edda_delivery (run_id, n, kind, step, at, value) VALUES (%b, %b, %b, '', " + NOW + b", %b)"
-WAKE = b"UPDATE edda_sched SET ready_at = 0, status = 'running', reason = NULL WHERE run_id = %b"
+WAKE = b"UPDATE edda_sched s SET ready_at = 0, status = 'running', reason = NULL WHERE run_id = %b AND " + WAKES
+CANCEL_PARKED = b"UPDATE edda_sched s SET ready_at = 0, end_if_parked = TRUE WHERE run_id = %b AND " + IS_PARKED
 _ALL = 2**63 - 1
 LATEST_GEN = b"SELECT MAX(gen) FROM edda_run WHERE id = %b"
 HISTORY = b"""SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event
@@ -43,7 +46,7 @@ OPEN_STATUS = (
 STATUS = b"COALESCE(e.status, " + OPEN_STATUS + b")"
 COLUMNS = (
     b"SELECT r.id, r.workflow, r.gen, " + STATUS + b", r.input, r.created_at, r.deadline,"
-    b" s.owner, s.ready_at, s.reason, e.ended_at, e.value, r.parent FROM "
+    b" s.owner, s.ready_at, s.reason, e.ended_at, e.value, r.parent, COALESCE(s.deaths, 0) FROM "
 )
 # The end of the index, run by run: "no newer one" would be looked for in all generations, for each of them.
 RECORDS = (
@@ -65,6 +68,7 @@ NEWEST_FIRST = b" ORDER BY r.created_at DESC, r.id DESC LIMIT %b"
 class MySQLRuns:
     _pool: Pool
 
+    @repeated
     async def start(self, starts: Sequence[Start]) -> frozenset[RunId]:
         wanted = {start.run_id: start for start in reversed(starts)}
         if not wanted:
@@ -85,18 +89,19 @@ class MySQLRuns:
                 await session.send(bind(BEGIN), bind(READ_NEWEST), *insertion, bind(COMMIT))
             return frozenset(new)
 
+    @repeated
     async def cancel(self, run: RunId, value: bytes) -> CancelOutcome:
         async with self._pool.session() as session:
             _, sched = await session.send(bind(BEGIN), bind(LOCK, run))
             if not sched.rows:
                 known, _ = await session.send(bind(EXISTS, run), bind(COMMIT))
                 return CancelOutcome.ENDED if known.rows else CancelOutcome.MISSING
-            owner, cancelled, delivered = sched.rows[0]
+            cancelled, delivered = sched.rows[0]
             if cancelled:
-                await session.run(COMMIT)
-                return CancelOutcome.ALREADY
+                tried, _ = await session.send(bind(CANCEL_PARKED, run), bind(COMMIT))
+                return CancelOutcome.REQUESTED if tried.affected else CancelOutcome.ALREADY
             n = delivered + 1
-            wake = [bind(WAKE, run)] if owner is None else []
+            wake = (bind(WAKE, run), bind(CANCEL_PARKED, run))
             letter = bind(DELIVER, run, n, EntryKind.CANCEL, value)
             await session.send(bind(CANCEL, n, run), *wake, letter, bind(COMMIT))
             return CancelOutcome.REQUESTED
@@ -105,6 +110,7 @@ class MySQLRuns:
         rows = (await self._pool.run(RECORDS + NEWEST_OF_ID, run, run)).rows
         return run_record(rows[0]) if rows else None
 
+    @repeated
     async def watch(self, run: RunId, watcher: Watcher) -> RunRecord | None:
         *_, found, _ = await self._pool.send(
             bind(BEGIN),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from edda.errors import StorageConflictError
+import asyncio
+
+from edda.errors import StorageConflictError, StorageError
 from edda.storage.migrate import missing
 
 from .clock import NOW
@@ -11,6 +13,8 @@ from .session import Session
 from .statement import Statement
 
 DIALECT = "mysql"
+_ATTEMPTS = 20
+_PAUSE = 0.2
 
 # Names of locks are the whole server's, and 64 characters long at most.
 LOCK = b"SELECT GET_LOCK(CONCAT('edda_', MD5(DATABASE())), 3600)"
@@ -20,10 +24,23 @@ CREATE = b"""CREATE TABLE IF NOT EXISTS edda_migration (
 EXISTS = b"""SELECT 1 FROM information_schema.tables
     WHERE table_schema = DATABASE() AND table_name = 'edda_migration'"""
 APPLIED = b"SELECT name, checksum FROM edda_migration"
-RECORD = b"INSERT INTO edda_migration (name, checksum, applied_at) VALUES (%b, %b, " + NOW + b")"
+RECORD = b"INSERT IGNORE INTO edda_migration (name, checksum, applied_at) VALUES (%b, %b, " + NOW + b")"
 
 
 async def migrate(address: Address) -> tuple[str, ...]:
+    """The lock is one of the server's. In a cluster another process may apply the same at another node; what it made
+    between our look and our statement is an error here, and the next attempt sees it."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return await _migrate(address)
+        except StorageError:
+            if not address.is_certified:
+                raise
+            await asyncio.sleep(_PAUSE)
+    return await _migrate(address)
+
+
+async def _migrate(address: Address) -> tuple[str, ...]:
     # A session of its own, that waits for as long as it takes: for the lock, or for a change of a large table.
     session = await address.connect(patience=None)
     try:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from asyncmy.cursors import Cursor
 from asyncmy.errors import MySQLError
 
-from edda.errors import StorageConflictError, StorageError, StorageRejectedError, StorageUnavailableError
+from edda.errors import StorageConflictError, StorageError, StorageUnavailableError
 from edda.storage.ports import Probe
 
+from . import faults
 from .statement import DERIVED_ROWS, Statement, Value, bind, joins, messages
 
 SQL_MODE = b"STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
@@ -27,6 +28,15 @@ SETUP = (
     b"/*!80000 , wait_timeout = 60 */; "
     b"SELECT VERSION(), @@max_allowed_packet" % SQL_MODE
 )
+# A locked row holds up all that is in the batch: what waits for it is soon sent apart from the rest.
+JOURNAL_SETUP = SETUP.replace(b"innodb_lock_wait_timeout = 5", b"innodb_lock_wait_timeout = 1")
+
+# Asked at every connect: a server may have been restarted as a node of a cluster since the connection before.
+CLUSTER = b"""SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'auto_increment_offset',
+    'group_replication_single_primary_mode', 'group_replication_group_name')"""
+# A node of Galera commits before the others have applied the commit. With this, the first statement of every
+# transaction waits until its node has applied all that the cluster had committed when the statement came in.
+SYNC_WAIT = b"SET SESSION wsrep_sync_wait = 7"
 
 BEGIN = b"START TRANSACTION"
 COMMIT = b"COMMIT"
@@ -54,12 +64,6 @@ PACKET_SLACK = 4_096
 """Bytes of a packet left to the protocol and to the short statements around a long one."""
 
 _EXPECTATION_MISSED = 1231
-_CONFLICTS = frozenset({1020, 1205, 1213, 1614, 3101, 3572})
-"""Record changed, lock wait time-out, deadlock (also one that a cluster finds at the commit), NOWAIT."""
-_REJECTED = frozenset({1118, 1153, 1300, 1366, 1406, 3819})
-"""Row or packet too large, bad text, CHECK: some servers report them without an SQLSTATE of class 22 or 23."""
-_REJECTED_CLASSES = frozenset({"22", "23"})
-
 Row = tuple[Any, ...]
 
 
@@ -90,20 +94,29 @@ class _Cursor(Cursor):
 
 
 def _translate(error: MySQLError) -> StorageError:
-    number = error.args[0] if error.args else 0
-    if number == _EXPECTATION_MISSED:
+    if faults.number_of(error) == _EXPECTATION_MISSED:
         return ExpectationMissedError(str(error))
-    if number in _CONFLICTS:
-        return StorageConflictError(str(error))
-    if number in _REJECTED or str(error.sqlstate)[:2] in _REJECTED_CLASSES:
-        return StorageRejectedError(str(error))
-    return StorageUnavailableError(str(error))
+    return faults.translate(error)
+
+
+def is_from_server(error: StorageConflictError) -> bool:
+    """The server rolled a transaction back, rather than Edda finding that another process came first."""
+    return isinstance(error.__cause__, MySQLError)
+
+
+def _refuse_group_replication(settings: Mapping[str, str]) -> None:
+    if settings.get("group_replication_single_primary_mode") == "OFF" and settings.get("group_replication_group_name"):
+        raise StorageError(
+            "this server belongs to a MySQL group in multi-primary mode, in which row locks of one member are not seen "
+            "by the others, so events could be lost; switch the group to single-primary mode (SELECT "
+            "group_replication_switch_to_single_primary_mode()) and connect Edda to its primary, or use MariaDB Galera"
+        )
 
 
 def _is_answer(error: MySQLError) -> bool:
     """Numbers from 2000 to 2999 are the client's own: it has lost its connection, or its thread."""
-    number = error.args[0] if error.args else 0
-    return isinstance(number, int) and number > 0 and not 2000 <= number < 3000
+    number = faults.number_of(error)
+    return number > 0 and not 2000 <= number < 3000
 
 
 class Session:
@@ -112,6 +125,10 @@ class Session:
     version = ""
     limit = 0
     """Bytes that fit into one message."""
+    node: int | None = None
+    """The server's number if it is a node of a Galera cluster. Row locks are then seen by transactions of the same node
+    alone; what transactions of all nodes see is a row that both write: the later of the two COMMITs is refused
+    (certification, error 1213). So what excludes another transaction has to be written, not only locked."""
 
     def __init__(self, connection: Any, probe: Probe | None, patience: float | None) -> None:
         self.connection = connection
@@ -120,9 +137,14 @@ class Session:
         self._loop = asyncio.get_running_loop()
 
     async def set_up(self, setup: bytes) -> None:
-        *_, about = await self._send(bind(setup))
+        *_, about, cluster = await self._send(bind(setup + b"; " + CLUSTER))
         self.version, packet = about.rows[0]
         self.limit = packet - PACKET_SLACK
+        settings = {name.lower(): value for name, value in cluster.rows}
+        _refuse_group_replication(settings)
+        if settings.get("wsrep_on") == "ON":
+            await self.run(SYNC_WAIT)
+            self.node = int(settings["auto_increment_offset"])  # the cluster numbers its nodes with it
 
     @property
     def alive(self) -> bool:
@@ -140,9 +162,14 @@ class Session:
     async def send(self, *statements: Statement) -> list[Reply]:
         """In one message, or as few as it takes; one reply for each statement."""
         replies = []
-        for message in messages(statements, self.limit):
+        for message in self._messages(statements):
             replies += await self._send(message)
         return replies
+
+    def _messages(self, statements: Sequence[Statement]) -> Iterable[Statement]:
+        """To a node of a cluster each by itself. On MariaDB 10.11 another node's commit can abort a transaction between
+        two statements of one message without an error, and the others then run as transactions of their own."""
+        return messages(statements, self.limit) if self.node is None else statements
 
     async def ask(self, *statements: Statement) -> Answers:
         return Answers(statements, await self.send(*statements))

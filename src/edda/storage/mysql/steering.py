@@ -8,7 +8,8 @@ from edda.core.model import RunId
 from edda.core.survey import Audit, Definition, Form, Reopened
 
 from .births import RUN_COLUMNS
-from .buckets import OUTBOX, hold
+from .buckets import OUTBOX, certify, hold
+from .certification import repeated
 from .clock import NOW
 from .outbox import FIND_DEAD
 from .pool import Pool
@@ -50,7 +51,8 @@ SCHEDULE = b"""INSERT INTO edda_sched
 FORGET_DONE = b"DELETE FROM edda_done WHERE run_id = %b AND gen = %b"
 FORGET_END = b"DELETE FROM edda_result WHERE run_id = %b"
 
-RESUME = b"""UPDATE edda_sched FORCE INDEX (PRIMARY) SET ready_at = 0, status = 'running', reason = NULL
+RESUME = b"""UPDATE edda_sched FORCE INDEX (PRIMARY)
+    SET ready_at = 0, status = 'running', reason = NULL, deaths = 0, deaths_alone = 0, died_seq = NULL
     WHERE run_id = %b AND status = 'parked' AND owner IS NULL"""
 
 DROP_OUTGOING = b"DELETE FROM edda_outbox WHERE seq IN (%b)"
@@ -69,6 +71,7 @@ OR_REPLACE = b" ON DUPLICATE KEY UPDATE `schema` = VALUES(`schema`)"
 class MySQLSteering:
     _pool: Pool
 
+    @repeated
     async def reopen(self, run: RunId, gen: int, keep: int) -> Reopened:
         async with self._pool.session() as session:
             _, ended = await session.send(bind(BEGIN), bind(LOCK_ENDED, run))
@@ -78,9 +81,11 @@ class MySQLSteering:
             await session.send(*_reopening(run, gen, keep), bind(COMMIT))
         return Reopened.DONE
 
+    @repeated
     async def resume(self, run: RunId) -> bool:
         return (await self._pool.run(RESUME, run)).affected == 1
 
+    @repeated
     async def delete(self, run: RunId) -> bool:
         async with self._pool.session() as session:
             _, ended, open = await session.send(bind(BEGIN), bind(LOCK_ENDED, run), bind(IS_OPEN, run))
@@ -91,14 +96,16 @@ class MySQLSteering:
             await session.send(*(one for template in DELETE_OF_RUNS for one in joins(template, row)), bind(COMMIT))
         return True
 
+    @repeated
     async def drop_outgoing(self, ids: Sequence[str]) -> int:
         wanted = {id.encode() for id in ids}
         async with self._pool.session() as session:
             *_, dead = await session.send(bind(BEGIN), hold([OUTBOX]), bind(FIND_DEAD))
             chosen = [seq for seq, id in dead.rows if id in wanted]
-            await session.send(*in_lists(DROP_OUTGOING, chosen), bind(COMMIT))
+            await session.send(*in_lists(DROP_OUTGOING, chosen), *certify(OUTBOX, session.node), bind(COMMIT))
         return len(chosen)
 
+    @repeated
     async def note(self, audit: Audit) -> None:
         words = (audit.who, audit.action, audit.subject, audit.origin, audit.details)
         await self._pool.run(NOTE, audit.at, *words)
@@ -108,6 +115,7 @@ class MySQLSteering:
         (found,) = await self._pool.send(asked)
         return tuple(Audit(*row) for row in found.rows)
 
+    @repeated
     async def define(self, definitions: Sequence[Definition], forms: Sequence[Form]) -> None:
         async with self._pool.session() as session:
             statements = _defining(definitions, forms, session.limit)

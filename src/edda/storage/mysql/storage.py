@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 
+import asyncmy
+from asyncmy.constants.CLIENT import FOUND_ROWS
+
 from edda.errors import StorageError
 from edda.storage.ports import Probe
+from edda.storage.session_target import SessionTarget
 
-from . import joints, schema, survey
+from . import joints, pool, schema, survey
 from .clock import READ_CLOCK
 from .dispatches import MySQLDispatches
 from .events import MySQLEvents
@@ -16,16 +20,21 @@ from .joints import MySQLJoints
 from .journal import MySQLJournal
 from .news import MySQLNews
 from .outbox import MySQLOutbox
-from .pool import Address, Pool
+from .pool import Address, Pool, arguments
 from .pruning import MySQLPruning
 from .queue import MySQLQueue
 from .runs import MySQLRuns
+from .session import JOURNAL_SETUP
 from .steering import MySQLSteering
 from .survey import MySQLSurvey
 from .workers import MySQLWorkers
 
 OLDEST_MARIADB = (10, 6)
 OLDEST_MYSQL = (8, 0)
+
+# As the connections of `ctx.transaction()`: no locks for ever, and never data that was cut to fit.
+SESSION_SETUP = """SET SESSION sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')
+    /*M! , idle_transaction_timeout = 60 */ /*!80000 , wait_timeout = 60 */"""
 
 
 class MySQLStorage(
@@ -45,16 +54,23 @@ class MySQLStorage(
     """`url` is mysql://user:password@host/database, with ?ssl=true, ?ssl_ca=file or ?unix_socket=file if need be."""
 
     def __init__(self, url: str, *, pool_size: int = 5, probe: Probe | None = None) -> None:
+        self.url = url
         self._address = Address(url, probe)
         self._pool_size = pool_size
         self._gather()
 
     def _gather(self) -> None:
-        self._journal = Pool(self._address, 1)
+        self._journal = Pool(self._address, 1, JOURNAL_SETUP, pool.JOURNAL_PATIENCE)
         self._pool = Pool(self._address, self._pool_size)
         self._joints = Pool(self._address, self._pool_size, joints.SETUP)
         self._survey = Pool(self._address, self._pool_size, survey.SETUP)
         self._news = MySQLNews()
+
+    def session_target(self) -> SessionTarget:
+        # What SQLAlchemy counts are rows that were found, whether they changed or not.
+        ours = {"autocommit": False, "init_command": SESSION_SETUP, "client_flag": FOUND_ROWS}
+        options = {**arguments(self.url), **ours}
+        return SessionTarget("mysql", connect=lambda: asyncmy.connect(**options))
 
     async def open(self) -> None:
         self._gather()  # of this loop: the storage may have been open on another before

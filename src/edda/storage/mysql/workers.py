@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from edda.core.model import Registered, RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import Crashes, Registered, RunId, Takeover, WorkerId, WorkerInfo
 from edda.errors import StorageError
+from edda.storage.ports import AT_ONCE, RECLAIM
 
+from .certification import repeated
 from .clock import NOW, READ_CLOCK
 from .pool import Address, Pool
 from .rows import run_id, worker_id
-from .session import BEGIN, COMMIT, Session
-from .statement import Statement, bind
+from .session import BEGIN, COMMIT, Row, Session
+from .statement import Statement, bind, joins, number, text
 
 BEAT_PATIENCE = 4.0
 TAKEOVER_LIMIT = 5_000
 """More would be a long transaction; `free_orphans` finds the rest."""
 
 REGISTER_FENCE = b"INSERT INTO edda_fence (worker, batch_no, moves) VALUES (%b, 0, 0)"
+REGISTER_CLAIMS = b"INSERT INTO edda_claim (worker, n) VALUES (%b, 0)"
 REGISTER_WORKER = (
     b"INSERT INTO edda_worker (id, service, host, pid, started_at, expires_at)"
     b" VALUES (%b, %b, %b, %b, " + NOW + b", " + NOW + b" + %b)"
@@ -29,15 +32,48 @@ ROSTER = b"SELECT id, service, host, pid, expires_at < " + NOW + b" FROM edda_wo
 FIND_LAPSED = b"SELECT id FROM edda_worker WHERE expires_at < " + NOW + b" AND id <> %b LIMIT 1 FOR UPDATE SKIP LOCKED"
 DELETE_WORKER = b"DELETE FROM edda_worker WHERE id = %b"
 DELETE_FENCE = b"DELETE FROM edda_fence WHERE worker = %b"
+DELETE_CLAIMS = b"DELETE FROM edda_claim WHERE worker = %b"
 RUNS_OF = b"SELECT run_id FROM edda_sched WHERE owner = %b LIMIT %b"
 # FORCE INDEX, here and elsewhere: rows are locked by primary key and in its order, and a scan of the whole table,
 # which the optimizer likes while it is small, would wait for everybody's locks.
 FREE = (
-    b"UPDATE edda_sched FORCE INDEX (PRIMARY) SET owner = NULL, status = 'running', ready_at = " + NOW + b""
-    b" WHERE run_id IN (%b) AND owner = %b"
+    b"UPDATE edda_sched FORCE INDEX (PRIMARY) SET owner = NULL, status = 'running', alone = FALSE, ready_at = "
+    + NOW
+    + b" WHERE run_id IN (%b) AND owner = %b"
 )
+# For `Crashes.after_death`. The deaths of a run are written only by who frees it, or by an owner that is gone now.
+RUNS_OF_DEAD = (
+    b"SELECT s.run_id, s.deaths, s.deaths_alone, s.died_seq, s.alone,"
+    b" (SELECT h.seq FROM edda_hist h WHERE h.run_id = s.run_id AND h.gen = s.gen"
+    b" ORDER BY h.seq DESC LIMIT 1) FROM edda_sched s WHERE s.owner = %b LIMIT %b"
+)
+FREE_FROM_DEAD = (
+    b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s FORCE INDEX (PRIMARY) ON s.run_id = v.run_id AND s.owner = v.owner SET"
+    b" s.owner = NULL, s.status = 'running', s.alone = FALSE, s.deaths = v.deaths, s.deaths_alone = v.deaths_alone,"
+    b" s.died_seq = v.died_seq, s.ready_at = IF(v.suspect, NULL, " + NOW + b"),"
+    b" s.suspect_at = IF(v.suspect, " + NOW + b", NULL)"
+)
+KEEP_COMPANY = b"UPDATE edda_sched SET alone = FALSE WHERE run_id IN (%b) AND owner = %b"
+CLEAR_DEATHS = b"""UPDATE edda_sched SET deaths = 0, deaths_alone = 0, died_seq = NULL, alone = FALSE
+    WHERE run_id = %b AND epoch = %b AND owner IS NOT NULL"""
 FIND_ORPHANED = b"""SELECT o.owner FROM (SELECT DISTINCT owner FROM edda_sched WHERE owner IS NOT NULL) o
     LEFT JOIN edda_fence f ON f.worker = o.owner WHERE f.worker IS NULL"""
+IS_AHEAD = b"SELECT MAX(created_at) > " + NOW + b" FROM edda_run"
+CAP_LEASES = b"UPDATE edda_worker SET expires_at = " + NOW + b" + %b WHERE expires_at > " + NOW + b" + %b"
+# Unowned and `running` is a run that was ready when its row was written: only a start with a delay is due later.
+FIND_LATE = (
+    b"SELECT s.run_id FROM edda_sched s JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen"
+    b" WHERE s.owner IS NULL AND s.status = 'running' AND s.ready_at > " + NOW + b""
+    b" AND (s.epoch > 0 OR s.ready_at <= r.created_at + %b) LIMIT %b"
+)
+MEND_READY = (
+    b"UPDATE edda_sched FORCE INDEX (PRIMARY) SET ready_at = 0"
+    b" WHERE run_id IN (%b) AND owner IS NULL AND status = 'running' AND ready_at > " + NOW
+)
+MEND_OUTBOX = (
+    b"UPDATE edda_outbox SET due = " + NOW + b" + %b WHERE state = 'pending' AND due > " + NOW + b" + %b ORDER BY seq"
+)
+MEND_DISPATCHES = b"UPDATE edda_dispatch SET due = " + NOW + b" + %b WHERE due > " + NOW + b" + %b ORDER BY seq"
 OWNER = b"SELECT owner FROM edda_sched WHERE run_id = %b AND owner IS NOT NULL"
 BUMP_MOVES = b"UPDATE edda_fence SET moves = moves + 1 WHERE worker = %b"
 
@@ -46,20 +82,23 @@ class MySQLWorkers:
     _address: Address
     _pool: Pool
 
+    @repeated
     async def register(self, worker: WorkerInfo, lease: int) -> int:
         _, clock, *_ = await self._pool.send(
             bind(BEGIN),
             bind(READ_CLOCK),
             bind(REGISTER_WORKER, worker.id, worker.service, worker.host, worker.pid, lease),
             bind(REGISTER_FENCE, worker.id),
+            bind(REGISTER_CLAIMS, worker.id),
             bind(COMMIT),
         )
         return int(clock.rows[0][0])
 
-    async def retire(self, worker: WorkerId) -> None:
+    @repeated
+    async def retire(self, worker: WorkerId, died: bool = False) -> None:
         async with self._pool.session() as session:
             await session.send(bind(BEGIN), *_removal(worker))
-            await _free_all(session, worker)
+            await _free_all(session, worker, died)
             await session.run(COMMIT)
 
     async def roster(self) -> tuple[Registered, ...]:
@@ -69,6 +108,7 @@ class MySQLWorkers:
             for id, service, host, pid, lapsed in rows
         )
 
+    @repeated
     async def take_over(self, me: WorkerId) -> Takeover | None:
         async with self._pool.session() as session:
             _, lapsed = await session.send(bind(BEGIN), bind(FIND_LAPSED, me))
@@ -77,16 +117,20 @@ class MySQLWorkers:
                 return None
             worker = worker_id(lapsed.rows[0][0])
             await session.send(*_removal(worker))
-            moved = await _free_some(session, worker)  # reads after the fence is gone: sees what its last batch did
+            moved = await _free_some(
+                session, worker, died=True
+            )  # reads after the fence is gone: sees what its last batch did
             await session.run(COMMIT)
             return Takeover(worker, moved)
 
+    @repeated
     async def free_orphans(self) -> int:
         async with self._pool.session() as session:
             # A worker without a fence never gets one again: what is its now is still an orphan when it is freed.
             dead = (await session.run(FIND_ORPHANED)).rows
-            return sum([await _free_all(session, worker_id(row[0])) for row in dead])
+            return sum([await _free_all(session, worker_id(row[0]), died=True) for row in dead])
 
+    @repeated
     async def disown(self, run: RunId) -> bool:
         rows = (await self._pool.run(OWNER, run)).rows
         if not rows:
@@ -97,6 +141,31 @@ class MySQLWorkers:
             bind(BEGIN), bind(BUMP_MOVES, owner), bind(FREE, [run], owner), bind(COMMIT)
         )
         return freed.affected == 1
+
+    async def is_ahead(self) -> bool:
+        return bool((await self._pool.run(IS_AHEAD)).rows[0][0])
+
+    async def mend_times(self, lease: int) -> int:
+        async with self._pool.session() as session:
+            await session.run(CAP_LEASES, lease, lease)
+            await session.run(MEND_OUTBOX, RECLAIM, RECLAIM)
+            await session.run(MEND_DISPATCHES, RECLAIM, RECLAIM)
+            mended = 0
+            while late := (await session.run(FIND_LATE, AT_ONCE, TAKEOVER_LIMIT)).rows:
+                moved = (await session.run(MEND_READY, sorted(run_id(row[0]) for row in late))).affected
+                mended += moved
+                if not moved:  # all of them were claimed meanwhile
+                    break
+            return mended
+
+    async def keep_company(self, worker: WorkerId) -> None:
+        async with self._pool.session() as session:
+            owned = sorted(run_id(row[0]) for row in (await session.run(RUNS_OF, worker, TAKEOVER_LIMIT)).rows)
+            if owned:
+                await session.run(KEEP_COMPANY, owned, worker)
+
+    async def clear_deaths(self, run: RunId, epoch: int) -> None:
+        await self._pool.run(CLEAR_DEATHS, run, epoch)
 
     async def pulse(self) -> MySQLPulse:
         return MySQLPulse(self._address)
@@ -119,26 +188,58 @@ class MySQLPulse:
             raise
         return int(renewed[0][0]) if renewed else None
 
+    async def hand_over(self, worker: WorkerId, keep: RunId | None) -> int:
+        if self._session is None or not self._session.alive:
+            self._session = await self._address.connect(BEAT_PATIENCE)
+        session = self._session
+        try:
+            await session.send(bind(BEGIN), bind(BUMP_MOVES, worker))
+            rows = (await session.run(RUNS_OF, worker, TAKEOVER_LIMIT)).rows
+            others = sorted(run for row in rows if (run := run_id(row[0])) != keep)
+            moved = (await session.run(FREE, others, worker)).affected if others else 0
+            await session.run(COMMIT)
+        except StorageError:
+            session.abort()
+            raise
+        return moved
+
     async def close(self) -> None:
         if self._session:
             await self._session.close()
 
 
-def _removal(worker: WorkerId) -> tuple[Statement, Statement]:
+def _removal(worker: WorkerId) -> tuple[Statement, ...]:
     """Worker before fence, as everybody locks them; the fence waits for the batch in flight."""
-    return bind(DELETE_WORKER, worker), bind(DELETE_FENCE, worker)
+    return bind(DELETE_WORKER, worker), bind(DELETE_FENCE, worker), bind(DELETE_CLAIMS, worker)
 
 
-async def _free_all(session: Session, worker: WorkerId) -> int:
+async def _free_all(session: Session, worker: WorkerId, died: bool) -> int:
     total = 0
-    while freed := await _free_some(session, worker):
+    while freed := await _free_some(session, worker, died):
         total += freed
     return total
 
 
-async def _free_some(session: Session, worker: WorkerId) -> int:
+async def _free_some(session: Session, worker: WorkerId, died: bool) -> int:
     """Read without locks, then lock by primary key: by the owner's index the order would be another one."""
+    if died:
+        owned = (await session.run(RUNS_OF_DEAD, worker, TAKEOVER_LIMIT)).rows
+        freed = await session.send(*joins(FREE_FROM_DEAD, [_death(row, worker) for row in sorted(owned)]))
+        return sum(reply.affected for reply in freed)
     rows = (await session.run(RUNS_OF, worker, TAKEOVER_LIMIT)).rows
     if not rows:
         return 0
     return (await session.run(FREE, sorted(run_id(row[0]) for row in rows), worker)).affected
+
+
+def _death(row: Row, worker: WorkerId) -> bytes:
+    run, deaths, alone, seq, is_alone, last = row
+    crashes = Crashes(deaths, alone, seq).after_death(last or 0, bool(is_alone))
+    return b"SELECT %b AS run_id, %b AS owner, %d AS deaths, %d AS deaths_alone, %b AS died_seq, %d AS suspect" % (
+        text(run_id(run)),
+        text(worker),
+        crashes.deaths,
+        crashes.alone,
+        number(crashes.seq),
+        crashes.is_suspect,
+    )

@@ -190,7 +190,7 @@ def _children(batch: Sequence[Bundle]) -> list[Row]:
 
 
 def compose(worker: WorkerId, batch: Sequence[Bundle]) -> tuple[str, list[object]]:
-    """The statement for this batch and its values, behind $1 to $3 of the fence."""
+    """The statement for this batch and its values, behind $1 to $6 of the fence."""
     rows = _Rows(children=_children(batch))
     for bundle in batch:
         rows.add(bundle, worker)

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from .clock import timed
 
-WAKE = """ready_at = CASE WHEN s.owner IS NULL THEN 0 ELSE s.ready_at END,
-           status   = CASE WHEN s.owner IS NULL THEN 'running' ELSE s.status END,
-           reason   = CASE WHEN s.owner IS NULL THEN NULL ELSE s.reason END"""
+# A parked run and a suspect keep their time.
+_WAKES = "s.owner IS NULL AND s.status <> 'parked' AND s.suspect_at IS NULL"
+WAKE = """ready_at = CASE WHEN {wakes} THEN 0 ELSE s.ready_at END,
+           status   = CASE WHEN {wakes} THEN 'running' ELSE s.status END,
+           reason   = CASE WHEN {wakes} THEN NULL ELSE s.reason END""".replace("{wakes}", _WAKES)
+# A cancel has a parked run tried at once, and ended if it cannot go on; one that undoes what it did stays as it is.
+IS_PARKED = "s.owner IS NULL AND s.status = 'parked' AND NOT s.undoing AND NOT s.end_if_parked"
+
+
+def wake(cancels: str = "true") -> str:
+    """As `WAKE`, for a letter that is a cancel if the condition says so."""
+    parked = f"{cancels} AND {IS_PARKED}"
+    return f"end_if_parked = s.end_if_parked OR {parked},\n           " + WAKE.replace(
+        "THEN 0 ELSE s.ready_at", f"OR {parked} THEN 0 ELSE s.ready_at"
+    )
+
 
 # Each target is in `locked` once, and stands ahead of its letters here: what it has had is counted on from there, and
 # of the cancels only the first goes in. Put together and not joined, for a join may compare everything with everything.
@@ -30,4 +43,4 @@ TOLD = """told AS (
        SET delivered = p.delivered, cancelled = s.cancelled OR p.cancels,
            {wake}
       FROM (SELECT run_id, max(n) AS delivered, bool_or(kind = 'cancel') AS cancels FROM posted GROUP BY run_id) p
-     WHERE s.run_id = p.run_id)""".replace("{wake}", WAKE)
+     WHERE s.run_id = p.run_id)""".replace("{wake}", wake("p.cancels"))

@@ -31,7 +31,7 @@ class PostgresJoints:
     _pool: Pool
     _shared: Pool
 
-    async def begin(self) -> PostgresJoint:
+    async def begin(self, holder: str = "") -> PostgresJoint:
         session = await self._shared.take()
         try:
             return PostgresJoint(self._shared, session, await session.begin())
@@ -40,7 +40,11 @@ class PostgresJoints:
             self._shared.give_back(session)
             raise
 
-    async def take_turn(self) -> NoTurn:
+    @property
+    def is_certified(self) -> bool:
+        return False
+
+    async def take_turn(self, holder: str = "") -> NoTurn:
         return NoTurn()
 
     async def done(self, run_id: RunId, gen: int, step: str) -> Done | None:
@@ -60,6 +64,7 @@ class PostgresJoint:
     """`connection` is asyncpg's own; on it `connection.transaction()` makes a savepoint."""
 
     dialect: Dialect = "postgresql"
+    is_certified = False
 
     def __init__(self, pool: Pool, session: Session, transaction: Transaction) -> None:
         self.connection = session.connection
@@ -67,6 +72,14 @@ class PostgresJoint:
         self._session = session
         self._transaction = transaction
         self._is_open = True
+
+    @property
+    def is_lost(self) -> bool:
+        return self._is_open and not self._session.usable
+
+    @property
+    def has_begun(self) -> bool:
+        return True
 
     async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
         statement, arguments = fill(sql, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 import asyncpg
@@ -17,23 +17,31 @@ from .pool import Pool
 from .sections import FENCE, PASSED
 from .session import Session
 
-READ_FENCE = "SELECT batch_no, moves FROM edda_fence WHERE worker = $1"
+READ_FENCE = """
+SELECT f.batch_no, f.moves, f.token, c.n FROM edda_fence f JOIN edda_claim c USING (worker) WHERE worker = $1"""
 OWNED = "SELECT run_id, epoch FROM edda_sched WHERE owner = $1"
+# A row that does not exist is not locked.
+LOCKED = """
+WITH free AS MATERIALIZED (
+    SELECT run_id FROM edda_sched WHERE run_id = ANY ($1::text[]) FOR UPDATE SKIP LOCKED)
+SELECT s.run_id FROM edda_sched s
+ WHERE s.run_id = ANY ($1::text[]) AND NOT EXISTS (SELECT FROM free WHERE free.run_id = s.run_id)"""
 
 
 class PostgresJournal:
     _journal: Pool
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
         waits = [wait for bundle in batch for wait in bundle.waits]
         later: list[Bundle] = []
         if waits:
             batch, later = _in_turn(batch)
         statement, values = compose(fence.worker, batch)
+        known = (fence.worker, fence.batch_no, fence.moves, fence.token, fence.claims, token)
         async with self._journal.session() as session, _sharing(session, waits):
-            rows = await session.fetch(statement, fence.worker, fence.batch_no, fence.moves, *values)
+            rows = await session.fetch(statement, *known, *values)
             if rows and later:
-                rows += await _write_later(session, fence, later)
+                rows += await _write_later(session, fence.worker, known, later)
         return _written(rows) if rows else None
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
@@ -45,6 +53,11 @@ class PostgresJournal:
         async with self._journal.session() as session:
             rows = await session.fetch(OWNED, worker)
         return {row["run_id"]: row["epoch"] for row in rows}
+
+    async def locked(self, runs: Collection[RunId]) -> frozenset[RunId]:
+        async with self._journal.session() as session:
+            rows = await session.fetch(LOCKED, list(runs))
+        return frozenset(row["run_id"] for row in rows)
 
 
 def _sharing(session: Session, waits: Sequence[Wait]) -> AbstractAsyncContextManager[None]:
@@ -65,10 +78,11 @@ def _in_turn(batch: Sequence[Bundle]) -> tuple[list[Bundle], list[Bundle]]:
     return first, later
 
 
-async def _write_later(session: Session, fence: Fence, batch: Sequence[Bundle]) -> list[asyncpg.Record]:
-    statement, values = compose(fence.worker, batch)
-    statement = statement.replace(FENCE, PASSED)
-    return await session.fetch(statement, fence.worker, fence.batch_no + 1, fence.moves, *values)
+async def _write_later(
+    session: Session, worker: WorkerId, known: tuple[object, ...], batch: Sequence[Bundle]
+) -> list[asyncpg.Record]:
+    statement, values = compose(worker, batch)
+    return await session.fetch(statement.replace(FENCE, PASSED), *known, *values)
 
 
 def _written(rows: Iterable[asyncpg.Record]) -> Written:

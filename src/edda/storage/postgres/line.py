@@ -13,17 +13,14 @@ LAST_CHANCE = 1.0
 
 async def connect(url: str, **options: Any) -> Any:
     """If it is cancelled just when the server answers, the driver leaves a future with an error that nobody looks at,
-    and asyncio prints it some time later. So what has begun comes to its end first, if it does so soon.
+    and asyncio prints it some time later. So what has begun goes on in the background, and may come to its end there.
     """
     connecting = asyncio.create_task(asyncpg.connect(url, **options), name="edda-connect")
     try:
         return await asyncio.shield(connecting)
     except asyncio.CancelledError:
         connecting.add_done_callback(_drop)
-        try:
-            await asyncio.wait((connecting,), timeout=LAST_CHANCE)
-        finally:
-            connecting.cancel()
+        asyncio.get_running_loop().call_later(LAST_CHANCE, connecting.cancel)
         raise
 
 

@@ -1,4 +1,4 @@
-"""Waking other processes: LISTEN and NOTIFY on a connection of their own."""
+"""Waking other processes: LISTEN and NOTIFY on a connection of their own, or polling where LISTEN is not to be had."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import asyncio
 from contextlib import suppress
 
 from edda.errors import StorageUnavailableError
+from edda.storage.polling import PollingNews
 
 from .pool import Pool
 from .session import Session
+from .target import Target
 
 CHANNEL = "edda_news"
 NOTIFY = f"NOTIFY {CHANNEL}"
 
 
 class PostgresNews:
-    def __init__(self, line: Pool) -> None:
+    def __init__(self, line: Pool, target: Target) -> None:
         self._line = line
+        self._target = target
+        self._polling = PollingNews()
         self._arrived = asyncio.Event()
         self._listening: Session | None = None
         self._asked = 0
@@ -25,6 +29,7 @@ class PostgresNews:
     async def announce(self) -> None:
         """Never part of a transaction: NOTIFY takes a lock on the whole server from there to the commit."""
         self._arrived.set()
+        await self._polling.announce()
         self._asked += 1
         mine = self._asked
         # Only a hint: whoever misses it finds the work by looking, a moment later.
@@ -38,7 +43,14 @@ class PostgresNews:
         await session.execute(NOTIFY)
         self._told = asked
 
+    def expect_more(self) -> None:
+        """Something was found just now: where nothing can be heard, look again soon."""
+        self._polling.expect_more()
+
     async def news(self, timeout: float) -> None:
+        if self._target.is_pooled:
+            await self._polling.news(timeout)
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 with suppress(StorageUnavailableError):
@@ -48,7 +60,8 @@ class PostgresNews:
 
     async def listen(self) -> None:
         async with self._line.session() as session:
-            if session is self._listening:
+            # LISTEN is made on one server connection: behind a pooler the next client would hear it.
+            if session is self._listening or self._target.is_pooled:
                 return
             await session.listen(CHANNEL, self._arrived.set)
             if self._listening is not None:  # news may have come by while nobody listened

@@ -6,22 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import asyncpg
 from msgspec import Struct
 
-from edda.errors import StorageUnavailableError
+from edda.errors import NotConnectedError
 from edda.storage.ports import Probe
 
-from .line import connect
-from .session import Session, SharedConnection
+from .session import Session
+from .target import Target
 
-CONNECT_TIMEOUT = 10.0
-
-_SETTINGS = {
+SETTINGS = {
     "application_name": "edda",
     # A client that is stopped inside a transaction must not hold its locks for ever.
     "idle_in_transaction_session_timeout": "5s",
-    "lock_timeout": "5s",
     "default_transaction_isolation": "read committed",
     # Compiling a plan costs more than any statement here.
     "jit": "off",
@@ -32,7 +28,7 @@ _SETTINGS = {
 }
 # Nobody waits for an answer for ever, and no question takes the processors away from the runs. Each is planned for what
 # it asks, but along the indexes and in their order: a page is full long before a sort or a hash of everything would be.
-_SURVEY_SETTINGS = _SETTINGS | {
+_SURVEY_SETTINGS = SETTINGS | {
     "plan_cache_mode": "force_custom_plan",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
@@ -44,45 +40,47 @@ _SURVEY_SETTINGS = _SETTINGS | {
     "default_transaction_read_only": "on",
 }
 # A user's statements are planned as everywhere, and may wait; only its locks must not outlive its mind.
-_SHARED_SETTINGS = {"application_name": "edda", "idle_in_transaction_session_timeout": "60s"}
+SHARED_SETTINGS = {"application_name": "edda", "idle_in_transaction_session_timeout": "60s"}
+
+
+PATIENCE = 30.0
+"""Seconds without an answer after which a connection counts as lost."""
+JOURNAL_PATIENCE = 10.0
+"""The same for the journal, whose one connection all runs of a worker wait for. A batch waits a second for a lock at
+most, and one without an answer is sent again and found by its token if it was in."""
 
 
 class Address(Struct, frozen=True):
-    """Where the database is and how to talk to it."""
+    """What the connections of one pool are for, and to which server they go."""
 
-    url: str
-    statement_cache_size: int
+    target: Target
     probe: Probe | None
     is_shared: bool = False
     """Whether users' code works on its connections."""
     is_survey: bool = False
     """Whether they only serve people who look."""
+    lock_timeout: str = "5s"
 
     async def connect(self, answer_within: float | None) -> Session:
         try:
-            connection = await connect(
-                self.url,
-                timeout=CONNECT_TIMEOUT,
-                command_timeout=answer_within,
-                statement_cache_size=self.statement_cache_size,
-                server_settings=self._settings,
-                connection_class=SharedConnection if self.is_shared else asyncpg.Connection,
+            connection = await self.target.connect(
+                self._settings, answer_within=answer_within, is_shared=self.is_shared
             )
         except Exception as error:  # refused, unreachable, unknown host, wrong password, starting up: not there
-            raise StorageUnavailableError(f"cannot connect to PostgreSQL: {error}") from error
-        return Session(connection, self.probe)
+            raise NotConnectedError(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+        return Session(connection, self.probe, self.target.expect_foreign_statements)
 
     @property
     def _settings(self) -> dict[str, str]:
         if self.is_shared:
-            return _SHARED_SETTINGS
-        return _SURVEY_SETTINGS if self.is_survey else _SETTINGS
+            return SHARED_SETTINGS
+        return (_SURVEY_SETTINGS if self.is_survey else SETTINGS) | {"lock_timeout": self.lock_timeout}
 
 
 class Pool:
     """At most `size` sessions, each used by one task at a time. A lost one is replaced when it is next needed."""
 
-    def __init__(self, address: Address, size: int, answer_within: float | None = 30.0) -> None:
+    def __init__(self, address: Address, size: int, answer_within: float | None = PATIENCE) -> None:
         self._address = address
         self._answer_within = answer_within
         self._size = size
@@ -133,14 +131,14 @@ class Pool:
 
     def _put_back(self, session: Session) -> None:
         self._busy.discard(session)
-        if not self._open:
+        if not self._open or session.is_demoted:
             session.drop()
         elif session.usable:
             self._idle.append(session)
 
     def _check_open(self) -> None:
         if not self._open:
-            raise StorageUnavailableError("the storage is closed")
+            raise NotConnectedError("the storage is closed")
 
     async def close(self) -> None:
         self._open = False

@@ -7,20 +7,33 @@ from collections.abc import Mapping, Sequence
 
 import asyncpg
 
-from edda.core.model import Claim, ClaimedRun, Delivery, RunId, Watcher, WorkerId
+from edda.core.model import (
+    SUSPECT_DEATHS,
+    Claim,
+    ClaimedRun,
+    Crashes,
+    Delivery,
+    RunId,
+    Watcher,
+    WorkerId,
+)
 
 from .clock import timed
+from .news import PostgresNews
 from .pool import Pool
 from .rows import delivery_of, done_of, entry_of, watcher_of
 from .runs import WATCHERS
 from .session import Session
 
-# `fence` first: a worker that was taken over claims nothing, and a takeover waits for this claim. It is asked
-# inside the scan, as a condition, because a join might lock runs ahead of it. Names whose oldest run waits
+# `fence` first: a worker that was taken over claims nothing, and a takeover waits for this claim. Then the claim is
+# counted, in a row of its own: in the fence row it would wait for the batch in flight, and hold up the next. Both are
+# asked inside the scan, as a condition, because a join might lock runs ahead of them. Names whose oldest run waits
 # longest come first, and rows are locked one by one until there are enough. The limit inside is a number and
 # not a parameter: with an unknown limit the planner prefers to sort all that is due.
 _CLAIM = timed("""
 WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHARE),
+     counted AS (UPDATE edda_claim SET n = n + 1
+                  WHERE worker = $1 AND n >= $4 AND EXISTS (SELECT FROM fence) RETURNING n),
      due AS MATERIALIZED (
          SELECT run.run_id, run.ready_at
            FROM (SELECT name FROM unnest($2::text[]) name CROSS JOIN LATERAL (
@@ -30,7 +43,7 @@ WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHA
                   ORDER BY oldest.ready_at) names
           CROSS JOIN LATERAL (
                 SELECT run_id, ready_at FROM edda_sched
-                 WHERE EXISTS (SELECT FROM fence)
+                 WHERE EXISTS (SELECT FROM counted)
                    AND workflow = name AND owner IS NULL AND ready_at <= (SELECT {now})
                  ORDER BY ready_at LIMIT {limit} FOR UPDATE SKIP LOCKED) run
           LIMIT $3),
@@ -38,11 +51,38 @@ WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHA
          UPDATE edda_sched s
             SET owner = $1, epoch = s.epoch + 1, ready_at = NULL, status = 'running', reason = NULL
            FROM due WHERE s.run_id = due.run_id
-         RETURNING s.run_id, s.workflow, s.gen, s.epoch, s.absorbed, s.attempts, s.start_seq, s.watchers,
-                   due.ready_at)
-SELECT {now} AS now, claimed.* FROM (VALUES (1)) one LEFT JOIN claimed ON true ORDER BY claimed.ready_at""")
+         RETURNING s.run_id, s.workflow, s.gen, s.epoch, s.absorbed, s.attempts, s.start_seq, s.watchers, s.undoing,
+                   s.end_if_parked, s.deaths, s.deaths_alone, s.died_seq, due.ready_at)
+SELECT {now} AS now, (SELECT n FROM counted) AS number, claimed.*
+  FROM (VALUES (1)) one LEFT JOIN claimed ON true ORDER BY claimed.ready_at""")
 CLAIM_FEW = _CLAIM.replace("{limit}", "100")
 CLAIM_MANY = _CLAIM.replace("{limit}", "1000")
+
+# Of those that have just become suspects several, else one alone. What is locked is being claimed or told something.
+CLAIM_SUSPECTS = timed("""
+WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHARE),
+     counted AS (UPDATE edda_claim SET n = n + 1
+                  WHERE worker = $1 AND n >= $5 AND EXISTS (SELECT FROM fence) RETURNING n),
+     found AS MATERIALIZED (
+         SELECT run_id, deaths, suspect_at FROM edda_sched
+          WHERE EXISTS (SELECT FROM counted) AND suspect_at IS NOT NULL AND workflow = ANY ($2::text[])
+          ORDER BY deaths <> {suspect}, suspect_at, run_id LIMIT $3 FOR UPDATE SKIP LOCKED),
+     chosen AS MATERIALIZED (
+         SELECT run_id, $4 AND deaths <> {suspect} AS alone, suspect_at FROM found WHERE deaths = {suspect}
+            OR run_id = (SELECT run_id FROM found ORDER BY deaths <> {suspect}, suspect_at, run_id LIMIT 1)),
+     claimed AS (
+         UPDATE edda_sched s
+            SET owner = $1, epoch = s.epoch + 1, ready_at = NULL, suspect_at = NULL, status = 'running',
+                reason = NULL, alone = chosen.alone
+           FROM chosen WHERE s.run_id = chosen.run_id
+         RETURNING s.run_id, s.workflow, s.gen, s.epoch, s.absorbed, s.attempts, s.start_seq, s.watchers, s.undoing,
+                   s.end_if_parked, s.deaths, s.deaths_alone, s.died_seq, chosen.suspect_at)
+SELECT {now} AS now, (SELECT n FROM counted) AS number, claimed.*
+  FROM (VALUES (1)) one LEFT JOIN claimed ON true ORDER BY claimed.suspect_at""").replace(
+    "{suspect}", str(SUSPECT_DEATHS)
+)
+HAS_SUSPECTS = """
+SELECT EXISTS (SELECT FROM edda_sched WHERE suspect_at IS NOT NULL AND workflow = ANY ($1::text[]))"""
 
 # Read after the claim, never within it: its statement sees the newest row of a run but may see older history. All in
 # one, so that a wait that is just being met is seen as one or the other.
@@ -65,12 +105,15 @@ SELECT min(first.ready_at), {now}
        SELECT ready_at FROM edda_sched
         WHERE workflow = name AND owner IS NULL AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1) first""")
 
-# What is locked is being claimed or cancelled, so it is ready anyway.
+# What is locked is being claimed or cancelled, so it is ready anyway. The pause is that of `unpark_pause`.
 UNPARK = timed("""
 WITH parked AS MATERIALIZED (
-    SELECT run_id FROM edda_sched WHERE status = 'parked' AND owner IS NULL AND workflow = ANY ($1::text[])
+    SELECT run_id, greatest({now}, CASE WHEN attempts < 3 THEN 0
+                                   ELSE coalesce(parked_at, 0) + (100000 << least(attempts, 8)) END) AS due
+      FROM edda_sched
+     WHERE status = 'parked' AND owner IS NULL AND ready_at IS NOT NULL AND workflow = ANY ($1::text[])
     FOR UPDATE SKIP LOCKED)
-UPDATE edda_sched s SET ready_at = {now} FROM parked WHERE s.run_id = parked.run_id""")
+UPDATE edda_sched s SET ready_at = parked.due FROM parked WHERE s.run_id = parked.run_id AND parked.due < s.ready_at""")
 
 MAIL = """
 SELECT d.run_id, d.n, d.kind, d.at, d.step, coalesce(e.body, d.value) AS value, d.event
@@ -82,14 +125,29 @@ SELECT d.run_id, d.n, d.kind, d.at, d.step, coalesce(e.body, d.value) AS value, 
 
 class PostgresQueue:
     _pool: Pool
+    _news: PostgresNews
 
-    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int) -> Claim:
+    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, seen: int = 0) -> Claim:
         statement = CLAIM_FEW if limit <= 100 else CLAIM_MANY
+        return await self._claim(statement, worker, workflows, limit, seen)
+
+    async def claim_suspects(
+        self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0
+    ) -> Claim:
+        return await self._claim(CLAIM_SUSPECTS, worker, workflows, few, alone, seen)
+
+    async def _claim(self, statement: str, *values: object) -> Claim:
         async with self._pool.session() as session:
-            rows = await session.fetch(statement, worker, workflows, limit)
+            rows = await session.fetch(statement, *values)
             claimed = [row for row in rows if row["run_id"] is not None]
             runs = await _load(session, claimed) if claimed else ()
-        return Claim(rows[0]["now"], runs)
+        if claimed:
+            self._news.expect_more()
+        return Claim(rows[0]["now"], runs, rows[0]["number"])
+
+    async def has_suspects(self, workflows: Sequence[str]) -> bool:
+        async with self._pool.session() as session:
+            return bool((await session.fetch(HAS_SUSPECTS, workflows))[0][0])
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:
         async with self._pool.session() as session:
@@ -103,6 +161,8 @@ class PostgresQueue:
     async def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(MAIL, worker)
+        if rows:
+            self._news.expect_more()
         return tuple(delivery_of(row) for row in rows)
 
 
@@ -123,6 +183,7 @@ async def _load_watchers(session: Session, watched: Sequence[RunId]) -> Mapping[
 
 
 def _join(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequence[Watcher]) -> ClaimedRun:
+    entries = tuple(map(entry_of, birth["history"]))
     return ClaimedRun(
         run_id=row["run_id"],
         workflow=row["workflow"],
@@ -133,7 +194,7 @@ def _join(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequence[Watcher
         deadline=birth["deadline"],
         absorbed=row["absorbed"],
         attempts=row["attempts"],
-        entries=tuple(map(entry_of, birth["history"])),
+        entries=entries,
         mail=tuple(map(delivery_of, birth["inbox"])),
         waits=tuple(birth["waits"]),
         start_seq=row["start_seq"],
@@ -142,6 +203,9 @@ def _join(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequence[Watcher
         depth=birth["depth"],
         watchers=tuple(watchers),
         done=tuple(map(done_of, birth["done"])),
+        undoing=row["undoing"],
+        end_if_parked=row["end_if_parked"],
+        crashes=Crashes(row["deaths"], row["deaths_alone"], row["died_seq"]),
     )
 
 

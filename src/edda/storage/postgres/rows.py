@@ -95,4 +95,5 @@ def record_of(row: asyncpg.Record) -> RunRecord:
         ended_at=row["ended_at"],
         value=row["value"],
         parent=row["parent"],
+        deaths=row["deaths"],
     )

@@ -9,7 +9,7 @@ from edda.core.states import ENDED, RunStatus
 
 from .births import births, start_row
 from .clock import timed
-from .inbox import WAKE
+from .inbox import IS_PARKED, wake
 from .pool import Pool
 from .rows import entry_of, record_of, watcher_of
 
@@ -23,7 +23,12 @@ WITH asked AS (
            {wake}
      WHERE run_id = $1 AND NOT cancelled RETURNING run_id, delivered)
 INSERT INTO edda_delivery (run_id, n, kind, step, at, value)
-SELECT run_id, delivered, 'cancel', '', {now}, $2 FROM asked""").replace("{wake}", WAKE)
+SELECT run_id, delivered, 'cancel', '', {now}, $2 FROM asked""").replace("{wake}", wake())
+CANCEL_PARKED = (
+    """
+UPDATE edda_sched s SET ready_at = 0, end_if_parked = true WHERE s.run_id = $1 AND """
+    + IS_PARKED
+)
 WHY_NOT_CANCELLED = """
 SELECT (SELECT cancelled FROM edda_sched WHERE run_id = $1), EXISTS (SELECT FROM edda_run WHERE id = $1)"""
 
@@ -49,7 +54,7 @@ OPEN_STATUS = timed("""
                    WHEN s.owner IS NULL AND s.ready_at <= (SELECT {now}) AND s.status <> 'compensating' THEN 'running'
                    ELSE s.status END""")
 VIEW_COLUMNS = """r.id, r.workflow, r.gen, r.input, r.created_at, r.deadline, r.parent, s.owner, s.ready_at, s.reason,
-       e.ended_at, e.value, state.status"""
+       coalesce(s.deaths, 0) AS deaths, e.ended_at, e.value, state.status"""
 VIEW_STATES = """
   {open} JOIN edda_sched s ON s.run_id = r.id AND s.gen = r.gen
   {ended} JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen
@@ -89,7 +94,7 @@ class PostgresRuns:
 
     async def cancel(self, run_id: RunId, value: bytes) -> CancelOutcome:
         async with self._pool.session() as session:
-            if await session.execute(CANCEL, run_id, value):
+            if await session.execute(CANCEL, run_id, value) or await session.execute(CANCEL_PARKED, run_id):
                 return CancelOutcome.REQUESTED
             cancelled, known = (await session.fetch(WHY_NOT_CANCELLED, run_id))[0]
         if cancelled:

@@ -24,20 +24,24 @@ class Section(Struct, frozen=True):
 
 
 # Only a row that is updated or locked is read afresh after a wait, so all that must be fresh is in this one row.
+# The count of claims is read as it was when the statement began: it only grows, and the claims that this worker knows
+# of were acknowledged before, so less than that was lost by the database.
 FENCE = """WITH fence AS (
-    UPDATE edda_fence SET batch_no = batch_no + 1
-     WHERE worker = $1 AND batch_no = $2 AND moves = $3 RETURNING 1)"""
+    UPDATE edda_fence SET batch_no = batch_no + 1, token = $6
+     WHERE worker = $1 AND batch_no = $2 AND moves = $3 AND token = $4
+       AND EXISTS (SELECT FROM edda_claim c WHERE c.worker = $1 AND c.n >= $5) RETURNING 1)"""
 # In a second statement of the same commit: the row is ours already.
 PASSED = """WITH fence AS (
-    SELECT FROM edda_fence WHERE worker = $1 AND batch_no = $2 AND moves = $3)"""
+    SELECT FROM edda_fence
+     WHERE worker = $1 AND batch_no = $2 + 1 AND moves = $3 AND token = $6 AND $4::bigint + $5::bigint IS NOT NULL)"""
 
 # One row of history alone, the common case of a quiet system: no arrays.
 SINGLE = (
     FENCE
     + """
 INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attempt, n, event, input, value)
-SELECT $4::text, $5::int, $6::int, $7::int, $8::text, $9::text, $10::text, $11::boolean, $12::bigint, $13::int,
-       $14::int, $15::bigint, $16::bytea, $17::bytea
+SELECT $7::text, $8::int, $9::int, $10::int, $11::text, $12::text, $13::text, $14::boolean, $15::bigint, $16::int,
+       $17::int, $18::bigint, $19::bytea, $20::bytea
   FROM fence RETURNING NULL::text AS run_id, NULL::text AS step"""
 )
 
@@ -144,21 +148,30 @@ SECTIONS = {
     UPDATE edda_sched s SET absorbed = l.absorbed, delivered = l.delivered, undoing = s.undoing OR l.undoing
       FROM locked l WHERE s.run_id = l.run_id AND l.move = 'absorb')"""
     ),
-    # Mail that came in meanwhile makes the run ready at once.
+    # Mail that came in meanwhile makes the run ready at once, but not a parked run, which could not read it.
     "released": Section(
-        """released AS (
+        timed("""released AS (
     UPDATE edda_sched s
-       SET absorbed = l.absorbed, owner = NULL, undoing = s.undoing OR l.undoing,
-           ready_at = CASE WHEN l.delivered = l.absorbed THEN l.ready_at ELSE 0 END,
-           status   = CASE WHEN l.delivered = l.absorbed THEN l.status ELSE 'running' END,
-           reason   = CASE WHEN l.delivered = l.absorbed THEN l.reason END,
-           attempts = CASE WHEN l.status = 'parked' THEN s.attempts + 1 ELSE 0 END
+       SET absorbed = l.absorbed, owner = NULL, undoing = s.undoing OR l.undoing, alone = false,
+           ready_at = CASE WHEN {rests} THEN l.ready_at ELSE 0 END,
+           status   = CASE WHEN {rests} THEN l.status ELSE 'running' END,
+           reason   = CASE WHEN {rests} THEN l.reason END,
+           attempts = CASE WHEN {parked} THEN s.attempts + 1 ELSE 0 END,
+           parked_at = CASE WHEN {parked} THEN {now} END,
+           end_if_parked = {parked} AND s.end_if_parked,
+           deaths = CASE WHEN {parked} THEN s.deaths ELSE 0 END,
+           deaths_alone = CASE WHEN {parked} THEN s.deaths_alone ELSE 0 END,
+           died_seq = CASE WHEN {parked} THEN s.died_seq END
       FROM locked l WHERE s.run_id = l.run_id AND l.move = 'release'
-    RETURNING s.run_id, l.delivered <> l.absorbed AS has_mail)"""
+    RETURNING s.run_id, NOT {rests} AS has_mail)""")
+        .replace("{rests}", "(l.delivered = l.absorbed OR l.status = 'parked')")
+        .replace("{parked}", "(l.status = 'parked')")
     ),
     "followed": Section(
         """followed AS (
-    UPDATE edda_sched s SET gen = s.gen + 1, absorbed = l.absorbed, cancelled = false, attempts = 0, undoing = false
+    UPDATE edda_sched s
+       SET gen = s.gen + 1, absorbed = l.absorbed, cancelled = false, attempts = 0, undoing = false,
+           end_if_parked = false, deaths = 0, deaths_alone = 0, died_seq = NULL
       FROM locked l WHERE s.run_id = l.run_id AND l.move = 'recur')"""
     ),
     "gone": Section(
@@ -233,8 +246,8 @@ _ANSWERS = {
 
 @cache
 def text(names: tuple[str, ...]) -> str:
-    """The statement with these sections; its values come behind $1 to $3 of the fence."""
-    parts, taken = [FENCE], 3
+    """The statement with these sections; its values come behind $1 to $6 of the fence."""
+    parts, taken = [FENCE], 6
     ahead = _AHEAD_WITH_CHILDREN if "children" in names else _AHEAD
     for name in names:
         section = SECTIONS[name]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 from asyncpg.transaction import Transaction
 
 from edda.errors import (
     EddaError,
-    MigrationError,
     StorageConflictError,
     StorageRejectedError,
     StorageUnavailableError,
 )
 from edda.storage.ports import Probe
+
+from . import faults
+from .connection import Connection
 
 T = TypeVar("T")
 Listener = Callable[[], object]
@@ -28,35 +30,20 @@ COMMIT = "COMMIT"
 ROLLBACK = "ROLLBACK"
 RESET = "RESET ALL"
 
-_CONFLICTS = frozenset({"40001", "40P01", "55P03"})
-"""Serialization failure, deadlock, lock time-out."""
-_REFUSALS = frozenset({"22", "23", "54"})
-"""Classes of errors in the data: bad value, broken constraint, over a limit of the database."""
-_SCHEMA = frozenset({"42P01", "42703"})
-"""Undefined table or column."""
-
-if TYPE_CHECKING:
-    _Connection = asyncpg.Connection[asyncpg.Record]
-else:
-    _Connection = asyncpg.Connection
-
-
-class SharedConnection(_Connection):
-    """Keeps what the server said last: after a failed statement COMMIT is answered with ROLLBACK, and is no error."""
-
-    last_status = ""
-
-    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
-        self.last_status = await super().execute(query, *args, timeout=timeout)
-        return self.last_status
+_FOREIGN = frozenset({"26000", "42P05"})
+"""A prepared statement that is not there, or one of the same name that is."""
 
 
 class Session:
     """Sends statements over one connection object. In doubt it drops the connection and never goes on with it."""
 
-    def __init__(self, connection: _Connection, probe: Probe | None) -> None:
+    def __init__(
+        self, connection: Connection, probe: Probe | None, on_foreign: Callable[[object], None] = lambda error: None
+    ) -> None:
+        """`on_foreign` is told of a prepared statement that another client must have replaced."""
         self._connection = connection
         self._probe = probe
+        self._on_foreign = on_foreign
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -66,6 +53,11 @@ class Session:
     @property
     def usable(self) -> bool:
         return not self._connection.is_closed()
+
+    @property
+    def is_demoted(self) -> bool:
+        """Whether the server refused a write: a new connection may find the primary on another host."""
+        return self._connection.is_read_only
 
     @property
     def version(self) -> tuple[int, int]:
@@ -110,7 +102,8 @@ class Session:
 
     async def begin(self) -> Transaction:
         """A transaction for somebody else's code, who finds the connection as if it were new."""
-        await self._send(RESET, self._connection.reset)
+        if not self._connection.is_pooled:  # there the server connection is another every time
+            await self._send(RESET, self._connection.reset)
         transaction = self._connection.transaction(isolation="read_committed")
         await self._send(BEGIN, transaction.start)
         return transaction
@@ -153,15 +146,12 @@ class Session:
             raise
 
     def _judge(self, error: asyncpg.PostgresError) -> EddaError:
-        state = error.sqlstate or ""
-        if state in _CONFLICTS:
-            return StorageConflictError(str(error))
-        if state[:2] in _REFUSALS:
-            return StorageRejectedError(str(error))
-        self.drop()
-        if state in _SCHEMA:
-            return MigrationError(f"{error}: the database is not migrated to this release")
-        return StorageUnavailableError(f"{error} ({state})")
+        meaning = faults.translate(error)
+        if isinstance(meaning, StorageUnavailableError):
+            self.drop()
+            if error.sqlstate in _FOREIGN:
+                self._on_foreign(error)
+        return meaning
 
     async def close(self) -> None:
         try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from msgspec.structs import replace
 
 from edda.errors import StorageError
 from edda.storage.ports import Probe
+from edda.storage.session_target import SessionTarget
 
-from . import schema
+from . import pool, schema
 from .clock import timed
 from .dispatches import PostgresDispatches
 from .events import PostgresEvents
@@ -16,12 +20,13 @@ from .joints import PostgresJoints
 from .journal import PostgresJournal
 from .news import PostgresNews
 from .outbox import PostgresOutbox
-from .pool import Address, Pool
+from .pool import SETTINGS, SHARED_SETTINGS, Address, Pool
 from .pruning import PostgresPruning
 from .queue import PostgresQueue
 from .runs import PostgresRuns
 from .steering import PostgresSteering
 from .survey import PostgresSurvey
+from .target import Target
 from .workers import PostgresWorkers
 
 OLDEST = 12
@@ -42,17 +47,19 @@ class PostgresStorage(
     PostgresSurvey,
     PostgresSteering,
 ):
-    """`url` is postgresql://user:password@host/database.
+    """`url` is postgresql://user:password@host/database, or several hosts: postgresql://a:5432,b:5432/database.
 
-    Behind a PgBouncer that pools by transaction, set `statement_cache_size=0`, and let PgBouncer ignore the start-up
-    parameters it does not know; LISTEN does not get through it, so other processes find work by looking.
+    A connection pooler in front of the server is recognised; what the URL says in `pooler` and `statement_cache_size`
+    is believed instead.
     """
 
     def __init__(
-        self, url: str, *, pool_size: int = 5, statement_cache_size: int = 100, probe: Probe | None = None
+        self, url: str, *, pool_size: int = 5, statement_cache_size: int | None = None, probe: Probe | None = None
     ) -> None:
-        self._address = Address(url, statement_cache_size, probe)
-        self._journal = Pool(self._address, size=1)
+        self._target = Target(url, statement_cache_size)
+        self._address = Address(self._target, probe)
+        # A locked row holds up all that is in the batch: what waits for it is soon sent apart from the rest.
+        self._journal = Pool(replace(self._address, lock_timeout="1s"), size=1, answer_within=pool.JOURNAL_PATIENCE)
         self._pool = Pool(self._address, size=pool_size)
         # Theirs may take as long as they like.
         self._shared = Pool(replace(self._address, is_shared=True), size=pool_size, answer_within=None)
@@ -61,7 +68,25 @@ class PostgresStorage(
         # No limit to how long a migration, or the one ahead of it, may take.
         self._schema_line = Pool(self._address, size=1, answer_within=None)
         self._pulses: list[Pool] = []
-        self._news = PostgresNews(self._news_line)
+        self._news = PostgresNews(self._news_line, self._target)
+
+    @property
+    def url(self) -> str:
+        return self._target.url
+
+    def session_target(self) -> SessionTarget:
+        return SessionTarget(
+            "postgresql",
+            connect=lambda: self._target.connect(SHARED_SETTINGS, is_shared=True),
+            arguments=self._session_arguments,
+            is_pooled=lambda: self._target.is_pooled,
+        )
+
+    def _session_arguments(self) -> Mapping[str, Any]:
+        """SQLAlchemy prepares each statement by itself, and keeps it for the next transaction unless told otherwise."""
+        if self._target.is_pooled or self._target.cache_size == 0:
+            return {"prepared_statement_cache_size": 0, "prepared_statement_name_func": _unnamed}
+        return {"prepared_statement_cache_size": self._target.cache_size}
 
     @property
     def _lines(self) -> tuple[Pool, ...]:
@@ -70,10 +95,12 @@ class PostgresStorage(
     async def open(self) -> None:
         for line in self._lines:
             line.open()
-        self._news = PostgresNews(self._news_line)  # of this loop: the storage may have been open on another before
+        # Of this loop: the storage may have been open on another before.
+        self._news = PostgresNews(self._news_line, self._target)
         async with self._journal.session() as session:
             if session.version[0] < OLDEST:
                 raise StorageError(f"Edda needs PostgreSQL {OLDEST} or newer; this server is {session.version[0]}")
+        await self._target.check_pooler(SETTINGS)
         await self._news.listen()
 
     async def close(self) -> None:
@@ -108,3 +135,7 @@ class PostgresStorage(
         async with self._pool.session() as session:
             now: int = (await session.fetch(NOW))[0][0]
         return now
+
+
+def _unnamed() -> str:
+    return ""

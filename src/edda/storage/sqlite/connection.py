@@ -1,6 +1,6 @@
 """Connections to one SQLite file: how they are opened, what they may do when, and what their errors mean.
 
-Whoever opens, writes, checkpoints or closes holds the file's `Turn`. That is more than fairness: SQLite before
+Whoever opens to write, writes, checkpoints or closes holds the file's `Turn`. That is more than fairness: SQLite before
 3.51.3 can corrupt a WAL database when one connection checkpoints and resets the WAL while another writes
 (sqlite.org/wal.html#walresetbug). No two of our connections ever do that; a foreign writer, such as a shell that
 someone left open with its automatic checkpoints, is outside the rule.
@@ -20,7 +20,9 @@ from typing import Any, TypeVar
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.ports import Probe
 
-from .lock import Turn, leave_turn, share_turn
+from . import faults
+from .lock import Turn, create_private, leave_turn, share_turn
+from .opened_file import OpenedFile
 
 T = TypeVar("T")
 _Values = Sequence[Any] | Mapping[str, Any]
@@ -44,19 +46,27 @@ _PRAGMAS = (
 )
 SYNCHRONOUS = {mode: f"PRAGMA synchronous = {mode}" for mode in ("OFF", "NORMAL", "FULL", "EXTRA")}
 
-# Everything a value can be refused for, by the database or before it gets there.
-_REFUSALS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, OverflowError, UnicodeError)
-_TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
+_NO_DATABASE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB})
+"""A folder, a file of another kind, or one that may not be read."""
 _log = logging.getLogger(__name__)
 
 
 class Connection:
     """Opens itself when first used, and again after it was lost. Used by one thread only, save for `kill`."""
 
-    def __init__(self, path: str, synchronous: str, probe: Probe | None = None, *, lent: bool = False) -> None:
-        """`lent`: for the user's own code too, whose threads are its own."""
+    def __init__(
+        self,
+        path: str,
+        synchronous: str,
+        probe: Probe | None = None,
+        *,
+        lent: bool = False,
+        file: OpenedFile | None = None,
+    ) -> None:
+        """`lent`: for the user's own code too, whose threads are its own. `file` is shared by the connections of one
+        storage."""
         self._path = path
+        self._file = file
         self._lent = lent
         self._synchronous = SYNCHRONOUS[synchronous]
         self._probe = probe
@@ -113,6 +123,7 @@ class Connection:
     def transact(self, job: Callable[[Connection], T]) -> T:
         """One job, one transaction, one turn."""
         with self._turn, self._safely():
+            self._check_file()
             self._open()
             self.run("BEGIN IMMEDIATE")
             answer = job(self)
@@ -123,6 +134,7 @@ class Connection:
     def hold(self, job: Callable[[Connection], T]) -> T:
         """One job, one turn; it begins and ends its transactions itself, but none outlives it."""
         with self._turn, self._safely():
+            self._check_file()
             self._open()
             answer = job(self)
             if self.in_transaction:
@@ -137,11 +149,29 @@ class Connection:
 
         After `patience` seconds it is given up.
         """
-        if self._raw is None:
+        if self._raw is None and not self._open_to_read():
             with self._turn, self._safely():
                 self._open()
         with self._safely():
+            self._check_file()
             return job(self) if patience is None else self._hurry(job, patience)
+
+    def _check_file(self) -> None:
+        if self._file is not None:
+            self._file.check()
+
+    def _open_to_read(self) -> bool:
+        """Without the turn: a step may hold it for as long as its transaction is open, and nobody who only looks waits
+        for that. False if the file is not in WAL mode yet, which only the one with the turn may change."""
+        if self._path == MEMORY or self._killed.is_set() or not os.path.exists(self._path):
+            return False
+        with self._safely():
+            self._connect()
+            (mode,) = self._usable().execute("PRAGMA journal_mode").fetchone()
+            if mode == "wal":
+                return True
+        self._drop()
+        return False
 
     def _hurry(self, job: Callable[[Connection], T], patience: float) -> T:
         raw, until = self._usable(), time.monotonic() + patience
@@ -188,20 +218,38 @@ class Connection:
         return self._raw
 
     def _open(self) -> None:
+        try:
+            self._open_to_write()
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_DATABASE:
+                raise StorageUnavailableError(f"{self._path} cannot be opened as a SQLite database: {error}") from error
+            raise
+
+    def _open_to_write(self) -> None:
         if self._raw is not None or self._killed.is_set():
             return
-        self._openings += 1
-        self._touched = False
-        # Autocommit: transactions begin where we say so.
-        self._raw = raw = sqlite3.connect(
-            self._path, timeout=BUSY_TIMEOUT / 1000, isolation_level=None, check_same_thread=not self._lent
-        )
+        raw = self._connect()
         if self._path != MEMORY:
             (mode,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode != "wal":
                 raise StorageUnavailableError(f"{self._path} cannot be put into WAL mode: is it on a network disk?")
+
+    def _connect(self) -> sqlite3.Connection:
+        self._openings += 1
+        self._touched = False
+        if self._file is not None:
+            self._file.check(at_once=True)
+        if self._path != MEMORY:
+            create_private(self._path)
+        # Autocommit: transactions begin where we say so.
+        self._raw = raw = sqlite3.connect(
+            self._path, timeout=BUSY_TIMEOUT / 1000, isolation_level=None, check_same_thread=not self._lent
+        )
         for pragma in (*_PRAGMAS, self._synchronous):
             raw.execute(pragma).fetchall()
+        if self._file is not None:
+            self._file.note()
+        return raw
 
     def _checkpoint(self) -> None:
         """After the commit: what is written is safe already, so trouble here is for the next one to meet."""
@@ -236,7 +284,7 @@ class Connection:
         try:
             yield
         except BaseException as error:  # whatever it was: a dead client's transaction would be gone as well
-            meaning = _meaning(error)
+            meaning = faults.translate(error, self._path)
             if isinstance(meaning, StorageConflictError | StorageRejectedError):
                 self._rollback()
             else:
@@ -264,15 +312,3 @@ class Connection:
         raw, self._raw = self._raw, None
         if raw is not None:
             raw.close()
-
-
-def _meaning(error: BaseException) -> BaseException:
-    """What a driver's error tells the engine; anything else is passed on as it is."""
-    if isinstance(error, _REFUSALS) or (isinstance(error, sqlite3.ProgrammingError) and "binding" in str(error)):
-        return StorageRejectedError(str(error))
-    # The primary result code: its extensions say where, not what. Errors of the driver itself have none.
-    if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _TRANSIENT:
-        return StorageConflictError(str(error))
-    if isinstance(error, sqlite3.Error):
-        return StorageUnavailableError(str(error))
-    return error

@@ -18,10 +18,19 @@ _Values = Sequence[Any] | Mapping[str, Any]
 
 class SQLiteJoint:
     dialect: Dialect = "sqlite"
+    is_certified = False
 
     def __init__(self, tenure: Tenure) -> None:
         self._tenure = tenure
         self.connection = JointConnection(tenure)
+
+    @property
+    def is_lost(self) -> bool:
+        return False
+
+    @property
+    def has_begun(self) -> bool:
+        return True
 
     async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
         return await self.connection.execute(sql, values)
@@ -44,8 +53,8 @@ class SQLiteJoint:
             await self._tenure.end()
 
 
-async def begin(tenures: Tenures) -> SQLiteJoint:
-    return SQLiteJoint(await tenures.begin(lambda db: db.run("BEGIN IMMEDIATE")))
+async def begin(tenures: Tenures, holder: str) -> SQLiteJoint:
+    return SQLiteJoint(await tenures.begin(lambda db: db.run("BEGIN IMMEDIATE"), holder))
 
 
 class JointConnection:

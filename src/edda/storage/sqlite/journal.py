@@ -15,8 +15,13 @@ from .runs import INSERT, as_row
 
 _Row = tuple[Any, ...]
 
-_BUMP = "UPDATE edda_fence SET batch_no = batch_no + 1 WHERE worker = ? AND batch_no = ? AND moves = ?"
-_FENCE = "SELECT worker, batch_no, moves FROM edda_fence WHERE worker = ?"
+_BUMP = """
+UPDATE edda_fence SET batch_no = batch_no + 1, token = ?6
+ WHERE worker = ?1 AND batch_no = ?2 AND moves = ?3 AND token = ?4
+   AND EXISTS (SELECT 1 FROM edda_claim WHERE worker = ?1 AND n >= ?5)"""
+_FENCE = """
+SELECT f.worker, f.batch_no, f.moves, f.token, c.n FROM edda_fence f JOIN edda_claim c ON c.worker = f.worker
+ WHERE f.worker = ?"""
 _OWNED = "SELECT run_id, epoch FROM edda_sched WHERE owner = ?"
 
 _NEXT_RUN = """
@@ -35,7 +40,10 @@ _DROP_WAITS = "DELETE FROM edda_wait WHERE run_id = ?"
 _DROP_WATCHERS = "DELETE FROM edda_watcher WHERE run_id = ?"
 _UNDO = "UPDATE edda_sched SET undoing = 1 WHERE run_id = ?"
 _RECUR = """
-UPDATE edda_sched SET gen = gen + 1, absorbed = ?, cancelled = 0, attempts = 0, undoing = 0 WHERE run_id = ?"""
+UPDATE edda_sched
+   SET gen = gen + 1, absorbed = ?, cancelled = 0, attempts = 0, undoing = 0, end_if_parked = 0, deaths = 0,
+       deaths_alone = 0, died_seq = NULL
+ WHERE run_id = ?"""
 _ABSORB = "UPDATE edda_sched SET absorbed = ? WHERE run_id = ?"
 # Mail that came meanwhile makes the run ready at once.
 _RELEASE = """
@@ -44,15 +52,21 @@ UPDATE edda_sched
        status = CASE WHEN delivered = ?2 THEN ?4 ELSE 'running' END,
        reason = CASE WHEN delivered = ?2 THEN ?5 END,
        ready_at = CASE WHEN delivered = ?2 THEN ?3 ELSE 0 END,
-       attempts = CASE WHEN ?4 = 'parked' THEN attempts + 1 ELSE 0 END
+       attempts = 0, parked_at = NULL, end_if_parked = 0, deaths = 0, deaths_alone = 0, died_seq = NULL, alone = 0
+ WHERE run_id = ?1"""
+# A parked run rests whatever is in its inbox: it could not read it.
+_PARK = """
+UPDATE edda_sched
+   SET absorbed = ?2, owner = NULL, status = 'parked', reason = ?4, ready_at = ?3, attempts = attempts + 1,
+       parked_at = ?5, alone = 0
  WHERE run_id = ?1"""
 _MAILED = """
 SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.value
  WHERE s.delivered <> s.absorbed"""
 
 
-def write(db: Connection, fence: Fence, batch: Sequence[Bundle], now: int) -> Written | None:
-    if db.run(_BUMP, (fence.worker, fence.batch_no, fence.moves)) != 1:
+def write(db: Connection, fence: Fence, batch: Sequence[Bundle], token: int, now: int) -> Written | None:
+    if db.run(_BUMP, (fence.worker, fence.batch_no, fence.moves, fence.token, fence.claims, token)) != 1:
         return None
     refused = lineage.refused(db, batch)
     unmet, finds = waits.settle(db, batch)
@@ -86,6 +100,7 @@ class _Rows:
         self.hists: list[_Row] = []
         self.absorbed: list[_Row] = []
         self.released: list[_Row] = []
+        self.parked: list[_Row] = []
         self.results: list[_Row] = []
         self.ended: list[_Row] = []
         self.unwatched: list[_Row] = []
@@ -114,6 +129,8 @@ class _Rows:
                 self._add_end(bundle, move)
             case Recur() as move if not stays:
                 self._add_recur(bundle, move)
+            case Release(status=RunStatus.PARKED) as move if bundle.start is None and not stays:
+                self.parked.append((run_id, move.absorbed, move.ready_at, move.reason, self.now))
             case Release() as move if bundle.start is None and not stays:
                 self.released.append((run_id, move.absorbed, move.ready_at, move.status.value, move.reason))
             case Absorb() | Release() | Recur() | End() as move if bundle.start is None and move.absorbed is not None:
@@ -175,6 +192,7 @@ class _Rows:
             (_HIST, self.hists),
             (_ABSORB, self.absorbed),
             (_RELEASE, self.released),
+            (_PARK, self.parked),
             (_RECUR, self.recurred),
             (_RESULT, self.results),
             (_END, self.ended),

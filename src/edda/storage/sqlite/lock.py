@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import threading
 import time
 from collections import deque
@@ -20,6 +21,9 @@ from types import TracebackType
 
 from edda.core.model import WorkerId
 from edda.errors import StorageRejectedError, StorageUnavailableError
+
+PRIVATE = 0o600
+"""The mode of files that are made here: what runs are given and return is in them."""
 
 _guard = threading.Lock()
 _turns: dict[str, Turn] = {}
@@ -65,7 +69,7 @@ class Turn:
         self.path = path
         self.users = 0
         self._threads = Queue()
-        self._descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+        self._descriptor = _open(path, path.removesuffix(".lock"))
 
     def __enter__(self) -> None:
         self._threads.acquire()
@@ -103,6 +107,7 @@ class Presence:
     """Shows that a worker's process lives: the kernel unlocks its file when it dies, however it dies."""
 
     def __init__(self, database: str) -> None:
+        self._database = database
         self._prefix = f"{database}.worker-"
 
     def hold(self, worker: WorkerId) -> None:
@@ -111,7 +116,7 @@ class Presence:
         with _guard:
             if file in _alive:
                 raise StorageRejectedError(f"worker {worker} is registered in this process already")
-            descriptor = _open(file, os.O_RDWR | os.O_CREAT)
+            descriptor = _open(file, self._database)
             if not _try_lock(descriptor):
                 os.close(descriptor)
                 raise StorageRejectedError(f"worker {worker} is registered in another process already")
@@ -145,6 +150,12 @@ class Presence:
             raise StorageUnavailableError(f"cannot renew {self._prefix}{worker}: {error}") from error
         return True
 
+    def cap(self, worker: WorkerId, until: int) -> None:
+        """Let the lease end then at the latest; a live worker prolongs it with its next beat."""
+        with suppress(OSError):
+            if os.stat(self._prefix + worker).st_mtime_ns // 1000 > until:
+                os.utime(self._prefix + worker, ns=(until * 1000, until * 1000))
+
     def is_over(self, worker: WorkerId, expires_at: int, now: int) -> bool:
         """Nobody waits for the lease of a process that is dead; `expires_at` is for workers without a file."""
         return self.until(worker, expires_at) < now or self.is_lost(worker)
@@ -166,10 +177,32 @@ class Presence:
             os.unlink(self._prefix + worker)
 
 
-def _open(file: str, flags: int) -> int:
+def create_private(database: str) -> None:
+    """Make an empty database file for its owner alone, if there is none: SQLite itself would let everybody read it.
+
+    SQLite gives the mode of this file to the `-wal` and `-shm` files beside it.
+    """
+    with suppress(OSError):  # it is there, or cannot be made: SQLite says then what is wrong
+        os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE))
+
+
+def _open(file: str, database: str) -> int:
+    """A new lock file gets the mode of its database: who may write to the one has to be able to lock the other."""
     try:
-        return os.open(file, flags, 0o644)
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE)
+        except FileExistsError:
+            return os.open(file, os.O_RDWR | os.O_CREAT, PRIVATE)
+        with suppress(OSError):  # there is no database yet, or this is no file system with modes
+            os.fchmod(descriptor, stat.S_IMODE(os.stat(database).st_mode) & 0o666)
+        return descriptor
     except OSError as error:
+        folder = os.path.dirname(os.path.abspath(file))
+        if not os.path.isdir(folder):
+            raise StorageUnavailableError(
+                f"the folder {folder} does not exist: make it, or correct the URL of the database (sqlite:///name.db "
+                "is relative, sqlite:////dir/name.db absolute)"
+            ) from error
         raise StorageUnavailableError(f"cannot open {file}: {error}") from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from edda.core.model import WorkerId
+from edda.core.model import RunId, WorkerId
 
 from . import workers
 from .connection import Connection
@@ -41,6 +41,9 @@ class SQLitePulse:
         keeps the old owner from writing, and the next beat tells it."""
         known, now = self._memo.recall(db, workers.is_known, worker), self._now()
         return now if known and self._presence.renew(worker, now + lease) else None
+
+    async def hand_over(self, worker: WorkerId, keep: RunId | None) -> int:
+        return await self._desk.transact(lambda db: workers.hand_over(db, worker, keep, self._now()))
 
     async def close(self) -> None:
         end, self._end = self._end, None

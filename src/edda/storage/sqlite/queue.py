@@ -7,21 +7,48 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import Claim, ClaimedRun, Delivery, Done, Entry, EntryKind, RunId, WorkerId
+from edda.core.model import (
+    SUSPECT_DEATHS,
+    Claim,
+    ClaimedRun,
+    Crashes,
+    Delivery,
+    Done,
+    Entry,
+    EntryKind,
+    RunId,
+    WorkerId,
+)
 
 from . import watchers
 from .connection import Connection
 
-_FENCED = "SELECT 1 FROM edda_fence WHERE worker = ?"
+_COUNT = """
+UPDATE edda_claim SET n = n + 1
+ WHERE worker = ?1 AND n >= ?2 AND EXISTS (SELECT 1 FROM edda_fence WHERE worker = ?1)"""
+_COUNTED = "SELECT n FROM edda_claim WHERE worker = ?"
 _DUE = """
 SELECT ready_at, run_id FROM edda_sched INDEXED BY edda_sched_ready
  WHERE owner IS NULL AND workflow = ? AND ready_at <= ? ORDER BY ready_at LIMIT ?"""
 _TAKE = """
 UPDATE edda_sched SET owner = ?, epoch = epoch + 1, ready_at = NULL, status = 'running', reason = NULL
  WHERE run_id = ?"""
+# Those that have just become suspects, then the others; few have so many deaths, and no index knows how many.
+_SUSPECTS = """
+SELECT run_id, deaths FROM edda_sched INDEXED BY edda_sched_suspect
+ WHERE suspect_at IS NOT NULL AND workflow IN (SELECT value FROM json_each(?1))
+ ORDER BY deaths <> ?2, suspect_at, run_id LIMIT ?3"""
+_TAKE_SUSPECT = """
+UPDATE edda_sched
+   SET owner = ?, epoch = epoch + 1, ready_at = NULL, suspect_at = NULL, status = 'running', reason = NULL, alone = ?
+ WHERE run_id = ?"""
+_HAS_SUSPECTS = """
+SELECT 1 FROM edda_sched INDEXED BY edda_sched_suspect
+ WHERE suspect_at IS NOT NULL AND workflow IN (SELECT value FROM json_each(?)) LIMIT 1"""
 _TAKEN = """
 SELECT r.id, r.workflow, r.gen, s.epoch, r.input, r.created_at, r.deadline, s.absorbed, s.attempts,
-       s.start_seq, r.parent, r.parent_step, r.depth, s.watchers
+       s.start_seq, r.parent, r.parent_step, r.depth, s.watchers, s.undoing, s.end_if_parked,
+       s.deaths, s.deaths_alone, s.died_seq
   FROM json_each(?) i
  CROSS JOIN edda_sched s ON s.run_id = i.value
  CROSS JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen
@@ -51,9 +78,12 @@ _UNREAD = f"""{_LETTER}
 _NEXT = """
 SELECT ready_at FROM edda_sched INDEXED BY edda_sched_ready
  WHERE owner IS NULL AND workflow = ? AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1"""
+# As `unpark_pause` says.
+_UNPARKED_AT = "max(?1, CASE WHEN attempts < 3 THEN 0 ELSE coalesce(parked_at, 0) + (100000 << min(attempts, 8)) END)"
 _UNPARK = """
-UPDATE edda_sched INDEXED BY edda_sched_parked SET ready_at = ?
- WHERE status = 'parked' AND owner IS NULL AND workflow IN (SELECT value FROM json_each(?))"""
+UPDATE edda_sched INDEXED BY edda_sched_parked SET ready_at = {due}
+ WHERE status = 'parked' AND owner IS NULL AND ready_at > {due}
+   AND workflow IN (SELECT value FROM json_each(?2))""".replace("{due}", _UNPARKED_AT)
 _MAIL = f"""{_LETTER}
   FROM edda_sched s INDEXED BY edda_sched_mail
  CROSS JOIN edda_delivery d ON d.run_id = s.run_id AND d.n > s.absorbed
@@ -64,13 +94,41 @@ _MAIL = f"""{_LETTER}
 _KINDS = {kind.value: kind for kind in EntryKind}
 
 
-def claim(db: Connection, worker: WorkerId, workflows: Iterable[str], limit: int, now: int) -> Claim:
+def claim(db: Connection, worker: WorkerId, workflows: Iterable[str], limit: int, seen: int, now: int) -> Claim:
     """One transaction that nobody can write beside, so history and row always fit: no claim is ever void."""
-    due = _due(db, workflows, limit, now) if db.row(_FENCED, (worker,)) else []
-    if not due:
+    number = _count(db, worker, seen)
+    if number is None:
         return Claim(now, ())
+    due = _due(db, workflows, limit, now)
+    if not due:
+        return Claim(now, (), number)
     db.many(_TAKE, [(worker, run_id) for run_id in due])
-    return Claim(now, _load(db, due))
+    return Claim(now, _load(db, due), number)
+
+
+def _count(db: Connection, worker: WorkerId, seen: int) -> int | None:
+    """The number of this claim; None if the worker was taken over, or some of its claims are lost."""
+    if not db.run(_COUNT, (worker, seen)):
+        return None
+    ((number,),) = db.rows(_COUNTED, (worker,))
+    return int(number)
+
+
+def claim_suspects(
+    db: Connection, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int, now: int
+) -> Claim:
+    number = _count(db, worker, seen)
+    if number is None:
+        return Claim(now, ())
+    found = db.rows(_SUSPECTS, (json.dumps(list(workflows)), SUSPECT_DEATHS, few))
+    chosen = [run_id for run_id, deaths in found if deaths == SUSPECT_DEATHS] or [run_id for run_id, _ in found[:1]]
+    is_alone = alone and bool(found) and found[0][1] != SUSPECT_DEATHS
+    db.many(_TAKE_SUSPECT, [(worker, int(is_alone), run_id) for run_id in chosen])
+    return Claim(now, _load(db, chosen) if chosen else (), number)
+
+
+def has_suspects(db: Connection, workflows: tuple[str, ...]) -> bool:
+    return db.row(_HAS_SUSPECTS, (json.dumps(workflows),)) is not None
 
 
 def _due(db: Connection, workflows: Iterable[str], limit: int, now: int) -> list[RunId]:
@@ -96,11 +154,12 @@ def _load(db: Connection, run_ids: list[RunId]) -> tuple[ClaimedRun, ...]:
     for delivery in _deliveries(db.rows(_UNREAD, ids)):
         mail[delivery.run_id].append(delivery)
     runs = []
-    for *row, start_seq, parent, parent_step, depth, watched in db.rows(_TAKEN, ids):
+    for *row, start_seq, parent, parent_step, depth, watched, undoing, ends, deaths, alone, seq in db.rows(_TAKEN, ids):
         run_id = row[0]
         inputs = (tuple(entries[run_id]), tuple(mail[run_id]), tuple(waits[run_id]))
         told = watchers.of_run(db, run_id) if watched else ()
-        values = (*row, *inputs, start_seq, parent, parent_step, depth, told, tuple(done[run_id]))
+        state = (bool(undoing), bool(ends), Crashes(deaths, alone, seq))
+        values = (*row, *inputs, start_seq, parent, parent_step, depth, told, tuple(done[run_id]), *state)
         runs.append(ClaimedRun(*values))
     return tuple(runs)
 

@@ -32,7 +32,7 @@ CASE WHEN s.undoing AND (s.status <> 'parked' OR s.ready_at <= :now) THEN 'compe
 STATUS = f"coalesce(x.status, {OPEN_STATUS})"
 RECORD = f"""
 SELECT r.id, r.workflow, r.gen, {STATUS} AS state, r.input, r.created_at, r.deadline,
-       s.owner, s.ready_at, s.reason, x.ended_at, x.value, r.parent"""
+       s.owner, s.ready_at, s.reason, x.ended_at, x.value, r.parent, coalesce(s.deaths, 0)"""
 _GET = f"""{RECORD}
   FROM edda_run r
   LEFT JOIN edda_sched s ON s.run_id = r.id
@@ -81,7 +81,7 @@ def as_row(s: Start, gen: int) -> tuple[Any, ...]:
 
 
 def cancel(db: Connection, run_id: RunId, value: bytes, now: int) -> CancelOutcome:
-    if inbox.put(db, Letter(run_id, EntryKind.CANCEL, value=value), now):
+    if inbox.put(db, Letter(run_id, EntryKind.CANCEL, value=value), now) or inbox.cancel_parked(db, run_id):
         return CancelOutcome.REQUESTED
     if db.row(_IS_OPEN, (run_id,)):
         return CancelOutcome.ALREADY

@@ -41,7 +41,8 @@ UPDATE edda_delivery SET event = NULL, kind = 'stray'
    AND event NOT IN (SELECT event FROM edda_hist WHERE run_id = ?1 AND gen = ?2 + 1 AND event IS NOT NULL)"""
 
 _RESUME = """
-UPDATE edda_sched SET ready_at = 0, status = 'running', reason = NULL
+UPDATE edda_sched
+   SET ready_at = 0, status = 'running', reason = NULL, deaths = 0, deaths_alone = 0, died_seq = NULL
  WHERE run_id = ? AND status = 'parked' AND owner IS NULL"""
 _HAS_ENDED = "SELECT 1 FROM edda_result WHERE run_id = ?"
 _DROP = """

@@ -11,7 +11,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar, TypeVarTuple
 
 from edda.core.model import (
@@ -44,8 +44,9 @@ from edda.core.model import (
     WorkerInfo,
     Written,
 )
-from edda.errors import StorageUnavailableError
+from edda.errors import AppError, StorageUnavailableError
 from edda.storage.ports import Probe, Turn
+from edda.storage.session_target import SessionTarget
 
 from . import (
     dispatches,
@@ -67,7 +68,9 @@ from .connection import MEMORY, OLDEST, SYNCHRONOUS, Connection
 from .desk import Desk
 from .lock import Presence
 from .memo import Memo
+from .opened_file import OpenedFile
 from .pulse import SQLitePulse
+from .slow_write import SlowWrite
 from .steering import SQLiteSteering
 from .survey import SQLiteSurvey
 from .tenure import NO_TURN, Tenures
@@ -101,10 +104,12 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         if path != MEMORY:
             path = os.path.realpath(path)
         self._path = path
+        self.url = f"sqlite:///{path}"
         self._now = now
         self._probe = probe
         self._synchronous = synchronous
         self._presence = Presence(path)
+        self._file = None if path == MEMORY else OpenedFile(path)
         self._workers: set[WorkerId] = set()
         self._writer: Desk | None = None
         self._reader: Desk | None = None
@@ -118,6 +123,11 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
 
     # Its life
 
+    def session_target(self) -> SessionTarget:
+        if self._path == MEMORY:
+            raise AppError("ctx.session needs a file: nobody else can see a database in memory; use sqlite:///file.db")
+        return SessionTarget("sqlite", path=self._path)
+
     async def open(self) -> None:
         if sqlite3.sqlite_version_info < OLDEST:
             wanted = ".".join(map(str, OLDEST))
@@ -130,6 +140,8 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
 
     async def _open(self) -> None:
         self._news = asyncio.Event()  # of this loop: the app may have run on another before
+        if self._file is not None:
+            self._file.forget()
         self._writer = self._desk("writer", lent=self._in_memory)
         await self._writer.transact(lambda db: None)
         if self._in_memory:
@@ -137,7 +149,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         else:
             self._reader = self._desk("reader")
             await self._reader.read(lambda db: None)  # it opens now, not while somebody has the turn for long
-            self._watch = Watch(Connection(self._path, self._synchronous), self._news.set)
+            self._watch = Watch(Connection(self._path, self._synchronous, file=self._file), self._news.set)
             await self._watch.open()
 
     async def close(self) -> None:
@@ -167,14 +179,23 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
 
     # Journal: what a worker asks about its own writes waits behind them
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
-        return await self._transact(lambda db: journal.write(db, fence, batch, self._now()))
+    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+        with SlowWrite(self._path, self._name_holder):
+            return await self._transact(lambda db: journal.write(db, fence, batch, token, self._now()))
+
+    def _name_holder(self) -> str:
+        """Who keeps the others from writing."""
+        return self._tenures.holder if self._tenures else ""
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
         return await _open_only(self._writer).read(lambda db: journal.read_fence(db, worker))
 
     async def owned(self, worker: WorkerId) -> dict[RunId, int]:
         return await _open_only(self._writer).read(lambda db: journal.owned(db, worker))
+
+    async def locked(self, runs: Collection[RunId]) -> frozenset[RunId]:
+        """There is one lock for all of the file, and who writes waits for it."""
+        return frozenset()
 
     # Workers
 
@@ -193,8 +214,8 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         self._presence.renew(worker.id, now + lease)
         return workers.register(db, worker, now + lease, now)
 
-    async def retire(self, worker: WorkerId) -> None:
-        await self._transact(lambda db: workers.retire(db, worker, self._now()))
+    async def retire(self, worker: WorkerId, died: bool = False) -> None:
+        await self._transact(lambda db: workers.retire(db, worker, died, self._now()))
         self._bury(worker)
 
     async def roster(self) -> tuple[Registered, ...]:
@@ -219,6 +240,20 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     async def disown(self, run_id: RunId) -> bool:
         return await self._transact(lambda db: workers.disown(db, run_id, self._now()))
 
+    async def is_ahead(self) -> bool:
+        return await self._read(lambda db: workers.is_ahead(db, self._now()))
+
+    async def mend_times(self, lease: int) -> int:
+        for info, _ in await self._read(workers.roster):
+            self._presence.cap(info.id, self._now() + lease)
+        return await self._transact(lambda db: workers.mend_times(db, lease, self._now()))
+
+    async def keep_company(self, worker: WorkerId) -> None:
+        await self._transact(lambda db: workers.keep_company(db, worker))
+
+    async def clear_deaths(self, run_id: RunId, epoch: int) -> None:
+        await self._transact(lambda db: workers.clear_deaths(db, run_id, epoch))
+
     async def pulse(self) -> SQLitePulse:
         if self._in_memory:
             return SQLitePulse(_open_only(self._writer), self._presence, self._now)
@@ -229,8 +264,18 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
 
     # Queue
 
-    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int) -> Claim:
-        return await self._transact(lambda db: queue.claim(db, worker, workflows, limit, self._now()))
+    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, seen: int = 0) -> Claim:
+        return await self._transact(lambda db: queue.claim(db, worker, workflows, limit, seen, self._now()))
+
+    async def claim_suspects(
+        self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0
+    ) -> Claim:
+        return await self._transact(
+            lambda db: queue.claim_suspects(db, worker, workflows, few, alone, seen, self._now())
+        )
+
+    async def has_suspects(self, workflows: Sequence[str]) -> bool:
+        return await self._recall(queue.has_suspects, tuple(workflows))
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:
         ready_at = await self._recall(queue.next_ready, tuple(workflows))
@@ -349,12 +394,16 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
 
     # Joints
 
-    async def begin(self) -> joint.SQLiteJoint:
-        return await joint.begin(self._lent())
+    async def begin(self, holder: str = "") -> joint.SQLiteJoint:
+        return await joint.begin(self._lent(), holder)
 
-    async def take_turn(self) -> Turn:
+    @property
+    def is_certified(self) -> bool:
+        return False
+
+    async def take_turn(self, holder: str = "") -> Turn:
         """Of a database in memory nobody else has a connection."""
-        return NO_TURN if self._in_memory else await self._lent().begin()
+        return NO_TURN if self._in_memory else await self._lent().begin(holder=holder)
 
     async def done(self, run_id: RunId, gen: int, step: str) -> Done | None:
         return await self._read(lambda db: done.find(db, run_id, gen, step))
@@ -424,7 +473,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         return self._path == MEMORY
 
     def _desk(self, name: str, *, lent: bool = False) -> Desk:
-        return Desk(name, Connection(self._path, self._synchronous, self._probe, lent=lent))
+        return Desk(name, Connection(self._path, self._synchronous, self._probe, lent=lent, file=self._file))
 
     def _lent(self) -> Tenures:
         """A database in memory has one connection only."""

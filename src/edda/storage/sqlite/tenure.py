@@ -18,7 +18,8 @@ T = TypeVar("T")
 class Tenure:
     """A thread stands in the queue for the turn, and does in it whatever it is told, until the end."""
 
-    def __init__(self, desk: Desk, prepare: Callable[[Connection], object]) -> None:
+    def __init__(self, desk: Desk, prepare: Callable[[Connection], object], holder: str) -> None:
+        self.holder = holder
         self._jobs = Jobs("the transaction is over")
         self._prepare = prepare
         self._db: Connection | None = None
@@ -43,6 +44,10 @@ class Tenure:
         if self._db is None or self._jobs.is_stopped:
             raise StorageUnavailableError("the transaction is over")
         return self._db
+
+    @property
+    def has_begun(self) -> bool:
+        return self._db is not None
 
     @property
     def is_over(self) -> bool:
@@ -78,8 +83,13 @@ class Tenures:
         self._desk = desk
         self._all: set[Tenure] = set()
 
-    async def begin(self, prepare: Callable[[Connection], object] | None = None) -> Tenure:
-        tenure = Tenure(self._desk, prepare or _nothing)
+    @property
+    def holder(self) -> str:
+        """Of the one that has the turn now; nothing if none has."""
+        return next((tenure.holder for tenure in self._all if tenure.has_begun), "")
+
+    async def begin(self, prepare: Callable[[Connection], object] | None = None, holder: str = "") -> Tenure:
+        tenure = Tenure(self._desk, prepare or _nothing, holder)
         self._all.add(tenure)
         tenure.over.add_done_callback(lambda over: self._part(tenure, over))
         await tenure.begin()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
-from edda.errors import StorageError
-
 from .connection import Connection, Version
 from .desk import Desk
+
+logger = logging.getLogger(__name__)
 
 SHORTEST = 0.005
 LONGEST = 0.05
@@ -62,7 +63,8 @@ class Watch:
         self._looking = False
         try:
             news = changed.result()
-        except StorageError:  # the engine's own calls tell what is wrong; the next asker tries again
+        except Exception as error:  # the engine's own calls tell what is wrong; the next asker tries again
+            logger.debug("watching the file failed, looking again later: %r", error)
             return
         if news:
             self._heard()

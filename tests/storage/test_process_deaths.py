@@ -1,0 +1,197 @@
+"""Deaths are counted where runs are taken from dead workers; suspects are given out apart from the others."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from edda.core.model import Crashes, EntryKind, Release, RunId
+from edda.core.states import RunStatus
+from edda.storage.ports import Storage
+
+from .conftest import MakeWorker
+from .records import LAPSED, LATER, WORKFLOW, bundle, entry, start
+from .worker import Worker
+
+R1 = RunId("run-1")
+
+
+async def deaths_of(storage: Storage, run_id: RunId = R1) -> int:
+    record = await storage.get(run_id)
+    assert record is not None
+    return record.deaths
+
+
+async def die(storage: Storage, make_worker: MakeWorker, name: str, *, alone: bool = False) -> Crashes:
+    """A worker claims the run and its process dies; what it was told of earlier deaths."""
+    worker = await make_worker(name)
+    claim = await worker.claim()
+    if not claim.runs:
+        claim = await storage.claim_suspects(worker.id, [WORKFLOW], 10, alone)
+    assert len(claim.runs) == 1
+    await storage.retire(worker.id, died=True)
+    return claim.runs[0].crashes
+
+
+async def test_each_death_of_an_owner_is_counted_and_two_make_a_suspect(
+    storage: Storage, make_worker: MakeWorker, worker: Worker
+) -> None:
+    await storage.start([start("run-1")])
+    assert await die(storage, make_worker, "a") == Crashes()
+    assert await storage.next_due([WORKFLOW]) == 0
+    assert not await storage.has_suspects([WORKFLOW])
+    assert await die(storage, make_worker, "b") == Crashes(1, 0, 0)
+    assert await storage.has_suspects([WORKFLOW])
+    assert not await storage.has_suspects(["other"])
+    assert await storage.next_due([WORKFLOW]) is None, "a worker that claims as usual does not see it"
+    assert (await worker.claim()).runs == ()
+    assert await die(storage, make_worker, "c", alone=True) == Crashes(2, 0, 0)
+    assert await die(storage, make_worker, "d", alone=True) == Crashes(3, 0, 0)
+    assert await die(storage, make_worker, "e", alone=True) == Crashes(4, 1, 0)
+    assert await deaths_of(storage) == 5
+
+
+async def test_a_group_is_not_alone_and_company_ends_being_alone(storage: Storage, make_worker: MakeWorker) -> None:
+    await storage.start([start("run-1")])
+    for name in ("a", "b", "c"):
+        await die(storage, make_worker, name, alone=True)
+    worker = await make_worker("d")
+    (claimed,) = (await storage.claim_suspects(worker.id, [WORKFLOW], 10, True)).runs
+    assert claimed.crashes == Crashes(3, 0, 0)
+    await storage.keep_company(worker.id)
+    await storage.retire(worker.id, died=True)
+    assert await die(storage, make_worker, "e", alone=False) == Crashes(4, 0, 0)
+    assert await die(storage, make_worker, "f", alone=False) == Crashes(5, 0, 0)
+
+
+async def test_new_suspects_come_in_groups_and_others_one_by_one(storage: Storage, make_worker: MakeWorker) -> None:
+    await storage.start([start(f"run-{number}") for number in range(5)])
+    for name in ("a", "b"):
+        worker = await make_worker(name)
+        assert len((await worker.claim()).runs) == 5
+        await storage.retire(worker.id, died=True)
+    worker = await make_worker("c")
+    assert len((await storage.claim_suspects(worker.id, [WORKFLOW], 3, True)).runs) == 3
+    await storage.retire(worker.id, died=True)
+    worker = await make_worker("d")
+    assert len((await storage.claim_suspects(worker.id, [WORKFLOW], 3, True)).runs) == 2
+    for _ in range(3):
+        assert len((await storage.claim_suspects(worker.id, [WORKFLOW], 3, True)).runs) == 1
+    assert (await storage.claim_suspects(worker.id, [WORKFLOW], 3, True)).runs == ()
+    assert not await storage.has_suspects([WORKFLOW])
+
+
+async def test_a_worker_that_leaves_in_order_is_no_death(storage: Storage, make_worker: MakeWorker) -> None:
+    await storage.start([start("run-1")])
+    for name in "abc":
+        worker = await make_worker(name)
+        assert len((await worker.claim()).runs) == 1
+        await storage.retire(worker.id)
+    assert await deaths_of(storage) == 0
+
+
+async def test_a_lapsed_lease_and_an_orphan_are_deaths(storage: Storage, make_worker: MakeWorker) -> None:
+    await storage.start([start("run-1")])
+    worker = await make_worker("dead", LAPSED)
+    assert len((await worker.claim()).runs) == 1
+    other = await make_worker("other")
+    takeover = await storage.take_over(other.id)
+    assert takeover is not None
+    assert takeover.moved == 1
+    assert await deaths_of(storage) == 1
+
+
+async def test_a_death_keeps_the_last_entry_before_the_first_death(storage: Storage, make_worker: MakeWorker) -> None:
+    """Which steps were in flight at the first death, and have ended since, is for the owner to tell."""
+    await storage.start([start("run-1")])
+    for number, name in enumerate("abc", 1):
+        worker = await make_worker(name)
+        runs = (await worker.claim()).runs or (await storage.claim_suspects(worker.id, [WORKFLOW], 10, False)).runs
+        await worker.write(bundle("run-1", entry(number), epoch=runs[0].epoch))
+        await storage.retire(worker.id, died=True)
+    assert await die(storage, make_worker, "d") == Crashes(3, 0, 1)
+    worker = await make_worker("e")
+    (claimed,) = (await storage.claim_suspects(worker.id, [WORKFLOW], 10, False)).runs
+    await storage.clear_deaths(R1, claimed.epoch)
+    await storage.retire(worker.id, died=True)
+    assert await die(storage, make_worker, "f") == Crashes(1, 0, 3), "the first one since they were cleared"
+
+
+async def test_no_entry_by_itself_makes_a_death_void(storage: Storage, make_worker: MakeWorker) -> None:
+    await storage.start([start("run-1")])
+    for number, kind in enumerate((EntryKind.STEP, EntryKind.TIMER, EntryKind.EVENT), 1):
+        worker = await make_worker(f"w{number}")
+        claim = await worker.claim()
+        runs = claim.runs or (await storage.claim_suspects(worker.id, [WORKFLOW], 10, False)).runs
+        assert runs[0].crashes.deaths == number - 1
+        await worker.write(bundle("run-1", replace(entry(number), kind=kind), epoch=runs[0].epoch))
+        await storage.retire(worker.id, died=True)
+    assert await deaths_of(storage) == 3
+
+
+async def test_deaths_are_cleared_by_the_owner_alone(storage: Storage, make_worker: MakeWorker) -> None:
+    await storage.start([start("run-1")])
+    await die(storage, make_worker, "a")
+    worker = await make_worker("b")
+    (claimed,) = (await worker.claim()).runs
+    await storage.clear_deaths(R1, claimed.epoch - 1)
+    assert await deaths_of(storage) == 1
+    await storage.clear_deaths(R1, claimed.epoch)
+    assert await deaths_of(storage) == 0
+
+
+async def test_a_release_clears_deaths_unless_it_parks(storage: Storage, make_worker: MakeWorker) -> None:
+    await storage.start([start("run-1"), start("run-2")])
+    for name in "ab":
+        worker = await make_worker(name)
+        claimed = (await worker.claim()).runs or (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
+        await storage.retire(worker.id, died=True)
+    worker = await make_worker("c")
+    claimed = (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
+    epoch = claimed[0].epoch
+    await worker.write(
+        bundle("run-1", move=Release(0, LATER, RunStatus.WAITING_FOR_TIMER, "timer"), epoch=epoch),
+        bundle("run-2", move=Release(0, None, RunStatus.PARKED, "died"), epoch=epoch),
+    )
+    assert await deaths_of(storage) == 0
+    assert await deaths_of(storage, RunId("run-2")) == 2
+    assert await storage.resume(RunId("run-2"))
+    assert await deaths_of(storage, RunId("run-2")) == 0
+
+
+async def test_what_arrives_does_not_bring_a_suspect_among_the_others(
+    storage: Storage, make_worker: MakeWorker, worker: Worker
+) -> None:
+    await storage.start([start("run-1")])
+    for name in "ab":
+        await die(storage, make_worker, name)
+    await storage.cancel(R1, b"stop")
+    assert (await worker.claim()).runs == ()
+    (claimed,) = (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
+    assert len(claimed.mail) == 1
+
+
+async def test_a_worker_without_a_fence_gets_no_suspects(storage: Storage, make_worker: MakeWorker) -> None:
+    await storage.start([start("run-1")])
+    for name in "ab":
+        await die(storage, make_worker, name)
+    assert (await storage.claim_suspects(Worker(storage, "nobody").id, [WORKFLOW], 9, True)).runs == ()
+    assert await storage.has_suspects([WORKFLOW])
+
+
+async def test_a_claim_of_suspects_is_counted_like_any_other(storage: Storage, make_worker: MakeWorker) -> None:
+    await storage.start([start("run-1"), start("run-2")])
+    for name in ("a", "b"):
+        ghost = await make_worker(name)
+        assert len((await ghost.claim()).runs) == 2
+        await storage.retire(ghost.id, died=True)
+    worker = await make_worker("c")
+    first = await storage.claim(worker.id, [WORKFLOW], 10)
+    assert first.number == 1
+    lost = await storage.claim_suspects(worker.id, [WORKFLOW], 10, False, 2)
+    assert (lost.number, lost.runs) == (None, ()), "the database knows of fewer claims than were answered"
+    suspects = await storage.claim_suspects(worker.id, [WORKFLOW], 10, False, 1)
+    assert (suspects.number, len(suspects.runs)) == (2, 2)
+    assert (await storage.claim_suspects(worker.id, [WORKFLOW], 10, False, 2)).number == 3, "one that finds nothing too"
+    fence = await storage.read_fence(worker.id)
+    assert fence is not None
+    assert fence.claims == 3
