@@ -1,6 +1,7 @@
 """Durable execution for Python: workflows that survive anything, on your own database."""
 
 from edda.app import EddaApp
+from edda.core.logs import clean_logs
 from edda.core.retry import RetryPolicy
 from edda.core.states import RunStatus
 from edda.engine.hooks import HooksBase, WorkflowHooks
@@ -32,6 +33,8 @@ from edda.workflow.sending import send_event, send_event_transactional
 from edda.workflow.timers import sleep, sleep_until, wait_timer, wait_until
 from edda.workflow.workflow import workflow
 from edda.wsgi import create_wsgi_app
+
+clean_logs()
 
 __all__ = [
     "ActivityTimeoutError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -20,16 +21,22 @@ from edda.control.controller import Controller
 from edda.control.describing import describe_workflow
 from edda.control.local import LocalController
 from edda.core.codec import Codec
+from edda.core.logs import clean_logs
 from edda.core.model import CancelOutcome, RunFilter
+from edda.core.options import known_options, refuse_unknown
+from edda.core.paths import show
 from edda.core.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+from edda.core.shapes import did_you_mean
 from edda.core.states import RunStatus
-from edda.databases import open_sessions, open_storage, settings_for
+from edda.core.urls import show_url
+from edda.databases import check_engine, open_sessions, open_storage, settings_for, url_of
+from edda.engine.calls import CallLimit
 from edda.engine.clock import Clock, DatabaseClock
 from edda.engine.engine import Engine
 from edda.engine.hooks import WorkflowHooks
 from edda.engine.ids import Ids
 from edda.engine.intake import run_of
-from edda.engine.settings import Settings
+from edda.engine.settings import Settings, check_whole
 from edda.engine.sinks import Sink
 from edda.errors import AppError, MigrationError, UnknownWorkflowError
 from edda.instances import InstancePage, Instances
@@ -43,11 +50,11 @@ from edda.web.inside import Pages
 from edda.web.request import Request
 from edda.workflow.channels import publish
 from edda.workflow.context import as_microseconds
-from edda.workflow.current import Client, add_started, remove_started, set_fallback
+from edda.workflow.current import Client, add_started, here, remove_started, set_fallback
 from edda.workflow.handle import WorkflowHandle
 from edda.workflow.handlers import as_workflow
 from edda.workflow.sending import as_cloudevent, complete, describe_event
-from edda.workflow.workflow import Starter, StartOptions, Workflow, registry
+from edda.workflow.workflow import Starter, Workflow, as_starter, registry
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -101,16 +108,19 @@ class EddaApp:
         probe: Probe | None = None,
         **ignored: Any,
     ) -> None:
-        _refuse_unknown(ignored)
+        refuse_unknown("EddaApp()", ignored.keys() - _IGNORED, known_options(EddaApp))
+        _check_options(service_name, settings, hooks)
+        check_whole("EddaApp", "pool_size", pool_size)
         self.service_name = service_name
-        self.db_url = db_url or _url_of(engine) or os.environ.get("EDDA_DB_URL") or _DEFAULT_URL
+        self.db_url = _choose_url(storage, db_url, engine)
         self._auto_migrate = auto_migrate
         self._with_worker = worker
-        self._only = None if workflows is None else {w.name: w for w in workflows}
+        self._only = None if workflows is None else {w.name: w for w in map(_as_workflow, _as_list(workflows))}
         self._codec = codec or Codec()
         self._settings = _with_retention(
             settings or settings_for(self.db_url), message_retention_days, run_retention_days
         )
+        self._limit = CallLimit(self._settings.call_timeout)
         self._handlers: dict[str, list[Workflow[Any, Any]]] = {}
         self._web = Web(
             self,
@@ -120,55 +130,114 @@ class EddaApp:
         )
         self._storage = storage or open_storage(self.db_url, pool_size=pool_size, probe=probe, now=_now_of(clock))
         self._sink = _sink_of(broker_url, sink, outbox_secret) if outbox_enabled else None
-        self._open_sessions = partial(open_sessions, self.db_url, self._storage, engine, pool_size, probe)
+        self._open_sessions = partial(open_sessions, self._storage, engine, pool_size, probe)
+        self._alchemy = engine
         self._clock = clock or DatabaseClock()
         self._ids = ids or Ids()
         self._hooks = hooks
         self._retry_policy = default_retry_policy or DEFAULT_RETRY_POLICY
         self._redact = tuple(redact)
+        clean_logs(self._redact)  # also those of the storage's modules, which were imported just now
         self._engine: Engine | None = None
         self._control: LocalController | None = None
+        self._starting: Engine | None = None
         self._leaving = False
+        self._was_started = False
+        self._lifecycle_lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
     # Life
 
     async def initialize(self, *, worker: bool | None = None) -> None:
         """Open the database, bring its schema up to date, start the worker, unless told not to here or when the app
-        was made. Does nothing the second time."""
-        if self._engine is not None:
-            return
-        engine = self._make_engine()
+        was made. Does nothing the second time; called at once by several tasks, one of them starts it."""
+        if self._engine is not None and (not self._leaving or here.get() is not None):
+            return  # a step that is finishing while the app drains must not wait for the end of the drain
+        async with self._lifecycle():
+            if self._engine is None:
+                await self._start_engine(self._with_worker if worker is None else worker)
+
+    async def _start_engine(self, with_worker: bool) -> None:
+        engine = self._starting = self._make_engine()
         try:
-            await self._storage.open()
+            async with self._limit.call(f"starting {self.service_name}: opening the database"):
+                await self._storage.open()
             await self._prepare_schema()
-            await engine.start(self._with_worker if worker is None else worker)
+            async with self._limit.call(f"starting {self.service_name}: registering its worker"):
+                await engine.start(with_worker)
+                if engine.worker is not None and self._alchemy is not None:
+                    await check_engine(self.db_url, self._alchemy, engine.worker.worker_id)
+            if self._starting is not engine:
+                raise AppError(f"the app {self.service_name!r} was killed while it started")
         except BaseException:  # whatever has begun must not go on by itself
             engine.kill()
             raise
+        finally:
+            self._starting = None
         self._engine = engine
+        self._was_started = True
         add_started(engine)
 
     async def shutdown(self, grace: float | None = None) -> None:
-        """Drain: steps under way may finish within the grace; everything else goes to other workers at once."""
-        engine = self._engine
-        if engine is None or self._leaving:
-            return
+        """Drain: steps under way may finish within the grace; everything else goes to other workers at once. A second
+        call waits for the first."""
+        if here.get() is not None and self._leaving:
+            return  # as in `initialize`
+        async with self._lifecycle():
+            if self._engine is not None:
+                await self._stop_engine(self._engine, self._settings.shutdown_grace if grace is None else grace)
+
+    async def _stop_engine(self, engine: Engine, grace: float) -> None:
         self._leaving = True  # steps that are finishing may still use the app
         try:
-            await engine.stop(self._settings.shutdown_grace if grace is None else grace)
-            await self._storage.close()
+            await engine.stop(grace)
+            await self._close_storage()
+        except BaseException:  # cancelled, or the storage failed: no thread, task or connection may stay behind
+            engine.kill()
+            raise
         finally:
             remove_started(engine)
-            self._engine, self._leaving = None, False
+            self._leaving = False
+            if self._engine is engine:
+                self._engine = None
+
+    async def _close_storage(self) -> None:
+        try:
+            async with asyncio.timeout(self._limit.seconds):
+                await self._storage.close()
+        except TimeoutError:  # a server that does not answer, or a file that another process has locked
+            self._storage.kill()
 
     def kill(self) -> None:
         """Die without a word, as a crashed process does. For tests."""
-        engine, self._engine = self._engine, None
+        engine, self._engine = self._engine or self._starting, None
+        self._starting = None
         if engine is not None:
             remove_started(engine)
             engine.kill()
         else:
             self._storage.kill()
+
+    def _lifecycle(self) -> asyncio.Lock:
+        """Starting and stopping go one after another. The lock belongs to the running event loop, because an app may
+        be started again on another loop after the first one was closed."""
+        loop = asyncio.get_running_loop()
+        owner, lock = self._lifecycle_lock or (loop, asyncio.Lock())
+        if owner is not loop:
+            if lock.locked() and owner.is_running():
+                raise AppError(
+                    f"the app {self.service_name!r} is being started or stopped on another event loop: do both on one"
+                )
+            lock = asyncio.Lock()
+        self._lifecycle_lock = (loop, lock)
+        return lock
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self):
+            raise TypeError(f"the app {self.service_name!r} is used with `async with app:`, in an async function")
+
+        def __exit__(self, *_):
+            return None
 
     async def __aenter__(self) -> Self:
         await self.initialize()
@@ -179,16 +248,22 @@ class EddaApp:
 
     async def migrate(self) -> tuple[str, ...]:
         """Bring the schema up to date without starting anything; returns what was applied."""
-        await self._storage.open()
-        try:
-            return await self._storage.migrate()
-        finally:
-            await self._storage.close()
+        async with self._lifecycle():
+            if self._engine is not None:  # its storage is open, and stays so
+                return await self._storage.migrate()
+            async with self._limit.call(f"migrating the tables of {self.service_name}: opening the database"):
+                await self._storage.open()
+            try:
+                return await self._storage.migrate()
+            finally:
+                await self._storage.close()
 
     async def _prepare_schema(self) -> None:
-        if self._auto_migrate:
-            await self._storage.migrate()
-        elif pending := await self._storage.pending_migrations():
+        async with self._limit.call(f"starting {self.service_name}: reading the version of its tables"):
+            pending = await self._storage.pending_migrations()
+        if pending and self._auto_migrate:
+            await self._storage.migrate()  # for as long as it takes: a large table may have to be changed
+        elif pending:
             raise MigrationError(
                 f"{self.service_name}: the database lacks {', '.join(pending)}: run `edda migrate`, or use "
                 "auto_migrate=True"
@@ -210,14 +285,15 @@ class EddaApp:
             open_sessions=self._open_sessions,
             sink=self._sink,
             describe=describe_workflow,
+            database=show_url(self.db_url),
         )
 
     @property
     def engine(self) -> Engine:
         if self._engine is None:
-            raise AppError(
-                f"the app {self.service_name!r} is not started: use `async with app:` or `await app.initialize()`"
-            )
+            state = "was shut down" if self._was_started else "is not started"
+            raise AppError(f"the app {self.service_name!r} {state}: use `async with app:` or `await app.initialize()`")
+        self._engine.check_loop()
         return self._engine
 
     @property
@@ -241,12 +317,11 @@ class EddaApp:
     # Runs
 
     async def start(self, workflow: Workflow[P, R] | Starter[P, R], *args: P.args, **kwargs: P.kwargs) -> str:
-        starter = workflow if isinstance(workflow, Starter) else Starter(workflow, StartOptions())
-        return await starter.on(self.engine).start(*args, **kwargs)
+        return await as_starter(workflow, "app.start").on(self.engine).start(*args, **kwargs)
 
     async def run(self, workflow: Workflow[P, R] | Starter[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        starter = workflow if isinstance(workflow, Starter) else Starter(workflow, StartOptions())
-        return await starter.on(self.engine).run(*args, **kwargs)
+        result: R = await as_starter(workflow, "app.run").on(self.engine).run(*args, **kwargs)
+        return result
 
     def handle(self, instance_id: str) -> WorkflowHandle[Any]:
         return WorkflowHandle(instance_id, self.engine)
@@ -267,7 +342,7 @@ class EddaApp:
     ) -> InstancePage:
         """Newest first. `input_filters` compares arguments by value: {"order_id": "A", "address.city": "Bonn"}."""
         filter = RunFilter(
-            status=None if status is None else RunStatus(status),
+            status=None if status is None else _as_status(status),
             workflow=workflow_name,
             created_from=None if started_after is None else as_microseconds(started_after),
             created_to=None if started_before is None else as_microseconds(started_before),
@@ -365,7 +440,8 @@ class EddaApp:
         await self.engine.receive(events)
 
     async def ping(self) -> None:
-        await self._storage.now()
+        async with self._limit.call("asking the database for its time"):
+            await self._storage.now()
 
 
 class _Pages:
@@ -402,14 +478,46 @@ _IGNORED = frozenset(
 )
 
 
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name not in _IGNORED:
-            raise TypeError(f"EddaApp() has no option {name!r}")
+def _check_options(service_name: Any, settings: Any, hooks: Any) -> None:
+    if not isinstance(service_name, str) or "://" in service_name:
+        shown_name = show_url(service_name) if isinstance(service_name, str) else service_name
+        raise ValueError(
+            f"EddaApp({shown_name!r}): the first argument is the name of the service, the second the URL of its "
+            'database: EddaApp("shop", "sqlite:///shop.db")'
+        )
+    if settings is not None and not isinstance(settings, Settings):
+        raise TypeError(f"EddaApp(settings={show(settings)}): expected edda.engine.settings.Settings(lease=30)")
+    if isinstance(hooks, type):
+        raise TypeError(f"EddaApp(hooks={hooks.__name__}): expected an object, not its class: hooks={hooks.__name__}()")
 
 
-def _url_of(engine: AsyncEngine | None) -> str | None:
-    return None if engine is None else engine.url.render_as_string(hide_password=False)
+def _as_status(status: RunStatus | str) -> RunStatus:
+    known = [str(one) for one in RunStatus]
+    if status not in known:
+        hint = did_you_mean(str(status), known) or f"; expected one of {', '.join(known)}"
+        raise ValueError(f"find_instances(status={status!r}): no such status{hint}")
+    return RunStatus(status)
+
+
+def _as_list(workflows: Any) -> Iterable[Any]:
+    if isinstance(workflows, Workflow):
+        raise TypeError(f"EddaApp(workflows={workflows.name}): expected a list of workflows: [{workflows.name}]")
+    if isinstance(workflows, str) or not isinstance(workflows, Iterable):
+        raise TypeError(f"EddaApp(workflows={show(workflows)}): expected a list of workflows")
+    return workflows
+
+
+def _as_workflow(one: Any) -> Workflow[Any, Any]:
+    if not isinstance(one, Workflow):
+        raise TypeError(f"EddaApp(workflows=...): {show(one)} is no workflow; list the decorated functions themselves")
+    return one
+
+
+def _choose_url(storage: Storage | None, given: str | None, engine: AsyncEngine | None) -> str:
+    """A storage knows its database, whatever else is said of one."""
+    if storage is not None:
+        return storage.url
+    return given or (url_of(engine) if engine is not None else None) or os.environ.get("EDDA_DB_URL") or _DEFAULT_URL
 
 
 def _sink_of(broker_url: str | None, sink: Sink | None, secret: str | Sequence[str] | None) -> Sink | None:

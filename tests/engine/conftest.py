@@ -12,10 +12,10 @@ from edda.engine.settings import Settings
 from edda.workflow.workflow import registry
 from tests.conftest import Database, InFile, MakeDatabase, OnServer
 
-RESTLESS = Settings(linger=0.0, sweep=0.1, takeover_grace=0.0)
+RESTLESS = Settings(linger=0.0, sweep=0.1, takeover_grace=0.0, call_timeout=30.0)
 """Every wait leaves memory at once, so that every wait is also a replay."""
 
-MORTAL = Settings(lease=1.5, heartbeat=0.3, sweep=0.1, takeover_grace=0.0, linger=0.0)
+MORTAL = Settings(lease=1.5, heartbeat=0.3, sweep=0.1, takeover_grace=0.0, linger=0.0, call_timeout=30.0)
 """A crashed worker's runs go on soon."""
 
 
@@ -54,7 +54,8 @@ async def make_app_on() -> AsyncIterator[MakeApp]:
     async def make(*, on: Database | None = None, **options: Any) -> EddaApp:
         assert on is not None
         options.setdefault("settings", RESTLESS)
-        app = EddaApp(options.pop("service_name", "test"), url_of(on), storage=on.storage(), **options)
+        storage = options.pop("storage", None) or on.storage()
+        app = EddaApp(options.pop("service_name", "test"), url_of(on), storage=storage, **options)
         made.append(app)
         await app.initialize()
         return app

@@ -22,11 +22,11 @@ async def until(fact: Callable[[], bool | Awaitable[bool]], what: str, within: f
         await asyncio.sleep(0.005)
 
 
-async def until_status(app: EddaApp, instance_id: str, status: RunStatus) -> None:
+async def until_status(app: EddaApp, instance_id: str, status: RunStatus, within: float = PATIENCE) -> None:
     async def reached() -> bool:
         return await app.handle(instance_id).status() is status
 
-    await until(reached, f"run {instance_id} is {status}")
+    await until(reached, f"run {instance_id} is {status}", within)
 
 
 async def until_out_of_memory(app: EddaApp) -> None:

@@ -80,11 +80,11 @@ class Held:
         self._write = app.engine.storage.write
         monkeypatch.setattr(app.engine.storage, "write", self.write)
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
         if any(self._holds(bundle) for bundle in batch):
             self._reached.set()
             await self._let_go.wait()
-        return await self._write(fence, batch)
+        return await self._write(fence, batch, token)
 
     async def reached(self) -> None:
         await asyncio.wait_for(self._reached.wait(), PATIENCE)

@@ -28,10 +28,22 @@ class Process:
             while (said := await self._process.stdout.readline()) != f"{line}\n".encode():
                 assert said, f"the process ended before it said {line!r}"
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def kill(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
+
+    async def died(self) -> None:
+        """However long that takes."""
+        await self._process.wait()
+
+    def stop(self) -> None:
+        """Ask it to drain."""
+        self._process.terminate()
 
     async def ended(self) -> int:
         async with asyncio.timeout(PATIENCE):

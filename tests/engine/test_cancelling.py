@@ -297,6 +297,26 @@ async def test_a_run_over_its_time_fails_while_it_works(app: EddaApp) -> None:
         await job.options(timeout=0.2).run()
 
 
+async def test_a_run_that_is_first_claimed_after_its_deadline_begins_no_step(make_app: MakeApp) -> None:
+    begun: list[int] = []
+
+    @activity
+    async def charge(ctx: WorkflowContext) -> None:
+        begun.append(1)
+
+    @workflow
+    async def order(ctx: WorkflowContext) -> None:
+        await charge(ctx)
+
+    client = await make_app(worker=False)
+    run_id = await client.start(order.options(id="late", timeout=0.1))
+    await asyncio.sleep(0.15)  # the time that passes without a worker
+    await make_app()
+    with pytest.raises(WorkflowTimeoutError, match=run_id):
+        await client.handle(run_id).result(timeout=20)
+    assert begun == []
+
+
 async def test_a_run_over_its_time_fails_after_a_restart(make_app: MakeApp) -> None:
     cleaned: list[int] = []
 

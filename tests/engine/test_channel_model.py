@@ -37,7 +37,7 @@ from edda.storage.memory_database import MemoryDatabase
 from edda.testing import VirtualApp
 
 CHANNEL = "news"
-LINGERING = Settings(linger=5.0)
+LINGERING = Settings(linger=5.0, call_timeout=30.0)
 """Some runs wait in memory, some in the database."""
 
 

@@ -683,9 +683,9 @@ class Counted:
         self._write = app.engine.storage.write
         monkeypatch.setattr(app.engine.storage, "write", self.write)
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
         self.batches += 1
-        return await self._write(fence, batch)
+        return await self._write(fence, batch, token)
 
 
 @pytest.mark.parametrize("mode", ["broadcast", "competing"])

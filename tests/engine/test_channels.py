@@ -163,7 +163,7 @@ async def test_data_that_does_not_fit_the_model_raises_with_every_field_and_the_
     async def listen(ctx: WorkflowContext) -> list[str]:
         await subscribe(ctx, "payments")
         with pytest.raises(EventValidationError) as complaint:
-            await receive(ctx, "payments", model=Payment, message_id="first")
+            await receive(ctx, "payments", model=Payment, message_id="first", on_invalid="raise")
         return [str(complaint.value), (await receive(ctx, "payments", model=Payment)).data.order_id]
 
     run_id = await start_receiving(app, listen)

@@ -83,12 +83,12 @@ class HeldTimeout:
         self._write = app.engine.storage.write
         monkeypatch.setattr(app.engine.storage, "write", self.write)
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle]) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
         entries = [entry for bundle in batch for entry in bundle.entries]
         if any(entry.kind is EntryKind.EVENT and not entry.ok for entry in entries):
             self.decided.set()
             await self.let_go.wait()
-        return await self._write(fence, batch)
+        return await self._write(fence, batch, token)
 
 
 async def test_a_timeout_that_won_against_an_event_leaves_it_to_the_next_wait(
@@ -226,11 +226,11 @@ async def test_a_crash_before_the_wait_was_stored_does_not_turn_its_event_into_a
     door = await make_app(worker=False)
     write = first.engine.storage.write
 
-    async def write_but_no_wait(fence: Fence, batch: Sequence[Bundle]) -> Written | None:
+    async def write_but_no_wait(fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
         if any(wait.type == "paid" for bundle in batch for wait in bundle.waits):
             asked.set()
             await asyncio.Event().wait()
-        return await write(fence, batch)
+        return await write(fence, batch, token)
 
     monkeypatch.setattr(first.engine.storage, "write", write_but_no_wait)
     await send(door, "go")

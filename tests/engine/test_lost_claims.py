@@ -26,13 +26,13 @@ class LateClaim:
         self._is_cut = False
         self._landed = asyncio.Event()
 
-    async def claim(self, worker: WorkerId, names: Sequence[str], limit: int) -> Claim:
+    async def claim(self, worker: WorkerId, names: Sequence[str], limit: int, seen: int = 0) -> Claim:
         if not self._is_cut:
             self._is_cut = True
             raise StorageUnavailableError("the answer was lost on purpose")
         if not self._landed.is_set():
-            return Claim(await self._storage.now(), ())
-        return await self._claim(worker, names, limit)
+            return Claim(await self._storage.now(), (), seen)
+        return await self._claim(worker, names, limit, seen)
 
     async def owned(self, worker: WorkerId) -> dict[RunId, int]:
         known = await self._owned(worker)

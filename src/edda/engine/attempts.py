@@ -10,15 +10,28 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edda.core.model import Done, RunId
 from edda.core.paths import show
-from edda.errors import ActivityTimeoutError, HeartbeatTimeoutError, LeaseLostError, TerminalError
+from edda.errors import (
+    ActivityCancelledError,
+    ActivityTimeoutError,
+    AppError,
+    HeartbeatTimeoutError,
+    LeaseLostError,
+    MigrationError,
+    StorageError,
+    TerminalError,
+)
+from edda.storage.step_faults import Fault, find_fault
 from edda.workflow.activity import Happened, StepCall, is_async
 from edda.workflow.context import ActivityContext
 from edda.workflow.current import here
 from edda.workflow.limits import UNLIMITED
 
+from .backoff import Backoff
+from .log import tell_error
 from .progress import Progress
 from .steps import Failure, Judge, Outcome, Success, Threads
-from .work import Bench, Registrar, Work
+from .tasks import start_task
+from .work import Bench, DrainingError, Registrar, Work
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
@@ -26,6 +39,7 @@ if TYPE_CHECKING:
 
     from .bodies import Step
     from .herald import Herald
+    from .log import RunLog
     from .slots import Slot
 
 
@@ -44,6 +58,7 @@ class Owner(Protocol):
     judge: Judge
     place: Place
     herald: Herald | None
+    log: RunLog
 
     def overdue(self, attempt: Attempt, error: ActivityTimeoutError) -> None: ...
 
@@ -54,12 +69,29 @@ class Owner(Protocol):
         ...
 
 
+_REPEATS = 20
+"""So often in a row an attempt that reached the database, and whose transaction was rolled back or lost its connection,
+is run again before it counts as failed: its own code may be the cause. While the database is away there is no limit."""
+_LONGEST_PAUSE = 10.0
+"""Seconds between two looks whether the database is back."""
+
+
+class _FaultError(Exception):
+    """The attempt ended by a fault of the database, which is the cause of this error: it does not count."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.value)
+        self.fault = fault
+
+
 class Attempt:
     __slots__ = (
         "_bench",
         "_is_asking",
         "_is_in_thread",
         "_owner",
+        "_pause",
+        "_repeats",
         "_slot",
         "_timer",
         "call",
@@ -85,17 +117,77 @@ class Attempt:
         self._timer: asyncio.TimerHandle | None = None
         self._is_asking = False
         self._is_in_thread = False
-        run_id, _, gen = owner.run
-        self._bench = Bench(owner.place, run_id, owner.epoch, gen, command.id, command.attempt)
+        self._repeats = 0
+        """How often in a row the database was reached and did not commit."""
+        self._pause: asyncio.Future[None] | None = None
+        """Until the database is looked at again."""
+        self._bench = self._new_bench()
 
     @property
     def is_given_up(self) -> bool:
         return self.progress.is_given_up
 
+    @property
+    def run_key(self) -> tuple[RunId, str, int]:
+        """Run, workflow and generation."""
+        return self._owner.run
+
+    def _new_bench(self) -> Bench:
+        run_id, _, gen = self._owner.run
+        return Bench(self._owner.place, run_id, self._owner.epoch, gen, self.command.id, self.number)
+
     # What it does
 
     async def run(self) -> Outcome | None:
         """None if it was cancelled: there is nothing to record."""
+        conflicts, outages = Backoff(), Backoff(0.05, _LONGEST_PAUSE)
+        while True:
+            try:
+                return await self._run()
+            except _FaultError as ended:
+                error, fault = ended.__cause__ or ended, ended.fault
+            self._silence()  # the limits of an attempt are those of its body, which does not run now
+            self._repeats = 0 if fault is Fault.AWAY else self._repeats + 1
+            if fault is Fault.CONFLICT:
+                told = tell_error(error)
+                self._owner.log.write(
+                    "step_repeated", self.command.input, step=self.command.id, attempt=self.number, error=told
+                )
+                await conflicts.pause()
+            elif not await self._wait_for_database(error, outages):
+                return None
+            self._bench = self._new_bench()
+
+    async def _wait_for_database(self, error: BaseException, backoff: Backoff) -> bool:
+        """Returns when a transaction can be begun: the body, which may do more than use the database, is not run again
+        before that. False if the worker stops, so that another one runs the step."""
+        place, run_id = self._owner.place, self._owner.run[0]
+        while True:
+            with place.outage.wait(run_id, self.command.id, error):
+                if not await self._rest(backoff.next()):
+                    return False
+                try:
+                    await (await place.joints.begin()).rollback()
+                    return True
+                except AppError:  # a storage without transactions: nothing to wait for
+                    return True
+                except (StorageError, MigrationError) as still:
+                    error = still
+
+    async def _rest(self, seconds: float) -> bool:
+        """False if the worker stops, or stops meanwhile."""
+        if not self._owner.place.draining:
+            self._pause = self._owner.place.loop.create_future()
+            await asyncio.wait((self._pause,), timeout=seconds)
+            self._pause = None
+        return not self._owner.place.draining
+
+    def drain(self) -> None:
+        """The worker stops: it waits for the database no longer."""
+        if self._pause is not None and not self._pause.done():
+            self._pause.set_result(None)
+
+    async def _run(self) -> Outcome | None:
         owner, call = self._owner, self.call
         judge = owner.judge
         outcome: Outcome | None = None
@@ -107,9 +199,12 @@ class Attempt:
                     return None
                 if owner.herald is not None:
                     owner.herald.tell_begun(self.command)
+                if owner.log.is_verbose:
+                    owner.log.write("step_begun", step=self.command.id, attempt=self.number)
                 result = await self._call(call.fn, call.is_async, self._context())
         except BaseException as error:  # SystemExit too: an activity's error ends the activity, never the worker
-            return self._failed(error)
+            self._repeat_after(self._fault_of(error), error)
+            return self.failed(error)
         else:
             if outcome is None:
                 outcome = judge.accept(self.command, call, result)
@@ -118,15 +213,30 @@ class Attempt:
             if self._bench.work is not None:
                 await self._bench.work.roll_back()
 
-    def _failed(self, error: BaseException) -> Outcome | None:
-        judge = self._owner.judge
+    def _fault_of(self, error: BaseException) -> Fault | None:
+        """Without a transaction of the step's own a driver's error is one of its code with some other database."""
+        work = self._bench.work
+        return find_fault(error, None, is_ours=False) if work is None else work.fault_of(error)
+
+    def _repeat_after(self, fault: Fault | None, error: BaseException) -> None:
+        if fault is Fault.AWAY or (fault is not None and self._repeats < _REPEATS):
+            raise _FaultError(fault) from error
+
+    def failed(self, error: BaseException) -> Outcome | None:
+        """None if this worker gave the attempt up. A CancelledError that the worker did not ask for is a failure like
+        any other: an attempt without an outcome would be begun again at once and for ever."""
         if isinstance(error, KeyboardInterrupt):
             raise error
-        if not isinstance(error, asyncio.CancelledError):
-            return judge.reject(self.command, self.call, self.number, error)
-        if self.is_given_up or _cancelled_from_outside():
-            return None
-        return judge.fail(TerminalError(f"{self.command.id} raised CancelledError in its own code"))
+        if isinstance(error, asyncio.CancelledError):
+            if self.is_given_up:
+                return None
+            cancelled = ActivityCancelledError(
+                f"{self.command.id}, attempt {self.number}, ended in CancelledError, and Edda did not cancel it: its "
+                "code, or a library that it uses, cancelled the attempt's task, or awaited a task that was cancelled"
+            )
+            cancelled.__cause__ = error
+            error = cancelled
+        return self._owner.judge.reject(self.command, self.call, self.number, error)
 
     @property
     def _may_have_happened(self) -> bool:
@@ -161,9 +271,9 @@ class Attempt:
             async with self.step.committing:
                 if self.is_given_up or self.step.has_succeeded:
                     return None
-                return await _finish(self._owner.place.loop.create_task(self._commit(work, outcome)))
-        except asyncio.CancelledError:
-            return None
+                return await _finish(start_task(self._commit(work, outcome), loop=self._owner.place.loop))
+        except asyncio.CancelledError as error:
+            return self.failed(error)
 
     async def _commit(self, work: Work, success: Success) -> Outcome | None:
         command, call, judge = self.command, self.call, self._owner.judge
@@ -171,10 +281,15 @@ class Attempt:
             await work.commit(success.value)
         except LeaseLostError:
             return None
-        except Exception as error:
+        except Exception as error:  # of the driver, of SQLAlchemy or of ours: `fault_of` tells them apart
+            fault = work.fault_of(error)
             await work.roll_back()
-            known = await work.find_done()
+            try:
+                known = await work.find_done()
+            except DrainingError:
+                return None
             if known is None:
+                self._repeat_after(fault, error)
                 return judge.reject(command, call, self.number, error)
             result = self._owner.place.codec.decode(known.value, call.returns)
             return Success(known.value, result, (known,))
@@ -289,8 +404,3 @@ async def _finish(commit: asyncio.Task[Outcome | None]) -> Outcome | None:
         return await asyncio.shield(commit)
     except asyncio.CancelledError:
         return await commit
-
-
-def _cancelled_from_outside() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

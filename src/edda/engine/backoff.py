@@ -14,10 +14,17 @@ class Backoff:
         self._warned = False
 
     async def pause(self) -> None:
-        await asyncio.sleep(self._next * random.uniform(0.5, 1.0))
+        await asyncio.sleep(self.next())
+
+    def next(self) -> float:
+        """Seconds of the next pause, for who waits by itself."""
+        seconds = self._next * random.uniform(0.5, 1.0)
         self._next = min(self._next * 2, self._most)
+        return seconds
 
     def warn(self, logger: logging.Logger, message: str, *args: object) -> None:
-        """The first time as a warning; a database that is away for an hour need not fill the log."""
-        logger.log(logging.DEBUG if self._warned else logging.WARNING, message, *args)
+        """The first time as a warning; a database that is away for an hour need not fill the log. An error without a
+        text, such as a `TimeoutError`, is told by its class."""
+        told = [type(one).__name__ if isinstance(one, BaseException) and not str(one) else one for one in args]
+        logger.log(logging.DEBUG if self._warned else logging.WARNING, message, *told)
         self._warned = True

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from edda.core.model import MICROSECONDS, RunId
+from edda.core.model import MICROSECONDS, EntryKind, RunId
 from edda.core.retry import RetryPolicy
 from edda.workflow.execution import Command
 
 from .attempts import Attempt, Place
 from .herald import Herald
+from .log import RunLog
 from .queue import Gate, Queue
 from .slots import Slot
 from .steps import Failure, Judge, Outcome, Retry, Success
+from .tasks import start_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +64,8 @@ class Step:
 
 class Bodies:
     """Tells its run of every body that is over (`settled`, with None if there is nothing to record), of details that
-    are to be recorded (`progressed`), and of abandoned steps that had to be undone if they ever began (`unbegun`)."""
+    are to be recorded (`progressed`), of abandoned steps that had to be undone if they ever began (`unbegun`), and of
+    errors that are not a body's (`failed`)."""
 
     def __init__(
         self,
@@ -70,20 +73,24 @@ class Bodies:
         run: tuple[RunId, str, int],
         epoch: int,
         herald: Herald | None,
+        log: RunLog,
         *,
         settled: Callable[[Command, Outcome | None], None],
         progressed: Callable[[Command, bytes], None],
         unbegun: Callable[[Command], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self.run = run
         self.epoch = epoch
         self.judge = Judge(run[0], stage.codec, stage.retry_policy, stage.clock.now)
         self.place: Place = stage
         self.herald = herald
+        self.log = log
         self._stage = stage
         self._settled = settled
         self._progressed = progressed
         self._unbegun = unbegun
+        self._failed = failed
         self._queue = Queue(stage)
         self._resting: set[Command] = set()
         self._steps: dict[str, Step] = {}
@@ -142,6 +149,14 @@ class Bodies:
         assert command.retry_at is not None
         return command.retry_at + int(self.judge.delay(command, command.call, command.attempt - 1) * MICROSECONDS)
 
+    def in_flight_before(self) -> list[Command]:
+        """Steps that an earlier process may have begun, and this one has not."""
+        return [command for command in self._queue.held if command.replayed]
+
+    def may_have_been_in_flight(self, pending: Iterable[Command], now: int) -> list[Command]:
+        """Steps that earlier processes may have begun, also those whose next attempt is due and not begun yet."""
+        return [one for one in pending if one.kind is EntryKind.STEP and self.may_have_begun(one, now)]
+
     def start(self, committed: int, pending: Mapping[str, Command]) -> None:
         self._queue.start(committed, pending, self._begin)
 
@@ -154,17 +169,24 @@ class Bodies:
         attempt = Attempt(self, step, command, slot)
         step.attempts.append(attempt)
         self._running.add(attempt)
-        attempt.task = self._stage.loop.create_task(self._run(attempt), context=context)
+        attempt.task = start_task(self._run(attempt), loop=self._stage.loop, context=context)
 
     # Ending
 
     async def _run(self, attempt: Attempt) -> None:
         try:
             outcome = await attempt.run()
-        except BaseException:  # KeyboardInterrupt: the process ends, and nobody is told anything
+        except Exception as error:  # not the body's, which is an outcome: the run has to be given back
+            self._remove(attempt)
+            attempt.close()
+            self._failed(error)
+            return
+        except KeyboardInterrupt:  # the process ends, and nobody is told anything
             self._remove(attempt)
             attempt.close()
             raise
+        except BaseException as error:  # a cancelled rollback, or a fault of ours: the run must not wait for ever
+            outcome = attempt.failed(error)
         if isinstance(outcome, Retry):
             attempt.progress.report()
         self._end(attempt, outcome)
@@ -248,6 +270,11 @@ class Bodies:
 
     # Giving up
 
+    def drain(self) -> None:
+        """Attempts that wait for the database are over: another worker begins them again."""
+        for attempt in self._running:
+            attempt.drain()
+
     def abandon(self, command: Command, now: int) -> None:
         """Nobody awaits it any more. What has to be undone is not interrupted: nobody would know if it happened."""
         self._resting.discard(command)
@@ -262,10 +289,10 @@ class Bodies:
                 return
         elif step is not None and step.heir is command:
             step.heir = None
-        if command.undo is not None and not self._may_have_begun(command, now):
+        if command.undo is not None and not self.may_have_begun(command, now):
             self._unbegun(command)
 
-    def _may_have_begun(self, command: Command, now: int) -> bool:
+    def may_have_begun(self, command: Command, now: int) -> bool:
         """In a process that is gone: not if its next attempt was not due yet."""
         return command.replayed and (command.retry_at is None or self._due(command) <= now)
 
@@ -276,7 +303,7 @@ class Bodies:
 
     def close(self) -> None:
         """Forget who wanted to know: the two would keep each other in memory."""
-        self._settled = self._progressed = self._unbegun = _tell_nobody
+        self._settled = self._progressed = self._unbegun = self._failed = _tell_nobody
 
 
 def _tell_nobody(*_: object) -> None:

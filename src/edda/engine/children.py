@@ -16,7 +16,14 @@ from edda.core.codec import Codec
 from edda.core.failure import encode_failure
 from edda.core.model import ClaimedRun, EntryKind, Letter, RunId, RunRecord, Start, Watcher
 from edda.core.states import ENDED
-from edda.errors import ArgumentError, ChildDepthError, EddaError
+from edda.errors import (
+    ArgumentError,
+    ChildDepthError,
+    EddaError,
+    MigrationError,
+    StorageConflictError,
+    StorageUnavailableError,
+)
 from edda.workflow.children import ChildCall, Ended, Started
 from edda.workflow.execution import Command, Execution
 
@@ -24,6 +31,7 @@ from .clock import Clock
 from .draft import Draft
 from .entries import Deliver
 from .settings import Settings
+from .tasks import start_task
 
 CANCELLED = "the run that started it was cancelled"
 
@@ -52,12 +60,14 @@ class Children:
         *,
         deliver: Deliver,
         found: Callable[[Command, RunRecord | EddaError], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._nursery = nursery
         self._claimed = claimed
         self._draft = draft
         self._deliver = deliver
         self._found = found
+        self._failed = failed
         self.unborn: deque[Command] = deque()
         self.unsought: deque[Command] = deque()
         """They wait for the journal, in the order they were issued."""
@@ -132,14 +142,20 @@ class Children:
                 self._begin_search(command)
 
     def _begin_search(self, command: Command) -> None:
-        self._searches[command] = self._nursery.loop.create_task(self._search(command), name="edda-child")
+        self._searches[command] = start_task(self._search(command), loop=self._nursery.loop, name="edda-child")
 
     async def _search(self, command: Command) -> None:
         outcome: RunRecord | EddaError
         try:
             outcome = await self._look_for(command)
         except EddaError as error:
+            if isinstance(error, StorageUnavailableError | StorageConflictError | MigrationError):
+                self._failed(error)  # the database's fault, never the run's: the search begins anew
+                return
             outcome = error
+        except Exception as error:  # not the child's: the run would wait for an answer that never comes
+            self._failed(error)
+            return
         finally:
             del self._searches[command]
         needs = self._recalled.pop(command, None)
@@ -226,9 +242,9 @@ class Children:
 
     def close(self) -> None:
         """Forget who wanted to know: the two would keep each other in memory."""
-        self._found = _nobody
+        self._found = self._failed = _nobody
         del self._deliver
 
 
-def _nobody(_command: Command, _outcome: RunRecord | EddaError) -> None:
+def _nobody(*_: object) -> None:
     pass

@@ -13,6 +13,10 @@ from typing import Protocol
 
 from edda.core.model import MICROSECONDS
 
+SET_BACK = 0.5
+"""Seconds that the database's clock has to fall behind its earlier answers to have been set back. Two clocks that only
+run at different speeds do not drift apart that far within eight answers."""
+
 
 class Alarm(Protocol):
     def cancel(self) -> None: ...
@@ -20,11 +24,12 @@ class Alarm(Protocol):
 
 class Clock(Protocol):
     def now(self) -> int:
-        """Microseconds on the database's clock; never goes back."""
+        """Microseconds on the database's clock; goes back only if that clock was set back."""
         ...
 
-    def observe(self, database_now: int, received: float) -> None:
-        """Learn from an answer of the database that arrived at `received` on the monotonic clock."""
+    def observe(self, database_now: int, sent: float, received: float) -> None:
+        """Learn from an answer of the database that was asked for at `sent` and arrived at `received`, both on the
+        monotonic clock."""
         ...
 
     def call_at(self, when: int, callback: Callable[[], object]) -> Alarm: ...
@@ -37,6 +42,10 @@ class DatabaseClock:
 
     The answer was younger when it was made than when it arrived, so the estimate is late by at most a
     round trip and never early: no timer fires before the database would say that it is due.
+
+    The clock was read after the question was sent, so each answer is an upper bound as well. A lower bound that is
+    above a newer upper bound means that the clock was set back, and the estimate falls at once. A slow answer alone
+    never proves that.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -51,12 +60,13 @@ class DatabaseClock:
             self._last = estimate
         return self._last
 
-    def observe(self, database_now: int, received: float) -> None:
-        self._offsets.append(database_now / MICROSECONDS - received)
-        self._offset = max(self._offsets)  # the tightest lower bound of the last few
-        if abs(self._offset - self._offsets[-1]) > 1:  # the database's clock was set: old bounds mean nothing
-            self._offset = self._offsets[-1]
+    def observe(self, database_now: int, sent: float, received: float) -> None:
+        lower, upper = database_now / MICROSECONDS - received, database_now / MICROSECONDS - sent
+        if not self._offsets or max(self._offsets) > upper + SET_BACK:  # the first answer, or the clock was set back
             self._offsets.clear()
+            self._last = 0
+        self._offsets.append(lower)
+        self._offset = max(self._offsets)  # the tightest lower bound of the last few
 
     def call_at(self, when: int, callback: Callable[[], object]) -> Alarm:
         delay = max(0.0, (when - self.now()) / MICROSECONDS)

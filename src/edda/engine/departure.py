@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from edda.core.codec import Codec
-from edda.core.model import ClaimedRun, End, Entry, EntryKind, Letter, Recur, Watcher
+from edda.core.model import NO_CRASHES, ClaimedRun, End, Entry, EntryKind, Letter, Recur, Watcher
 from edda.workflow.children import Ended
 from edda.workflow.context import RunContext
 from edda.workflow.execution import Execution, Recurrence
@@ -41,7 +41,9 @@ class Departure:
         self._draft = draft
         self._waits = waits
         self._context = context
-        self._endings = Endings(f"{claimed.workflow} {claimed.run_id}", codec, clock, herald, limit)
+        self._endings = Endings(
+            f"{claimed.workflow} {claimed.run_id}", codec, clock, herald, limit, self._count_rejected
+        )
         self._end: End | None = None
 
     def of(self, execution: Execution, stops: Sequence[EntryKind]) -> Going:
@@ -66,8 +68,22 @@ class Departure:
         self._end = self._endings.failed(error)
         return self._told(self._end)
 
+    def cancelled_unread(self, reason: str) -> tuple[End, tuple[Letter, ...]]:
+        """Of a run whose code did not read the inbox: it happens only if nothing came in since that was recorded."""
+        end, letters = self._told(self._endings.cancelled(reason))
+        return replace(end, settled=self._draft.absorbed), letters
+
+    def _count_rejected(self) -> int:
+        before = sum(entry.kind is EntryKind.REJECTED for entry in self._claimed.entries)
+        return before + self._draft.rejected
+
     def over_limit(self) -> Going:
         return self.failed(self._endings.limit_error())
+
+    @property
+    def reason(self) -> str:
+        """Why the run failed or was cancelled, for people."""
+        return self._endings.reason
 
     def _told(self, end: End) -> tuple[End, tuple[Letter, ...]]:
         """With a letter for everybody who waits for it."""
@@ -101,4 +117,7 @@ class Departure:
             waits=(),
             done=(),
             watchers=self.watchers,
+            undoing=False,
+            end_if_parked=False,
+            crashes=NO_CRASHES,
         )

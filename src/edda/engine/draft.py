@@ -57,6 +57,8 @@ class Draft:
         self._undoing = False
         self.absorbed = claimed.absorbed
         """How far the inbox is read."""
+        self.rejected = 0
+        """Events that did not fit, since the run was claimed."""
         self.last: Last | None = None
         """How the run leaves memory; nothing is added after it."""
         self._last_sent = False
@@ -67,6 +69,8 @@ class Draft:
 
     def add(self, entry: Entry) -> None:
         self._entries.append(entry)
+        if entry.kind is EntryKind.REJECTED:
+            self.rejected += 1
         if entry.n is not None:
             self.absorbed = entry.n
 
@@ -117,11 +121,21 @@ class Draft:
         self._last_sent = False
 
     @property
+    def length(self) -> int:
+        """Entries of the history, those included that are still to be written."""
+        return self._taken + len(self._entries)
+
+    @property
     def targets(self) -> frozenset[RunId]:
         """Whom it has letters for."""
         if not self._letters and not self._last_letters:
             return _NOBODY
         return frozenset(letter.run_id for letter in (*(one for _, one in self._letters), *self._last_letters))
+
+    @property
+    def is_start_taken(self) -> bool:
+        """Whether the run's own rows are in a batch, or were never to be written here."""
+        return self._start is None
 
     @property
     def has_more(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edda.core.codec import Codec
@@ -22,19 +23,31 @@ from edda.workflow.execution import Recurrence
 
 from .clock import Clock
 from .herald import Herald
+from .log import tell_error
 
 if TYPE_CHECKING:
     from edda.workflow.execution import Execution
 
 
 class Endings:
-    def __init__(self, name: str, codec: Codec, clock: Clock, herald: Herald | None, limit: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        codec: Codec,
+        clock: Clock,
+        herald: Herald | None,
+        limit: int,
+        count_rejected: Callable[[], int],
+    ) -> None:
         self._name = name
         """For people: the workflow and the run."""
         self._limit = limit
+        self._count_rejected = count_rejected
         self._codec = codec
         self._clock = clock
         self._herald = herald
+        self.reason = ""
+        """Why the run failed or was cancelled, for people."""
 
     def of(self, execution: Execution, stop: EntryKind | None) -> End:
         """`stop` is what stopped the run, if anything did.
@@ -75,18 +88,22 @@ class Endings:
         return WorkflowCancelledError(str(error.args[0]) if error.args and error.args[0] else "cancelled")
 
     def limit_error(self) -> HistoryLimitError:
+        rejected = self._count_rejected()
+        misfits = f" {rejected:,} of them are events that did not fit the model of a wait." if rejected else ""
         return HistoryLimitError(
-            f"{self._name} has a history of {self._limit:,} entries, which is the limit. Let the workflow begin anew "
-            "with ctx.recur() once in a while, or give parts of it to children; Settings(history_limit=...) raises "
-            "the limit."
+            f"{self._name} has a history of {self._limit:,} entries, which is the limit.{misfits} "
+            "Let the workflow begin anew with ctx.recur() once in a while, or give parts of it to children; "
+            "Settings(history_limit=...) raises the limit."
         )
 
     def cancelled(self, reason: str) -> End:
+        self.reason = reason
         if self._herald is not None:
             self._herald.tell_cancelled()
         return End(RunStatus.CANCELLED, self._codec.encode(reason), self._clock.now())
 
     def failed(self, error: BaseException) -> End:
+        self.reason = tell_error(error)
         if self._herald is not None:
             self._herald.tell_failed(error)
         return End(RunStatus.FAILED, encode_failure(self._codec, error), self._clock.now())

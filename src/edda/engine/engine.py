@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import time
 from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ from edda.core.model import (
     RunId,
     RunRecord,
     Start,
+    WorkerId,
     WorkerInfo,
 )
 from edda.core.retry import RetryPolicy
@@ -36,6 +39,7 @@ from edda.core.survey import Reopened
 from edda.errors import (
     ActionRefusedError,
     AppError,
+    EddaError,
     InstanceConflictError,
     InstanceNotFoundError,
     LeaseLostError,
@@ -52,7 +56,9 @@ from edda.workflow.current import here
 from edda.workflow.loop import WorkflowLoop
 from edda.workflow.workflow import StartOptions, Workflow
 
+from . import supervision
 from .backoff import Backoff
+from .calls import Call, CallLimit
 from .clock import Clock
 from .dismissal import dismiss
 from .forwarder import Forwarder
@@ -61,7 +67,9 @@ from .hooks import Arrival, HookCaller, WorkflowHooks
 from .host import host_name
 from .ids import Ids
 from .intake import Intake
+from .log import write as log_line
 from .lore import Describe, Lore
+from .open_runs import explain
 from .relayer import Relayer
 from .retrying import plan_retry
 from .settings import Settings
@@ -76,8 +84,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 8
-"""How often a call is tried again while the database does not answer: about five seconds in all."""
+WARN_AGAIN = 60.0
+"""Seconds."""
+HINT_SECONDS = 1.0
+"""How long a call waits for telling other processes of what it has changed: they also find it by looking."""
+CLOCK_AGE = 1.0
+"""Seconds for which a process without a worker trusts its last look at the database's clock."""
 
 
 def _without_sessions() -> Sessions:
@@ -102,13 +114,24 @@ class Engine:
         open_sessions: Callable[[], Sessions] = _without_sessions,
         sink: Sink | None = None,
         describe: Describe | None = None,
+        database: str = "",
     ) -> None:
         self.storage = storage
         self.clock = clock
         self.codec = codec
         self.settings = settings
+        self.calls = CallLimit(settings.call_timeout)
         self._book = ShapeBook(storage, codec)
-        self.intake = Intake(storage, self._book, codec, clock, handlers, self._tell_everybody, self._tell_begun)
+        self.intake = Intake(
+            storage,
+            self._book,
+            codec,
+            clock,
+            handlers,
+            self._tell_everybody,
+            self._tell_begun,
+            call_timeout=settings.call_timeout,
+        )
         self.forwarder = Forwarder(storage, self.intake, codec, settings.poll)
         self._forwarding: asyncio.Task[None] | None = None
         self._guests = Guests(self._tell_everybody, self._forward)
@@ -119,6 +142,8 @@ class Engine:
         self._telling: asyncio.Task[None] | None = None
         self.worker: Worker | None = None
         self._service = service
+        self._database = database
+        """For people, without a password."""
         self._ids = ids
         self._retry_policy = retry_policy
         self._hooks = hooks
@@ -130,17 +155,40 @@ class Engine:
         self._slots = Slots()
         self._waiters: dict[RunId, set[asyncio.Future[End]]] = {}
         self._rebirth: asyncio.Task[None] | None = None
+        self._clock_seen = -math.inf
+        self._failures = supervision.Failures(f"worker of {service}")
         self._stopping = False
         self._stopped = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._warned: dict[str, float] = {}
+        """Workflows that this app does not run, and when it last warned that it was asked to start one."""
 
     # Life
 
+    def check_loop(self) -> None:
+        """Raises `AppError` on another event loop than the one it was started on: nothing there would ever answer."""
+        running = _get_running_loop()
+        if running is None or running is self._loop or self._loop is None or isinstance(running, WorkflowLoop):
+            return
+        raise AppError(
+            f"the app {self._service!r} was started on another event loop, and each asyncio.run() makes a new one: "
+            "start and use the app in the same loop, with `async with app:`"
+        )
+
     async def start(self, with_worker: bool) -> None:
+        self._loop = asyncio.get_running_loop()
         if self._hooks is not None:
             self._caller = HookCaller(self._hooks)
         if with_worker:
+            if not self._names():
+                logger.warning(
+                    "worker of %s: no workflow is registered in this app, so it runs none; import the modules that "
+                    "define workflows before initialize()",
+                    self._service,
+                )
             self.worker = self._new_worker()
             await self.worker.start()
+            self._tell_worker(self.worker)
             self._forward()
             self._lore.start()
         if self._sink is not None:
@@ -158,6 +206,7 @@ class Engine:
         if self.worker is not None:
             await self.worker.drain(grace)
             await self.worker.retire()
+            log_line("worker_stopped", worker=self.worker.info.id, service=self._service)
             self.worker = None
         await self._stop_forwarding()
         if self.relayer is not None and self._sink is not None:  # last: the steps that were finishing may have sent
@@ -225,7 +274,7 @@ class Engine:
     def _forward(self) -> None:
         """There is, or may be, something to take into the log."""
         if self._forwarding is None:
-            self._forwarding = asyncio.create_task(self.forwarder.run(), name="edda-forward")
+            self._forwarding = supervision.start("forwarding messages", self.forwarder.run, name="edda-forward")
         self.forwarder.wake()
 
     def _relay(self) -> None:
@@ -242,22 +291,37 @@ class Engine:
         if self._stopping:
             lost.kill()  # nobody follows it: what it held goes on elsewhere
         elif self._rebirth is None:
-            self._rebirth = asyncio.create_task(self._replace(lost), name="edda-rebirth")
+            self._rebirth = supervision.start("starting a new worker", lambda: self._replace(lost), name="edda-rebirth")
 
     async def _replace(self, lost: Worker) -> None:
-        logger.warning("worker %s lost its lease; its runs go on elsewhere, a new worker begins", lost.info.id)
-        await lost.abandon()
+        log_line("worker_lost", worker=lost.info.id)
+        failure, lost.failure = lost.failure, None
+        pause = 0.0 if failure is None else self._failures.record(failure, "starting a new one")
+        try:
+            await lost.abandon()
+        except Exception as error:  # what is left of it must not keep the new one from beginning
+            logger.error("leaving worker %s failed: %r", lost.info.id, error, exc_info=error)
+        await asyncio.sleep(pause)
         backoff = Backoff()
         while True:
             worker = self._new_worker()
             try:
                 await worker.start()
             except Transient as error:
+                await worker.abandon()
                 backoff.warn(logger, "no new worker yet: %s", error)
                 await backoff.pause()
                 continue
+            except BaseException:  # begun anew by the supervision if it is an error
+                worker.kill()
+                raise
             self.worker, self._rebirth = worker, None
+            self._tell_worker(worker)
             return
+
+    def _tell_worker(self, worker: Worker) -> None:
+        told = {"worker": worker.info.id, "service": self._service, "database": self._database}
+        log_line("worker_started", **told, workflows=", ".join(sorted(self._names())) or "no workflows")
 
     # Starting
 
@@ -269,8 +333,10 @@ class Engine:
                 f"{workflow.name} was started through an app in the body of a workflow, which would start it again at "
                 f"every replay: use {workflow.name}.start(...) or {workflow.name}.run(...), which make it a child."
             )
+        self.check_loop()
         bound = workflow.signature.bind(args, dict(kwargs))
         data = workflow.signature.encode(self.codec, bound)
+        await self._look_at_clock()
         now = self.clock.now()
         context = here.get()
         effect = _effect_id(context) if options.id is None else None
@@ -283,24 +349,44 @@ class Engine:
             ready_at=None if run_id is None and options.delay == 0 and options.session is None else now + options.delay,
             deadline=None if options.timeout is None else now + options.delay + options.timeout,
         )
-        if start.ready_at is None and await self._begin_here(start):
-            return start.run_id
         if options.session is not None:
             await self._join(start, self._guests.start(options.session, start), effect is not None)
             return start.run_id
         if isinstance(context, ActivityContext) and context.has_transaction:
             await self._join(start, context.work.start(start), effect is not None)
             return start.run_id
-        await self.store(start, is_effect=effect is not None)
+        async with self._starting(start) as call:
+            if start.ready_at is None and await self._begin_here(start, call):
+                return start.run_id
+            await self._store(start, call, is_effect=effect is not None)
+        await self._wake_workers()
         return start.run_id
 
-    async def _begin_here(self, start: Start) -> bool:
+    async def _look_at_clock(self) -> None:
+        """A worker's heartbeats tell the database's time; a process without one asks, now and then, or the times of its
+        runs would be those of a host whose clock may differ."""
+        sent = time.monotonic()
+        if self.worker is None and sent - self._clock_seen > CLOCK_AGE:
+            self._clock_seen = sent
+            with suppress(*Transient, TimeoutError):  # what is started next will tell
+                async with asyncio.timeout(HINT_SECONDS):
+                    self.clock.observe(await self.storage.now(), sent, time.monotonic())
+
+    def _starting(self, start: Start) -> AbstractAsyncContextManager[Call]:
+        id = start.run_id
+        return self.calls.call(
+            f"starting {start.workflow} as run {id!r}",
+            f"start it again with options(id={id!r}) and the same arguments, which starts it once, or look with "
+            f"app.handle({id!r}).status()",
+        )
+
+    async def _begin_here(self, start: Start, call: Call) -> bool:
         """The quick way: the run is ours from its first record on. False: it must be stored for anybody."""
         worker = self.worker
         if worker is None:
             return False
         if start.workflow not in self._names():
-            logger.warning("this app does not run %s: the run is stored for a worker that does", start.workflow)
+            self._warn_unregistered(start.workflow)
             return False
         await worker.journal.wait_for_room()
         if not worker.has_room:
@@ -309,15 +395,36 @@ class Engine:
         try:
             await run.stored
         except LeaseLostError:
+            call.may_have_happened = True
             return False  # it may be in or not: storing it again under the same id is right in both cases
+        except asyncio.CancelledError:
+            # The journal goes on sending a batch until it has an answer; what is in none yet is not sent at all.
+            call.may_have_happened = not worker.withdraw(run)
+            call.last = worker.journal.trouble
+            raise
         return True
 
-    async def store(self, start: Start, *, is_effect: bool = False) -> None:
-        """For anybody to claim. With an effect's id it may be there with other arguments: the first ones count."""
-        if not await self._patiently(self.storage.start, [start]) and not is_effect:
-            # There already, maybe by our own call whose answer was lost.
-            self._check_same(start, await self.read_run(start.run_id))
+    def _warn_unregistered(self, workflow: str) -> None:
+        """Once a minute for each name: a program may start thousands of them for another service."""
+        now = time.monotonic()
+        if now - self._warned.get(workflow, -WARN_AGAIN) >= WARN_AGAIN:
+            self._warned[workflow] = now
+            logger.warning("this app does not run %s: the run is stored for a worker that does", workflow)
+
+    async def store(self, start: Start) -> None:
+        """For anybody to claim."""
+        async with self._starting(start) as call:
+            await self._store(start, call, is_effect=False)
         await self._wake_workers()
+
+    async def _store(self, start: Start, call: Call, *, is_effect: bool) -> None:
+        """With an effect's id it may be there with other arguments: the first ones count."""
+        if not await call.order(self.storage.start, [start]) and not is_effect:
+            # There already, maybe by our own call whose answer was lost.
+            known: RunRecord | None = await call.ask(self.storage.get, start.run_id)
+            if known is None:
+                raise InstanceNotFoundError(f"run {start.run_id!r} was there, and has just been deleted")
+            self._check_same(start, known)
 
     async def _join(self, start: Start, starting: Awaitable[Known | None], is_effect: bool) -> None:
         """In somebody's transaction: it exists if and when that commits."""
@@ -335,67 +442,71 @@ class Engine:
             "same arguments to get the same run."
         )
 
-    async def _patiently(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Idempotent calls only: without an answer they are made again."""
-        backoff = Backoff()
-        for _ in range(_PATIENCE):
-            try:
-                return await call(*args)
-            except Transient:
-                await backoff.pause()
-        return await call(*args)
-
     # Looking
 
     async def read_run(self, instance_id: str) -> RunRecord:
-        record: RunRecord | None = await self._patiently(self.storage.get, RunId(instance_id))
+        async with self.calls.call(f"reading run {instance_id!r}") as call:
+            record: RunRecord | None = await call.ask(self.storage.get, RunId(instance_id))
         if record is None:
             raise InstanceNotFoundError(f"no run has the id {instance_id!r}")
         return record
 
     async def read_history(self, instance_id: str, generation: int | None = None) -> tuple[Entry, ...]:
-        history: tuple[Entry, ...] = await self._patiently(self.storage.history, RunId(instance_id), generation)
-        if not history:
-            await self.read_run(instance_id)
+        async with self.calls.call(f"reading the history of run {instance_id!r}") as call:
+            history: tuple[Entry, ...] = await call.ask(self.storage.history, RunId(instance_id), generation)
+            if not history:
+                await self.read_run(instance_id)
         return history
 
     async def find_runs(self, filter: RunFilter) -> tuple[RunRecord, ...]:
-        records: tuple[RunRecord, ...] = await self._patiently(self.storage.find, filter)
+        async with self.calls.call("finding runs") as call:
+            records: tuple[RunRecord, ...] = await call.ask(self.storage.find, filter)
         return records
 
     async def request_cancel(self, instance_id: str, reason: str) -> CancelOutcome:
         _refuse_in_transaction("to cancel a run")
         value = self.codec.encode(reason)
-        outcome: CancelOutcome = await self._patiently(self.storage.cancel, RunId(instance_id), value)
+        async with self.calls.call(f"cancelling run {instance_id!r}", "cancel it again, which does no harm") as call:
+            outcome: CancelOutcome = await call.order(self.storage.cancel, RunId(instance_id), value)
         if outcome is CancelOutcome.MISSING:
             raise InstanceNotFoundError(f"no run has the id {instance_id!r}; nothing was cancelled")
         if outcome is not CancelOutcome.ENDED:
-            await self._patiently(self.storage.announce)
+            await self._announce_shortly()
         return outcome
 
     async def retry_run(self, instance_id: str, from_start: bool) -> None:
         """Without an answer it is asked for again; that the run is open in its next generation is what was wanted,
         whoever opened it."""
         _refuse_in_transaction("to retry a run")
-        record = await self.read_run(instance_id)
-        history = await self.read_history(instance_id, record.gen)
-        keep = plan_retry(self.codec, record, history, from_start=from_start)
-        outcome: Reopened = await self._patiently(self.storage.reopen, record.run_id, record.gen, keep)
-        if outcome is not Reopened.DONE and (await self.read_run(instance_id)).gen == record.gen:
-            raise ActionRefusedError(f"run {instance_id} cannot be tried again: its state has just changed")
+        async with self.calls.call(
+            f"retrying run {instance_id!r}", f"look with app.handle({instance_id!r}).status() before you retry it again"
+        ) as call:
+            record = await self.read_run(instance_id)
+            history = await self.read_history(instance_id, record.gen)
+            keep = plan_retry(self.codec, record, history, from_start=from_start)
+            outcome: Reopened = await call.order(self.storage.reopen, record.run_id, record.gen, keep)
+            if outcome is not Reopened.DONE and (await self.read_run(instance_id)).gen == record.gen:
+                raise ActionRefusedError(f"run {instance_id} cannot be tried again: its state has just changed")
         await self._wake_workers()
 
     async def resume_run(self, instance_id: str) -> bool:
         """Whether it was parked."""
-        resumed: bool = await self._patiently(self.storage.resume, RunId(instance_id))
+        async with self.calls.call(f"resuming run {instance_id!r}", "resume it again, which does no harm") as call:
+            resumed: bool = await call.order(self.storage.resume, RunId(instance_id))
         if resumed:
             await self._wake_workers()
         return resumed
 
     async def _wake_workers(self) -> None:
-        await self._patiently(self.storage.announce)
+        await self._announce_shortly()
         if self.worker is not None:
             self.worker.nudge()
+
+    async def _announce_shortly(self) -> None:
+        """After a change that is committed: a call must neither fail nor take long because others cannot be told."""
+        with suppress(TimeoutError, StorageUnavailableError, StorageConflictError):
+            async with asyncio.timeout(min(HINT_SECONDS, self.calls.seconds)):
+                await self.storage.announce()
 
     # Events
 
@@ -403,7 +514,7 @@ class Engine:
         if isinstance(_get_running_loop(), WorkflowLoop):
             raise NotInWorkflowError("app.send_event() in the body of a workflow: use send_event(), which is recorded.")
         if not await self._dispatch(DispatchKind.EVENT, lambda: self._pack(event), session):
-            await self._patiently(self.receive, (event,))
+            await self.receive((event,))
         if self._caller is not None:
             sent = (event.type, event.source, json_format.value_of(event))
             self._caller.call(lambda hooks: hooks.on_event_sent(*sent))
@@ -418,7 +529,7 @@ class Engine:
 
     async def publish(self, message: Message, session: Any = None) -> None:
         if not await self._dispatch(DispatchKind.MESSAGE, lambda: pack_message(self.codec, message), session):
-            await self._patiently(self.intake.take_in, (self.intake.message_item(message),))
+            await self.intake.take_in((self.intake.message_item(message),))
 
     async def _dispatch(self, kind: DispatchKind, pack: Callable[[], bytes], session: Any) -> bool:
         """In the caller's transaction, if there is one."""
@@ -432,7 +543,8 @@ class Engine:
         return True
 
     async def last_event(self) -> int:
-        newest: int = await self._patiently(self.storage.last_event)
+        async with self.calls.call("reading the newest number of the event log") as call:
+            newest: int = await call.ask(self.storage.last_event)
         return newest
 
     @property
@@ -457,7 +569,7 @@ class Engine:
 
     def _tell_others(self) -> None:
         if self._telling is None:
-            self._telling = asyncio.create_task(self._announce(), name="edda-announce")
+            self._telling = supervision.start_once("announcing runs", self._announce, name="edda-announce")
 
     async def _announce(self) -> None:
         self._telling = None
@@ -470,28 +582,32 @@ class Engine:
         self._lore.add_form(workflow, type, model)
 
     async def read_fact(self, instance_id: str, name: str) -> Fact | None:
-        found: tuple[Fact, ...] = await self._patiently(self.storage.facts, RunId(instance_id), name)
-        if not found:
-            await self.read_run(instance_id)
+        async with self.calls.call(f"reading what run {instance_id!r} set as {name!r}") as call:
+            found: tuple[Fact, ...] = await call.ask(self.storage.facts, RunId(instance_id), name)
+            if not found:
+                await self.read_run(instance_id)
         return found[0] if found else None
 
     async def await_fact(self, instance_id: str, name: str, timeout: float | None) -> Fact:
         _refuse_in_transaction("to wait for what another run says")
         try:
             async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
-                return await self._look_for_fact(instance_id, name)
+                with self._awaiting():
+                    return await self._look_for_fact(instance_id, name)
         except TimeoutError:
             raise TimeoutError(f"run {instance_id} did not set {name!r} within {timeout} seconds") from None
 
     async def _look_for_fact(self, instance_id: str, name: str) -> Fact:
         pause = 0.02
         while True:
-            record = await self.read_run(instance_id)
-            fact = await self.read_fact(instance_id, name)
-            if fact is not None:
-                return fact
-            if record.status in ENDED:
-                raise ValueNotSetError(f"run {instance_id} has ended, and never set {name!r}")
+            # While the database is away it is looked for again: the caller says for how long with `timeout`.
+            with suppress(StorageUnavailableError):
+                record = await self.read_run(instance_id)
+                fact = await self.read_fact(instance_id, name)
+                if fact is not None:
+                    return fact
+                if record.status in ENDED:
+                    raise ValueNotSetError(f"run {instance_id} has ended, and never set {name!r}")
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, self.settings.poll / 2)
 
@@ -502,19 +618,49 @@ class Engine:
             async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
                 status, value = await self._await_end(RunId(instance_id))
         except TimeoutError:
-            raise TimeoutError(f"run {instance_id} did not end within {timeout} seconds; it goes on") from None
+            why = await self._why_open(RunId(instance_id))
+            raise TimeoutError(f"run {instance_id} did not end within {timeout} seconds; {why}") from None
         if status is RunStatus.COMPLETED:
             return self.codec.decode(value, returns)
         if status is RunStatus.CANCELLED:
             raise WorkflowCancelledError(f"run {instance_id} was cancelled: {self.codec.decode(value)}")
         raise decode_failure(self.codec, value)
 
+    async def _why_open(self, run_id: RunId) -> str:
+        """One try: whoever waited has waited long enough."""
+        try:
+            async with asyncio.timeout(self.settings.poll):
+                record, now = await self.storage.get(run_id), await self.storage.now()
+                if record is None:
+                    return "there is no such run"
+                if (trouble := self._why_unwritten(record.owner)) is not None:
+                    return f"its worker cannot write to the database, and goes on when it can: {trouble}"
+                return explain(record, now, await self.storage.crew())
+        except (TimeoutError, StorageUnavailableError, StorageConflictError):
+            return "the database does not answer, so nobody can say whether it goes on"
+
+    def _why_unwritten(self, owner: WorkerId | None) -> EddaError | None:
+        """Of a run of this process: why its last batch is not in the database yet."""
+        worker = self.worker
+        return None if worker is None or worker.worker_id != owner else worker.journal.trouble
+
     async def await_end(self, run_id: RunId) -> RunStatus:
         return (await self._await_end(run_id))[0]
 
+    def _awaiting(self) -> AbstractContextManager[None]:
+        """In an activity: its run gives its place in memory away for as long as it waits for another run."""
+        context, worker = here.get(), self.worker
+        if worker is None or not isinstance(context, ActivityContext):
+            return nullcontext()
+        return worker.awaiting(RunId(context.instance_id))
+
     async def _await_end(self, run_id: RunId) -> tuple[RunStatus, bytes]:
-        """Runs of this process tell us; for others we look, less and less often."""
         _refuse_in_transaction("to wait for another run")
+        with self._awaiting():
+            return await self._look_for_end(run_id)
+
+    async def _look_for_end(self, run_id: RunId) -> tuple[RunStatus, bytes]:
+        """Runs of this process tell us; for others we look, less and less often."""
         ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(ended)
         pause = 0.02

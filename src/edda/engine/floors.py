@@ -147,7 +147,7 @@ class Floors:
     def _key_of(self, entry: Entry) -> bytes:
         """Nothing for messages that are taken from others: they are not read in order by anybody."""
         asked = self._codec.decode(entry.input)
-        if entry.kind is not EntryKind.MESSAGE:
+        if not isinstance(asked, str):  # a match; of a message it is the mode of its channel
             return wait_key(entry.name, asked)
         mode = ChannelMode(asked)
         return b"" if mode is ChannelMode.COMPETING else channel_key(entry.name, mode, self._run_id)

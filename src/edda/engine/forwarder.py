@@ -68,9 +68,9 @@ class Forwarder:
                 self._woken.set()
                 backoff.warn(logger, "forwarding failed: %s", error)
                 await backoff.pause()
-            except Exception:  # a fault of ours must not end it: nobody would be told anything any more
-                logger.exception("forwarding failed")
-                await backoff.pause()
+            except Exception:  # begun anew by the supervision, which logs it: what was found is found again
+                self._woken.set()
+                raise
             finally:
                 self._busy = False
 

@@ -9,7 +9,9 @@ from typing import Any, Protocol, cast
 
 from msgspec import Struct
 
+from . import supervision
 from .dismissal import dismiss
+from .tasks import start_task
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +136,8 @@ class HookCaller:
         self._watcher = cast(AttemptWatcher, hooks) if is_watcher else None
         self.watches_arrivals = hasattr(type(hooks), "watch_arrival")
         self._calls: asyncio.Queue[Call] = asyncio.Queue()
-        self._task = asyncio.create_task(self._run(), name="edda-hooks")
+        self._making: asyncio.Task[None] | None = None
+        self._task = supervision.start("calling hooks", self._run, name="edda-hooks")
 
     def call(self, call: Call) -> None:
         self._calls.put_nowait(call)
@@ -144,7 +147,9 @@ class HookCaller:
             return None
         try:
             return self._watcher.watch_attempt(attempt)
-        except Exception:  # somebody else's code, and the body does not depend on it
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # the user's code, SystemExit and CancelledError included: the body does not depend on it
             logger.exception("a hook raised; the attempt begins all the same")
             return None
 
@@ -152,11 +157,19 @@ class HookCaller:
         while True:
             call = await self._calls.get()
             try:
-                await call(self._hooks)
-            except Exception:  # somebody else's code, and nothing depends on it
-                logger.exception("a hook raised; what it was told about is committed all the same")
+                # In a task of its own: a hook whose library cancels the current task must not end this one.
+                self._making = start_task(self._make(call), name="edda-hook")
+                await asyncio.wait([self._making])
             finally:
                 self._calls.task_done()
+
+    async def _make(self, call: Call) -> None:
+        try:
+            await call(self._hooks)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # the user's code, SystemExit and CancelledError included: nothing depends on it
+            logger.exception("a hook raised; what it was told about is committed all the same")
 
     async def close(self, grace: float = 5.0) -> None:
         try:
@@ -164,4 +177,4 @@ class HookCaller:
                 await self._calls.join()
         except TimeoutError:
             logger.warning("hooks were still running after %s seconds; given up", grace)
-        await dismiss(self._task)
+        await dismiss(self._task, self._making)

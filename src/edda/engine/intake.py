@@ -19,8 +19,11 @@ from edda.core.model import Accepted, Event, EventKey, Incoming, RunId, Start
 from edda.errors import (
     ArgumentError,
     EventError,
+    NotConnectedError,
+    OutcomeUnknownError,
     PayloadTooLargeError,
     StorageConflictError,
+    StorageDuplicateError,
     StorageRejectedError,
     StorageUnavailableError,
 )
@@ -28,6 +31,7 @@ from edda.storage.ports import Storage
 from edda.workflow.events import arguments
 from edda.workflow.workflow import Workflow
 
+from . import supervision
 from .backoff import Backoff
 from .clock import Clock
 from .shapes import ShapeBook, target_of
@@ -36,8 +40,6 @@ logger = logging.getLogger(__name__)
 
 MOST_EVENTS = 200
 MOST_BYTES = 4 << 20
-PATIENCE = 3.0
-"""Seconds that a post waits for a database that is away before its sender is told to come again."""
 
 
 class Item(Struct, frozen=True):
@@ -50,10 +52,15 @@ class Item(Struct, frozen=True):
     """Of a message; those of an event depend on who waits for its type."""
 
 
-class Post(Struct):
+class Post(Struct, eq=False):
     items: Sequence[Item]
     stored: asyncio.Future[None]
-    since: float
+    until: float
+    """When its sender stops waiting, on the loop's clock."""
+    may_be_stored: bool = False
+    """A statement with it was sent, and not refused."""
+    error: Exception | None = None
+    """Why it is not stored yet."""
 
     @property
     def size(self) -> int:
@@ -72,6 +79,8 @@ class Intake:
         handlers: Callable[[str], Sequence[Workflow[Any, Any]]],
         woke: Callable[[], None],
         begun: Callable[[Start, CloudEvent], None],
+        *,
+        call_timeout: float,
     ) -> None:
         self._storage = storage
         self._book = book
@@ -80,6 +89,7 @@ class Intake:
         self._handlers = handlers
         self._woke = woke
         self._begun = begun
+        self._call_timeout = call_timeout
         self._posts: deque[Post] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -94,11 +104,39 @@ class Intake:
 
     async def take_in(self, items: Sequence[Item]) -> None:
         loop = asyncio.get_running_loop()
-        post = Post(items, loop.create_future(), loop.time())
+        post = Post(items, loop.create_future(), loop.time() + self._call_timeout)
         self._posts.append(post)
         if self._task is None:
-            self._task = asyncio.create_task(self._work(), name="edda-intake")
-        await post.stored
+            self._task = supervision.start_once("storing events", self._work, name="edda-intake")
+        await asyncio.wait([post.stored], timeout=self._call_timeout)
+        if not post.stored.done():
+            self._give_up(post)
+        post.stored.result()
+
+    def _is_awaited(self, post: Post) -> bool:
+        if asyncio.get_running_loop().time() >= post.until:  # its sender may have been cancelled, and tells nothing
+            self._give_up(post)
+        return not post.stored.done()
+
+    def _give_up(self, post: Post) -> None:
+        """Its sender has waited long enough. What was not sent yet is not sent any more."""
+        if post in self._posts:
+            self._posts.remove(post)
+        _fail(post, self._no_answer(post))
+
+    def _no_answer(self, post: Post) -> StorageUnavailableError:
+        first = post.items[0].row
+        name = f"event or message {first.id!r} from {first.source}" + (
+            f", and {len(post.items) - 1} more" if len(post.items) > 1 else ""
+        )
+        why = f"storing {name}: the database did not answer within {self._call_timeout:g} seconds"
+        if post.error is not None:
+            why += f" ({post.error})"
+        if not post.may_be_stored:
+            return StorageUnavailableError(f"{why}; nothing was stored, send it again")
+        return OutcomeUnknownError(
+            f"{why}, so it is unknown whether it is stored: send it again under the same id, which counts once"
+        )
 
     def tell(self) -> None:
         """Somebody has something to do."""
@@ -156,9 +194,7 @@ class Intake:
             for post in (*group, *self._posts):
                 _fail(post, error if isinstance(error, Exception) else StorageUnavailableError("the app was stopped"))
             self._posts.clear()
-            if not isinstance(error, Exception):
-                raise
-            logger.exception("storing events failed")
+            raise
         finally:
             self._task = None
 
@@ -173,22 +209,31 @@ class Intake:
         return group
 
     async def _store(self, group: Sequence[Post]) -> None:
+        """Tried again for as long as a sender waits. A statement without an answer is cancelled when the last of its
+        senders is gone, or the next posts would wait for it as well."""
         backoff = Backoff()
-        while True:
+        while group := [post for post in group if self._is_awaited(post)]:
+            known = [post.may_be_stored for post in group]
+            for post in group:
+                post.may_be_stored = True
             try:
-                accepted = await self.store([item for post in group for item in post.items])
+                async with asyncio.timeout_at(max(post.until for post in group)):
+                    accepted = await self.store([item for post in group for item in post.items])
+            except (NotConnectedError, StorageConflictError, StorageDuplicateError) as error:
+                # Not sent, or rolled back. A duplicate key is a race between two writers, not a fault of the event.
+                for post, may_be_stored in zip(group, known, strict=True):
+                    post.may_be_stored, post.error = may_be_stored, error
+                await backoff.pause()
+            except (StorageUnavailableError, TimeoutError) as error:
+                for post in group:
+                    post.error = error if isinstance(error, StorageUnavailableError) else post.error
+                await backoff.pause()
             except StorageRejectedError as error:
                 await self._isolate(group, error)
                 return
-            except (StorageConflictError, StorageUnavailableError) as error:
-                if self._has_waited(group):
-                    for post in group:
-                        _fail(post, StorageUnavailableError(f"the database did not take the event: {error}"))
-                    return
-                await backoff.pause()
-                continue
-            self._settle(group, accepted)
-            return
+            else:
+                self._settle(group, accepted)
+                return
 
     async def store(self, items: Sequence[Item], forwarded: Sequence[int] = ()) -> Accepted:
         """In one commit, in which the dispatches that they were made of go."""
@@ -208,9 +253,6 @@ class Intake:
             if item.event is not None:
                 for start in item.starts:
                     self._begun(start, item.event)
-
-    def _has_waited(self, group: Sequence[Post]) -> bool:
-        return asyncio.get_running_loop().time() - min(post.since for post in group) > PATIENCE
 
     async def _isolate(self, group: Sequence[Post], error: StorageRejectedError) -> None:
         """One bad post must not be the others' undoing."""

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from edda.core.schemas import schema_of
+from edda.core.schemas import load, schema_of
 from edda.core.survey import Definition, Form
 from edda.storage.ports import Storage
 from edda.workflow.workflow import Workflow
 
+from . import supervision
 from .clock import Clock
 from .dismissal import dismiss
 
@@ -49,7 +50,8 @@ class Lore:
     def start(self) -> None:
         if self._describe is not None:
             self._loop = asyncio.get_running_loop()
-            self._begin(self._tell_definitions(self._describe))
+            describe = self._describe
+            self._begin(lambda: self._tell_definitions(describe))
 
     def close(self) -> None:
         self._loop = None
@@ -69,26 +71,28 @@ class Lore:
 
     def _begin_form(self, workflow: str, type: str, model: Any) -> None:
         if self._loop is not None:
-            self._begin(self._tell_form(workflow, type, model))
+            self._begin(lambda: self._tell_form(workflow, type, model))
 
-    def _begin(self, telling: Coroutine[Any, Any, None]) -> None:
-        assert self._loop is not None
-        task = self._loop.create_task(telling, name="edda-lore")
+    def _begin(self, telling: Callable[[], Awaitable[None]]) -> None:
+        task = supervision.start_once("describing workflows", telling, name="edda-lore")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _tell_definitions(self, describe: Describe) -> None:
         try:
-            # In a thread, for schemas need pydantic, and to load that takes a moment.
-            definitions = await asyncio.to_thread(self._describe_all, describe)
+            definitions = await self._describe_all(describe)
             if definitions:
                 await self._storage.define(definitions, ())
         except Exception:  # the classes are the users', and the database may be away
             logger.debug("the workflows of %s were not described", self._service, exc_info=True)
 
-    def _describe_all(self, describe: Describe) -> list[Definition]:
+    async def _describe_all(self, describe: Describe) -> list[Definition]:
+        """On the loop, one workflow at a time, and never in a thread: `ast.parse` keeps the depth of its recursion per
+        interpreter up to CPython 3.11, so that two threads that parse break each other with a SystemError."""
+        await asyncio.to_thread(load)
         definitions = []
         for name in self._names():
+            await asyncio.sleep(0)
             try:
                 details = describe(self._find(name))
             except Exception:  # as above; the others are described all the same
@@ -99,7 +103,8 @@ class Lore:
 
     async def _tell_form(self, workflow: str, type: str, model: Any) -> None:
         try:
-            schema = await asyncio.to_thread(schema_of, model)
+            await asyncio.to_thread(load)
+            schema = schema_of(model)  # on the loop: pydantic may parse the source of a model for its docstrings
             if schema is not None:
                 await self._storage.define((), (Form(workflow, type, msgspec.json.encode(schema)),))
         except Exception:  # as above

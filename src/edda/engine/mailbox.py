@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 from edda.core.codec import Codec
+from edda.core.failure import encode_failure
 from edda.core.model import Delivery, Dispatch, DispatchKind, EntryKind
+from edda.errors import EventValidationError
+from edda.workflow.channels import MessageCall
 from edda.workflow.children import Ended
-from edda.workflow.events import stored_type
-from edda.workflow.execution import Execution
+from edda.workflow.events import EventCall, stored_type
+from edda.workflow.execution import Command, Execution
 
 from .draft import Draft
 from .entries import Deliver
 from .herald import Herald
+from .log import RunLog
 from .waits import Waits
+
+_MANY = 10
+"""Rejected events of a run that get a log line each; of further ones the hundredth does, the thousandth, and so on."""
+
+
+def find_misfit(command: Command, body: bytes) -> EventValidationError | None:
+    """Why the wait does not accept it, if it has a model."""
+    call: EventCall | MessageCall = command.call
+    return None if call.check is None else call.check(body)
 
 
 class Mailbox:
-    def __init__(self, codec: Codec, draft: Draft, waits: Waits, herald: Herald | None, deliver: Deliver) -> None:
+    def __init__(
+        self,
+        log: RunLog,
+        codec: Codec,
+        draft: Draft,
+        waits: Waits,
+        herald: Herald | None,
+        deliver: Deliver,
+        rejected: int,
+    ) -> None:
+        """`rejected` is how many entries of this kind the history has."""
+        self._log = log
+        self._rejected = rejected
         self._codec = codec
         self._draft = draft
         self._waits = waits
@@ -38,6 +63,9 @@ class Mailbox:
         if command is None or not letter.value or not self._waits.takes(command, letter.value):  # over, or pruned
             self._give_back(execution, letter, event)
             return
+        if (error := find_misfit(command, letter.value)) is not None:
+            self.reject(execution, command, error, event, letter.n)
+            return
         self._waits.received(command, event)
         if self._herald is not None and command.kind is EntryKind.EVENT:
             self._herald.tell_received(execution.length + 1, command, letter.value)
@@ -50,6 +78,40 @@ class Mailbox:
             n=letter.n,
             event=event,
         )
+
+    def reject(
+        self,
+        execution: Execution,
+        command: Command,
+        error: EventValidationError,
+        event: int,
+        n: int | None = None,
+    ) -> None:
+        """The run has had it, so the database does not give it this event again, and its wait is registered anew."""
+        self._rejected += 1
+        if self._rejected <= _MANY or _is_power_of_ten(self._rejected):
+            self._log.write_at(
+                execution.length + 1,
+                "misfit_rejected",
+                step=command.id,
+                number=event,
+                count=self._rejected,
+                error="; ".join(map(str.strip, str(error).splitlines())),
+            )
+        if n is not None:
+            self._waits.received(command, event)
+        value = encode_failure(self._codec, error)
+        self._deliver(
+            EntryKind.REJECTED,
+            command.id,
+            command.name,
+            ok=False,
+            input=command.input,
+            value=value,
+            n=n,
+            event=event,
+        )
+        self._waits.ask(command)
 
     def _give_back(self, execution: Execution, letter: Delivery, event: int) -> None:
         """Its wait was over when it came, or the event was."""
@@ -77,3 +139,7 @@ class Mailbox:
         self._deliver(
             EntryKind.CHILD, command.id, command.name, ok=ended.is_ok, input=command.input, value=value, n=letter.n
         )
+
+
+def _is_power_of_ten(number: int) -> bool:
+    return str(number).rstrip("0") == "1"

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from edda.core.codec import Codec
-from edda.core.model import Done, EntryKind
+from edda.core.model import MICROSECONDS, Done, EntryKind
+from edda.errors import RetryExhaustedError
 from edda.workflow.execution import Command, Execution
+from edda.workflow.undoing import UNDO_PREFIX
 
 from .bodies import Bodies
 from .draft import Draft
 from .entries import Deliver
 from .herald import Herald
+from .log import RunLog, tell_error, tell_moment
 from .steps import Failure, Outcome, Retry, Success
 from .timetable import Timetable
 
 
 class Outcomes:
     def __init__(
-        self, draft: Draft, bodies: Bodies, timetable: Timetable, herald: Herald | None, deliver: Deliver
+        self,
+        draft: Draft,
+        bodies: Bodies,
+        timetable: Timetable,
+        herald: Herald | None,
+        log: RunLog,
+        deliver: Deliver,
     ) -> None:
         self._draft = draft
         self._bodies = bodies
         self._timetable = timetable
         self._herald = herald
+        self._log = log
         self._deliver: Deliver | None = deliver
         self.doubtful: list[Command] = []
         """Abandoned before they did anything, or given up for good: their bodies may still run, and succeed."""
@@ -74,8 +84,11 @@ class Outcomes:
                 self._deliver(EntryKind.LATE, command.id, command.name, ok=False, input=command.input)
 
     def _record(self, execution: Execution, kind: EntryKind, command: Command, outcome: Outcome) -> None:
+        seq = execution.length + 1
         if self._herald is not None:
-            self._herald.tell_settled(execution.length + 1, command, outcome)
+            self._herald.tell_settled(seq, command, outcome)
+        if self._log.is_verbose or not isinstance(outcome, Success):
+            self._tell(seq, command, outcome)
         if self._deliver is not None:
             if isinstance(outcome, Success):
                 for part in outcome.parts:
@@ -89,6 +102,21 @@ class Outcomes:
                 value=outcome.value,
                 attempt=command.attempt,
             )
+
+    def _tell(self, seq: int, command: Command, outcome: Outcome) -> None:
+        step = {"step": command.id, "attempt": command.attempt}
+        if isinstance(outcome, Success):
+            self._log.write_at(seq, "step_recorded", **step)
+        elif isinstance(outcome, Retry):
+            due = tell_moment(self._bodies.place.clock.now() + int(outcome.delay * MICROSECONDS))
+            error = tell_error(outcome.error)
+            self._log.write_at(seq, "step_retry", command.input, **step, error=error, delay=outcome.delay, next_try=due)
+        else:
+            is_last = isinstance(outcome.error, RetryExhaustedError)
+            cause = outcome.error.__cause__ or outcome.error if is_last else outcome.error
+            line = "retries_exhausted" if is_last else "step_failed"
+            line = "compensation_failed" if command.id.startswith(UNDO_PREFIX) else line
+            self._log.write_at(seq, line, command.input, **step, error=tell_error(cause))
 
     def close(self) -> None:
         """Forget who wanted to know: the two would keep each other in memory."""

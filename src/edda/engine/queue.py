@@ -60,6 +60,11 @@ class Queue:
         begin(command, slot)
         return True
 
+    @property
+    def held(self) -> list[Command]:
+        """Those that have not begun."""
+        return [*self.blocked, *self.waiting]
+
     def leave(self, command: Command) -> None:
         """It is not to begin any more; those that wait for the journal are looked at when it is their turn."""
         if command in self.waiting:

@@ -23,9 +23,11 @@ from edda.core.veil import veil
 from edda.errors import EventPostponedError, EventRefusedError, StorageError, StorageRejectedError
 from edda.storage.ports import Storage
 
+from . import supervision
 from .backoff import Backoff
 from .clock import Clock
 from .dismissal import dismiss
+from .log import write as log_line
 from .sinks import TIMEOUT, Sink
 
 logger = logging.getLogger(__name__)
@@ -116,9 +118,9 @@ class Relayer:
     # Life
 
     def start(self) -> None:
-        self._tasks.append(asyncio.create_task(self._work(), name="edda-relayer"))
+        self._tasks.append(supervision.start("outbox relay", self._work, name="edda-relayer"))
         if self._listens:
-            self._tasks.append(asyncio.create_task(self._listen(), name="edda-relayer-news"))
+            self._tasks.append(supervision.start("outbox listener", self._listen, name="edda-relayer-news"))
 
     async def stop(self, grace: float) -> None:
         """Claim nothing more; what is on its way may arrive within the grace, the rest is everybody's at once."""
@@ -168,9 +170,6 @@ class Relayer:
             except StorageError as error:
                 backoff.warn(logger, "the outbox does not get on: %s", error)
                 await backoff.pause()
-            except Exception:  # a fault of ours, or of an adapter's: events must go out all the same
-                logger.exception("the outbox does not get on")
-                await backoff.pause()
             else:
                 await self._rest(pause)
 
@@ -206,11 +205,12 @@ class Relayer:
         return self._fresh_lines < self.settings.concurrency and self._held < most
 
     async def _claim(self) -> bool:
-        latest = time.monotonic() + self.settings.lease - self.settings.timeout
+        sent = time.monotonic()
+        latest = sent + self.settings.lease - self.settings.timeout
         lease = int(self.settings.lease * MICROSECONDS)
         claimed = await self._storage.claim_outgoing(self.settings.claim_batch, lease)
         if claimed:
-            self._clock.observe(claimed[0].due - lease, time.monotonic())
+            self._clock.observe(claimed[0].due - lease, sent, time.monotonic())
         for key, records in groupby(sorted(claimed, key=_place), _key):
             if key not in self._lines:  # else we were stopped for longer than a lease, and this is our own
                 self._begin(key, deque(records), latest)
@@ -218,7 +218,9 @@ class Relayer:
 
     def _begin(self, key: str, records: deque[OutgoingRecord], latest: float) -> None:
         fresh = records[0].attempts == 1
-        line = asyncio.create_task(self._send_line(records, latest, fresh), name="edda-outbox-line")
+        line = supervision.start_once(
+            "sending events of one key", lambda: self._send_line(records, latest, fresh), name="edda-outbox-line"
+        )
         self._lines[key] = line
         self._fresh_lines += fresh
         self._held += len(records)
@@ -302,7 +304,8 @@ class Relayer:
     def _refuse(self, record: OutgoingRecord, reason: str) -> Receipt:
         self.refused += 1
         self._failures.pop(record.event.key, None)
-        logger.error("event %r is dead, its receiver refuses it: %s", record.event.id, _legible(reason))
+        event = record.event
+        log_line("event_rejected", event_id=event.id, event_type=event.type, error=_legible(reason))
         return Refused(record.seq, record.attempts, _legible(reason))
 
     def _postpone(self, record: OutgoingRecord, reason: str, asked: float | None = None) -> Receipt:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from edda.core.failure import encode_failure
 from edda.core.model import (
@@ -34,11 +34,13 @@ from edda.core.model import (
     Written,
 )
 from edda.core.states import RunStatus
+from edda.core.veil import veil
 from edda.errors import (
     DeadlockError,
     EddaError,
     LeaseLostError,
     ParkedError,
+    ProcessDiedError,
     StorageRejectedError,
 )
 from edda.workflow.channels import carried_subscriptions
@@ -47,12 +49,15 @@ from edda.workflow.current import Client, here, running
 from edda.workflow.events import stored_event
 from edda.workflow.execution import STOPS, Command, Execution, Idle
 
+from . import unread
 from .bodies import Bodies, Stage
 from .children import Children, Nursery
+from .crashes import CrashGuard
 from .departure import Departure
 from .draft import Draft, Last
 from .herald import AT_END, Herald
-from .mailbox import Mailbox
+from .log import RunLog, tell_moment
+from .mailbox import Mailbox, find_misfit
 from .outcomes import Outcomes
 from .patience import Patience
 from .steps import Outcome, outside_task
@@ -96,8 +101,20 @@ class Host(Stage, Registry, Nursery, Protocol):
 
     def run_recurred(self, run: LiveRun, following: ClaimedRun) -> None: ...
 
+    def run_unstored(self, run: LiveRun) -> None:
+        """Its rows were refused: this run was never stored, or another call stored one under its id."""
+        ...
+
+    def run_progressed(self, run: LiveRun) -> None:
+        """The steps have ended that were in flight when earlier processes died: those deaths are void."""
+        ...
+
     def wrote_to(self, bundle: Bundle) -> None:
         """It has children, letters, dispatches or outgoing events: others have something to do."""
+        ...
+
+    def run_failed(self, run: LiveRun, error: Exception) -> None:
+        """Forget the run and give it back after a while: an unexpected error has left it half moved."""
         ...
 
     def fetch_watchers(self, run: LiveRun) -> None:
@@ -107,6 +124,25 @@ class Host(Stage, Registry, Nursery, Protocol):
     def fetch_mail(self, run: LiveRun) -> None:
         """Read the run's inbox now and tell it with `mail_checked`."""
         ...
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _entry(method: Callable[Concatenate[LiveRun, P], R]) -> Callable[Concatenate[LiveRun, P], R | None]:
+    """For what the loop, a task or the journal calls: an error of the engine's own must not leave the run in memory
+    with nothing that drives it. The worker forgets it and gives it back."""
+
+    @wraps(method)
+    def guarded(self: LiveRun, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # a bug, or no memory: users' own errors are caught where their code is called
+            self.fail(error)
+            return None
+
+    return guarded
 
 
 class LiveRun:
@@ -133,8 +169,10 @@ class LiveRun:
         self._execution: Execution | None = None
         self._draft = Draft(claimed, start)
         self._timetable = Timetable()
-        self._waits = Waits(host, claimed, self._draft, self._timetable, self._wait_prepared)
-        self._children = Children(host, claimed, self._draft, deliver=self.deliver, found=self._child_found)
+        self._waits = Waits(host, claimed, self._draft, self._timetable, self._wait_prepared, self.fail)
+        self._children = Children(
+            host, claimed, self._draft, deliver=self.deliver, found=self._child_found, failed=self.fail
+        )
         self._alarm: Alarm | None = None
         self.alarm_at: int | None = None
         self._draining = False
@@ -146,6 +184,14 @@ class LiveRun:
         self._watched_from = min(host.settings.history_warning, host.settings.history_limit)
         self._is_warned = len(claimed.entries) >= host.settings.history_warning
         self._is_undoing = False
+        self._log = RunLog(self.run_id, workflow.name, host.codec, claimed.input)
+        self._was_parked = claimed.attempts > 0
+        self._waits_for = ""
+        self._guard = CrashGuard(claimed, host.settings)
+        self._is_refused = False
+        """The database refused a record of it, and it is about to end as failed."""
+        self._ends_unread: str | None = None
+        """Why it is about to end as cancelled without its code."""
         self._herald: Herald | None = None
         if host.hooks is not None:
             self._herald = Herald(host.hooks, self.run_id, workflow.name, lambda body: stored_event(host.codec, body))
@@ -154,11 +200,13 @@ class LiveRun:
             (self.run_id, workflow.name, self.gen),
             self.epoch,
             self._herald,
+            self._log,
             settled=self._body_settled,
             progressed=self._body_progressed,
             unbegun=self._body_unbegun,
+            failed=self.fail,
         )
-        self._outcomes = Outcomes(self._draft, self._bodies, self._timetable, self._herald, self.deliver)
+        self._outcomes = Outcomes(self._draft, self._bodies, self._timetable, self._herald, self._log, self.deliver)
         self._departure = Departure(
             claimed,
             host.codec,
@@ -174,7 +222,8 @@ class LiveRun:
 
     @cached_property
     def _mailbox(self) -> Mailbox:
-        return Mailbox(self._host.codec, self._draft, self._waits, self._herald, self.deliver)
+        rejected = sum(entry.kind is EntryKind.REJECTED for entry in self._claimed.entries)
+        return Mailbox(self._log, self._host.codec, self._draft, self._waits, self._herald, self.deliver, rejected)
 
     @cached_property
     def _patience(self) -> Patience:
@@ -183,11 +232,15 @@ class LiveRun:
 
     # Life
 
+    @_entry
     def begin(self) -> None:
         """Replay to where the run stood. Call it from a plain callback of the real loop."""
         if self.closed:
             return
         claimed = self._claimed
+        if self._host.settings.is_deadly_to_replay(claimed.crashes):
+            self._park(self._guard.error("the workflow's own code, on replay"))
+            return
         try:
             args, kwargs = self.workflow.signature.decode(self._host.codec, claimed.input)
         except Exception as error:  # the stored input does not fit the code: the code must change, the run is kept
@@ -216,8 +269,8 @@ class LiveRun:
             self._context.subscriptions = carried_subscriptions(self._host.codec, claimed.entries[0].value)
         if self._herald is not None:
             self._execution.on_replayed = self._herald.tell_replayed
-            if self.is_stored and self.epoch == 1 and not claimed.entries:  # stored by somebody who did not run it
-                self._tell_started(self._herald)
+        if self.is_stored and self.epoch == 1 and not claimed.entries:  # stored by somebody who did not run it
+            self._tell_started()
         if self._attempt(self._execution.start):
             self._waits.drop_all_but(self._execution.pending)
             self._catch_up(self._execution)
@@ -232,11 +285,20 @@ class LiveRun:
             self._children.cancel_followers(len(claimed.entries))
         for letter in claimed.mail:
             self._mailbox.read(letter, execution)
-        self.pump()
+        if claimed.deadline is not None:  # before any step begins: a run that is claimed too late must not act
+            self._accept_issued(execution)
+            self._fire()
+        else:
+            self.pump()
 
     @property
     def is_stored(self) -> bool:
         return self._draft.committed >= 0
+
+    @property
+    def is_start_taken(self) -> bool:
+        """Whether the journal may have sent the run's own rows."""
+        return self._draft.is_start_taken
 
     @property
     def targets(self) -> frozenset[RunId]:
@@ -255,6 +317,7 @@ class LiveRun:
     def _is_busy(self) -> bool:
         return self._bodies.is_busy or self._waits.is_busy or self._children.is_busy
 
+    @_entry
     def pump(self) -> None:
         """Do all that can be done now; called after every change."""
         execution, draft = self._execution, self._draft
@@ -281,12 +344,32 @@ class LiveRun:
             if begun_at >= self._recorded:  # else it is known
                 draft.undo()
         if not self._draining:
+            if self._guard and not self._may_start(execution):
+                return
             self._bodies.start(draft.committed, execution.pending)
             if self._children.unsought:
                 self._children.seek(draft.committed, execution.pending)
         self._look(execution)
         if draft.has_more:
             self._host.journal.put(self)
+
+    def _may_start(self, execution: Execution) -> bool:
+        """Whether to go on with the steps that were in flight when the process died."""
+        judge, pending = self._bodies.judge, execution.pending
+        if self._guard.see(self._bodies.may_have_been_in_flight(pending.values(), self._host.clock.now())):
+            self._host.run_progressed(self)
+            return True
+        begun = [one for one in self._bodies.in_flight_before() if pending.get(one.id) is one]
+        for command in begun:
+            failure = self._guard.count(command, judge)
+            if failure is not None:
+                self._outcomes.settle(execution, command, failure)
+                self.pump()
+                return False
+        error = self._guard.refused(begun, judge)
+        if error is not None:
+            self._park(error)
+        return error is None
 
     def _accept_issued(self, execution: Execution) -> None:
         for command in execution.take_issued():
@@ -348,15 +431,23 @@ class LiveRun:
                 settings.history_limit,
             )
 
+    @_entry
     def drain(self) -> None:
         """Start nothing more; what runs may finish; then hand the run back."""
         self._draining = True
+        self._bodies.drain()
         self.pump()
 
+    @_entry
     def stop_bodies(self) -> None:
         """The grace is over: the run is handed back without waiting for its bodies."""
         if not self.closed and not self.is_leaving:
             self._hand_back()
+
+    def fail(self, error: Exception) -> None:
+        """The engine could not go on with it; see `_entry`."""
+        if not self.closed:
+            self._host.run_failed(self, error)
 
     def abandon(self) -> None:
         """The run is no longer ours: forget it without writing anything."""
@@ -418,6 +509,10 @@ class LiveRun:
         if kind in STOPS:
             self._stops.append(kind)
             self._children.cancel_followers(entry.seq)
+            if kind is EntryKind.CANCEL:
+                self._log.write_at(entry.seq, "cancel_received", reason=name)
+            elif kind is EntryKind.TIMEOUT:
+                self._log.write_at(entry.seq, "deadline_passed")
         try:
             execution.deliver(entry)
         except Exception as error:  # code that does not fit, spins, or a value that cannot be read: keep the run
@@ -431,12 +526,14 @@ class LiveRun:
             return False
         return True
 
+    @_entry
     def read_mail(self, letter: Delivery) -> None:
         if not self.closed and not self.is_leaving and self._execution is not None:
             with outside_task():
                 self._mailbox.read(letter, self._execution)
                 self.pump()
 
+    @_entry
     def mail_checked(self) -> None:
         """All mail there was has been read: what is still missing can be asked for."""
         if not self.closed and not self.is_leaving and self._execution is not None:
@@ -444,6 +541,7 @@ class LiveRun:
                 self._waits.mail_checked(self._execution.pending)
                 self.pump()
 
+    @_entry
     def _wait_prepared(self, command: Command, failure: Exception | None) -> None:
         execution = self._execution
         if self.closed or self.is_leaving or execution is None:
@@ -472,9 +570,13 @@ class LiveRun:
             return False
         command, message = found
         body = message.event.body
+        if (error := find_misfit(command, body)) is not None:
+            self._mailbox.reject(execution, command, error, message.seq)
+            return True
         self.deliver(command.kind, command.id, command.name, input=command.input, value=body, event=message.seq)
         return True
 
+    @_entry
     def _child_found(self, command: Command, found: RunRecord | EddaError) -> None:
         execution = self._execution
         if not self.closed and not self.is_leaving and execution is not None:
@@ -497,6 +599,7 @@ class LiveRun:
         elif command.kind is EntryKind.STEP:
             self._bodies.add(command)
 
+    @_entry
     def _body_settled(self, command: Command, outcome: Outcome | None) -> None:
         execution = self._execution
         if execution is not None and self._draft.last is None:
@@ -505,6 +608,7 @@ class LiveRun:
                     self._outcomes.settle(execution, command, outcome)
                 self.pump()
 
+    @_entry
     def _body_progressed(self, command: Command, value: bytes) -> None:
         execution = self._execution
         if self.closed or self.is_leaving or execution is None or execution.pending.get(command.id) is not command:
@@ -561,6 +665,7 @@ class LiveRun:
         if due is not None:
             self._alarm = self._host.clock.call_at(due, self._fire)
 
+    @_entry
     def _fire(self) -> None:
         """Deliver what is due: earliest first, one entry each, run to idle in between."""
         self._alarm = self.alarm_at = None
@@ -597,6 +702,8 @@ class LiveRun:
         reason = repr(first)
         if first.kind in WAITS:
             reason = first.call.describe(values=not self._host.codec.is_sealing)
+        if self._log.is_verbose:
+            self._waits_for = first.call.describe(values=False) if first.kind in WAITS else repr(first)
         status = RunStatus.COMPENSATING if self._is_undoing else _WAITING[first.kind]
         self._leave(Release(self._draft.absorbed, due, status, reason), waiting=True)
 
@@ -607,12 +714,34 @@ class LiveRun:
             self._leave(*self._departure.of(execution, self._stops))
         except ParkedError as error:
             self._park(error)
+        except KeyboardInterrupt:  # raised through its code: this process ends, and another one goes on with the run
+            self._hand_back()
 
     def _park(self, error: Exception) -> None:
-        logger.error("run %s of %s is parked: %s", self.run_id, self.workflow.name, error)
-        rest = self._host.settings.parked_rest(self._claimed.attempts)
-        due = self._host.clock.now() + int(rest * MICROSECONDS)
+        if self.is_leaving:
+            return
+        if self._claimed.end_if_parked and not self._has_begun_undoing:
+            self._end_unread(error)
+            return
+        due: int | None = None  # its process would die again: not before it is resumed
+        if not isinstance(error, ProcessDiedError):
+            rest = self._host.settings.parked_rest(self._claimed.attempts)
+            due = self._host.clock.now() + int(rest * MICROSECONDS)
         self._leave(Release(self._draft.absorbed, due, RunStatus.PARKED, f"{type(error).__name__}: {error}"[:2000]))
+
+    @property
+    def _has_begun_undoing(self) -> bool:
+        return self._claimed.undoing or self._is_undoing
+
+    def _end_unread(self, error: Exception) -> None:
+        """It was cancelled while it was parked, and cannot go on: it ends without its code."""
+        claimed, codec = self._claimed, self._host.codec
+        self._log.write("run_ends_unread", error=veil(f"{type(error).__name__}: {error}"))
+        self._was_parked = False
+        self._ends_unread = f"{type(error).__name__}: {error}"[:2000]
+        unread.absorb(claimed, self._draft, codec, self._host.clock.now())
+        end, letters = self._departure.cancelled_unread(unread.reason(claimed, codec, error))
+        self._leave(end, (*letters, *unread.cancels(claimed, codec)))
 
     def _hand_back(self) -> None:
         self._leave(Release(self._draft.absorbed, 0, RunStatus.RUNNING))
@@ -629,11 +758,13 @@ class LiveRun:
 
     # The journal's side
 
+    @_entry
     def take(self, most: int) -> Bundle | None:
         return None if self.closed else self._draft.take(most)
 
+    @_entry
     def flushed(self, bundle: Bundle, written: Written) -> None:
-        self._draft.settle(bundle)
+        self._note(bundle)
         if bundle.start is not None:
             self._was_stored()
         if bundle.waits:
@@ -653,28 +784,73 @@ class LiveRun:
         elif self._draft.has_more:
             self._host.journal.put(self)
 
+    def _note(self, bundle: Bundle) -> None:
+        """What was committed."""
+        self._draft.settle(bundle)
+        self._log.flushed(self._draft.committed)
+        if bundle.undoing:
+            self._log.write("compensation_begun")
+        if self._guard and self._guard.note(bundle, self._execution.pending if self._execution is not None else {}):
+            self._host.run_progressed(self)
+
     def _goes(self, move: Move, written: Written) -> bool:
         if isinstance(move, Recur):
+            if self._log.is_verbose:
+                self._log.write("run_recurred", generation=self.gen + 1)
             self._close()
             self._host.run_recurred(self, self._departure.following(move))
         elif isinstance(move, End):
+            self._log_end(move)
             self._close()
             self._host.run_ended(self, move)
         elif isinstance(move, Release) and self.is_leaving:
+            self._log_release(move)
             self._close()
             self._host.run_released(self, move, self.run_id in written.ready)
         else:
             return False
         return True
 
+    def _log_end(self, end: End) -> None:
+        self._log_resumed()
+        if end.status is RunStatus.FAILED:
+            self._log.write("run_failed", error=self._departure.reason)
+        elif end.status is RunStatus.CANCELLED:
+            self._log.write("run_cancelled", reason=self._departure.reason)
+        elif self._execution is not None and self._execution.unfinished:
+            self._log.write("steps_unfinished", steps=", ".join(self._execution.unfinished))
+        if end.status is RunStatus.COMPLETED and self._log.is_verbose:
+            self._log.write("run_completed")
+
+    def _log_release(self, release: Release) -> None:
+        if release.status is RunStatus.PARKED:
+            due = tell_moment(release.ready_at) if release.ready_at else "its resumption by hand"
+            self._log.write("run_parked", error=veil(release.reason or ""), next_try=due)
+            return
+        self._log_resumed()
+        if self._log.is_verbose and release.status is RunStatus.RUNNING:
+            self._log.write("run_handed_back")
+        elif self._log.is_verbose:
+            until = "it comes" if release.ready_at is None else tell_moment(release.ready_at)
+            self._log.write("run_suspended", status=release.status.value, waits_for=self._waits_for, until=until)
+
+    def _log_resumed(self) -> None:
+        if self._was_parked:
+            self._was_parked = False
+            self._log.write("run_resumed")
+
     def _stay(self, move: Move | None) -> None:
         """Somebody began to wait for the run's end, or mail came in, before it could go."""
         self._draft.retract()
+        if self._ends_unread is not None:  # whoever claims it next has all of it
+            self._leave(Release(self._draft.absorbed, 0, RunStatus.PARKED, self._ends_unread))
+            return
         if isinstance(move, End):
             self._host.fetch_watchers(self)
         else:
             self._host.fetch_mail(self)
 
+    @_entry
     def watchers_read(self, watchers: tuple[Watcher, ...]) -> None:
         self._departure.watchers = watchers
         if self._waits.may_hold_messages:
@@ -691,25 +867,32 @@ class LiveRun:
     def _was_stored(self) -> None:
         if not self.stored.done():
             self.stored.set_result(None)
+        self._tell_started()
+
+    def _tell_started(self) -> None:
+        if self._log.is_verbose:
+            self._log.write("run_started")
         if self._herald is not None:
-            self._tell_started(self._herald)
+            self._herald.tell_started(self._host.codec.decode(self._claimed.input))
 
-    def _tell_started(self, herald: Herald) -> None:
-        herald.tell_started(self._host.codec.decode(self._claimed.input))
-
+    @_entry
     def rejected(self, bundle: Bundle, error: StorageRejectedError) -> None:
         """The database refuses what this run has to say: a run that was never stored fails its starter,
-        a stored one fails, without the record that cannot be written."""
+        a stored one fails, without the record that cannot be written, be it its own end. If even that end is refused,
+        the fault is not in what the run says: the run stays open, is given back and tried again, ever more rarely."""
         if bundle.start is not None:
             if not self.stored.done():
                 self.stored.set_exception(error)
-        elif not isinstance(bundle.move, End):
-            self._draft.replace(*self._departure.failed(error))
-            self._silence()
-            if self._execution is not None:  # its code is over, even if it cannot end at once
-                with outside_task():
-                    self._execution.drop()
-            self._host.journal.put(self)
+            self._close()
+            self._host.run_unstored(self)
             return
-        self._close()
-        self._host.run_ended(self, End(RunStatus.FAILED, encode_failure(self._host.codec, error), 0))
+        if self._is_refused:
+            self.fail(error)
+            return
+        self._is_refused = True
+        self._draft.replace(*self._departure.failed(error))
+        self._silence()
+        if self._execution is not None:  # its code is over, even if it cannot end at once
+            with outside_task():
+                self._execution.drop()
+        self._host.journal.put(self)

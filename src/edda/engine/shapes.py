@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
+from weakref import WeakValueDictionary
 
 from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
@@ -18,6 +19,8 @@ from edda.storage.ports import Storage
 
 MOST_SHAPES = 64
 """Of one type. Each costs a row per event that has its paths."""
+MAX_TYPES = 10_000
+"""Event types whose shapes are kept in memory. Types are the senders' words, so there may be any number of them."""
 CHUNK = 500
 _NOTHING = Shapes()
 
@@ -29,16 +32,19 @@ class ShapeBook:
         self._shapes: dict[str, Shapes] = {}
         self._filled: dict[tuple[str, str], int] = {}
         """Events after this number are known to have their keys."""
-        self._learning: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._learning: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """A lock lives as long as a caller of `teach` holds or awaits it."""
         self.newest = 0
         """A number that was given out already; a run that is started now sees later events only."""
 
     # For those who store events
 
     async def keys(self, events: Sequence[CloudEvent]) -> list[tuple[EventKey, ...]]:
-        unknown = {event.type for event in events} - self._shapes.keys()
-        if unknown:
-            await self.refresh(unknown)
+        types = {event.type for event in events}
+        if not types <= self._shapes.keys():
+            # All types of the batch, not only the unknown ones: `refresh` removes the types that were read longest ago,
+            # and a known type of this batch may be one of them.
+            await self.refresh(types)
         return [keys_of(event, self._shapes[event.type].known) for event in events]
 
     def versions(self, types: Iterable[str]) -> Mapping[str, int]:
@@ -47,10 +53,12 @@ class ShapeBook:
     async def refresh(self, types: Iterable[str]) -> None:
         wanted = sorted(types)
         found = await self._storage.shapes(wanted)
-        if len(self._shapes) > 10_000:  # types are the senders' words, and there may be no end of them
-            self._shapes.clear()
         for type in wanted:
+            self._shapes.pop(type, None)  # so that it is the last one in the order of the dict
             self._shapes[type] = found.get(type, _NOTHING)
+        surplus = len(self._shapes) - max(MAX_TYPES, len(wanted))
+        for type in list(islice(self._shapes, max(surplus, 0))):
+            del self._shapes[type]
 
     # For those who wait
 
@@ -64,7 +72,7 @@ class ShapeBook:
         return filled is not None and filled <= floor
 
     async def teach(self, type: str, shape: str, floor: int) -> None:
-        async with self._learning[type, shape]:
+        async with self._learning.setdefault((type, shape), asyncio.Lock()):
             if self.serves(type, shape, floor):
                 return
             await self._check_room(type, shape)
@@ -73,6 +81,8 @@ class ShapeBook:
             if floor < filled:
                 await self._fill(type, shape, floor, filled)
             self._filled[type, shape] = min(filled, floor)
+            if len(self._filled) > MAX_TYPES:  # what is forgotten is asked of the database again
+                del self._filled[next(iter(self._filled))]
 
     async def _check_room(self, type: str, shape: str) -> None:
         known = (await self._storage.shapes([type])).get(type, _NOTHING).known

@@ -16,7 +16,10 @@ from urllib.parse import urlsplit
 from edda.cloudevents import http_binding
 from edda.cloudevents.event import CloudEvent
 from edda.cloudevents.signatures import sign, standard_key
+from edda.core.urls import split_credentials
 from edda.errors import EventDeliveryError, EventError, EventPostponedError, EventRefusedError
+
+from .tasks import start_task
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient, Response
@@ -60,13 +63,21 @@ class HttpSink:
         headers: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._url = _check_url(url)
+        self._url, credentials = split_credentials(_check_url(url))
         self._mode = _check_mode(mode)
+        if secret is not None and self._mode is http_binding.Mode.BINARY:
+            raise ValueError(
+                "HttpSink(mode='binary', secret=...): the signature covers the body alone, and in binary mode "
+                "the event is in the headers; send it with mode='structured'"
+            )
         self._secrets = () if secret is None else (secret,) if isinstance(secret, str) else tuple(secret)
         for one in self._secrets:
             standard_key(one)  # a wrong one is said here, not at the first event
         self._timeout = timeout
-        self._headers = list((headers or {}).items())
+        given = dict(headers or {})
+        if not any(name.lower() == "authorization" for name in given):
+            given |= credentials
+        self._headers = list(given.items())
         self._now = now
         self._pool: AsyncClient | None = None
 
@@ -163,7 +174,7 @@ async def _end_gently(post: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with scope:
             await post()
 
-    task = asyncio.create_task(post_in_scope(), name="edda-outbox-post")
+    task = start_task(post_in_scope(), name="edda-outbox-post")
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:

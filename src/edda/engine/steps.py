@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from edda.core.codec import Codec
-from edda.core.failure import encode_failure
+from edda.core.failure import MAX_MESSAGE, encode_failure, tell
 from edda.core.model import MICROSECONDS, Dispatch, Done, Outgoing, RunId
-from edda.core.paths import show
+from edda.core.paths import shorten
 from edda.core.retry import RetryPolicy
 from edda.errors import PayloadError, RetryExhaustedError
 
@@ -78,6 +78,8 @@ def _call(body: Callable[[], Any]) -> Any:
         return body()
     except StopIteration as error:  # a future cannot carry it; a coroutine would turn it into the same
         raise RuntimeError("activity raised StopIteration") from error
+    except KeyboardInterrupt as error:  # Ctrl-C reaches the main thread only: here it is an error of the body
+        raise RuntimeError("activity raised KeyboardInterrupt") from error
 
 
 class Judge:
@@ -117,7 +119,24 @@ class Judge:
         elapsed = (self._now() - command.issued_at) / MICROSECONDS
         if policy.allows(attempt, elapsed + delay):
             return Retry(encode_failure(self._codec, error), error, delay)
-        exhausted = RetryExhaustedError(f"{command.id} failed {attempt} times, the last time with {show(error)}")
+        return self._exhaust(command, attempt, error)
+
+    def counts_crashes(self, call: StepCall) -> bool:
+        """Whether deaths of the process are failed attempts of the step, and there is an end to its attempts."""
+        policy = self._policy_of(call)
+        return policy.count_crashes and policy.max_attempts is not None
+
+    def reject_crashed(self, command: Command, call: StepCall, error: BaseException) -> Failure | None:
+        """Whether the attempt before the next one, in which the process died, was the last."""
+        attempt, elapsed = command.attempt - 1, (self._now() - command.issued_at) / MICROSECONDS
+        if self._policy_of(call).allows(attempt, elapsed):
+            return None
+        return self._exhaust(command, attempt, error)
+
+    def _exhaust(self, command: Command, attempt: int, error: BaseException) -> Failure:
+        exhausted = RetryExhaustedError(
+            f"{command.id} failed {attempt} times, the last time with {shorten(tell(error), MAX_MESSAGE)}"
+        )
         exhausted.__cause__ = error
         return self.fail(exhausted)
 

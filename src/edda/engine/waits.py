@@ -20,6 +20,7 @@ from .draft import Draft
 from .floors import Floors
 from .pages import Pages
 from .shapes import ShapeBook, keys_of
+from .tasks import start_task
 from .timetable import Timetable
 
 Pending = Mapping[str, Command]
@@ -42,7 +43,8 @@ class Registry(Protocol):
 
 
 class Waits:
-    """`prepared` is told when a wait that needed something first can be asked for, or cannot be."""
+    """`prepared` is told when a wait that needed something first can be asked for, or cannot be; `failed` of an
+    unexpected error on the way."""
 
     def __init__(
         self,
@@ -51,12 +53,14 @@ class Waits:
         draft: Draft,
         timetable: Timetable,
         prepared: Callable[[Command, Exception | None], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._registry = registry
         self._run_id = claimed.run_id
         self._draft = draft
         self._timetable = timetable
         self._prepared = prepared
+        self._failed = failed
         self._floors = Floors(claimed, registry.codec)
         self._pages = Pages(claimed.run_id)
         self.readers: deque[Command] = deque()
@@ -113,7 +117,9 @@ class Waits:
         self._pages.fill(command, page)
 
     def _begin(self, command: Command, preparation: Callable[[], Awaitable[None]]) -> None:
-        self._preparing.add(self._registry.loop.create_task(self._prepare(command, preparation), name="edda-prepare"))
+        self._preparing.add(
+            start_task(self._prepare(command, preparation), loop=self._registry.loop, name="edda-prepare")
+        )
 
     async def _prepare(self, command: Command, preparation: Callable[[], Awaitable[None]]) -> None:
         failure: Exception | None = None
@@ -122,6 +128,9 @@ class Waits:
         except ArgumentError as error:
             failure = error
             self._unanswered.pop(command.id, None)
+        except Exception as error:  # not the wait's: the run would wait for an answer that never comes
+            self._failed(error)
+            return
         finally:
             self._preparing = {task for task in self._preparing if task is not asyncio.current_task()}
         self._prepared(command, failure)
@@ -208,8 +217,8 @@ class Waits:
 
     def close(self) -> None:
         """Forget who wanted to know: the two would keep each other in memory."""
-        self._prepared = _nobody
+        self._prepared = self._failed = _nobody
 
 
-def _nobody(_command: Command, _failure: Exception | None) -> None:
+def _nobody(*_: object) -> None:
     pass

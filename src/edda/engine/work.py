@@ -8,7 +8,6 @@ entry of the history follows, and whoever goes on with the run after a crash fin
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +18,8 @@ from edda.core.model import MICROSECONDS, Dispatch, Done, Outgoing, RunId, Start
 from edda.errors import NotInWorkflowError
 from edda.storage import joint as joints
 from edda.storage.joint import Known
-from edda.storage.ports import Joint, Joints
+from edda.storage.ports import Dialect, Joint, Joints
+from edda.storage.step_faults import Fault, find_fault
 
 from .backoff import Backoff
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from edda.storage.alchemy import Sessions, StepSession
 
     from .clock import Clock
-
-logger = logging.getLogger(__name__)
+    from .outage import Outage
 
 LEASE = 60 * MICROSECONDS
 """How long a message that an activity took is kept from the others, until it is offered again."""
@@ -46,6 +45,7 @@ class Registrar(Protocol):
     worker_id: WorkerId
     joints: Joints
     draining: bool
+    outage: Outage
 
     @property
     def sessions(self) -> Sessions: ...
@@ -53,6 +53,10 @@ class Registrar(Protocol):
     def tell_committed(self, *, dispatches: bool, outgoing: bool, starts: bool) -> None:
         """A step's own transaction has left something for others to do."""
         ...
+
+
+class DrainingError(Exception):
+    """The worker stops before the database has said what became of a commit."""
 
 
 class StepKey(Struct, frozen=True):
@@ -92,8 +96,16 @@ class Work:
         self._unused: list[int] = []
         self._starts = 0
         self._is_over = False
+        self._is_recording = False
+        """A statement of Edda's own is under way in the transaction."""
+        self._ended: tuple[Dialect, bool] | None = None
+        """Of the transaction that was rolled back last: its dialect, and whether its connection was lost."""
 
     # What the body does
+
+    @property
+    def holder(self) -> str:
+        return f"step {self._key.step} of run {self._key.run_id}"
 
     @property
     def is_open(self) -> bool:
@@ -119,7 +131,7 @@ class Work:
         """The first block needs no savepoint: there is nothing before it that could be kept."""
         is_first, mark = self._joint is None, self.mark()
         if is_first:
-            self._joint, self._blocks = await self._registrar.joints.begin(), 0
+            self._joint, self._blocks = await self._registrar.joints.begin(self.holder), 0
         joint = self._joint
         assert joint is not None
         self._blocks += 1
@@ -200,7 +212,7 @@ class Work:
             await self._session.flush_pending()
         joint = self._joint
         if joint is None or not self.is_open:
-            joint = self._joint = await self._registrar.joints.begin()
+            joint = self._joint = await self._registrar.joints.begin(self.holder)
         key = self._key
         record = joints.StepRecord(
             self._registrar.worker_id,
@@ -212,7 +224,9 @@ class Work:
             tuple(self.outgoing),
             tuple(self._taken),
         )
+        self._is_recording = True
         await joints.record(joint, record)
+        self._is_recording = False
         await joint.commit()
         self._forget()
         self._taken.clear()
@@ -230,16 +244,18 @@ class Work:
                 return await self._registrar.joints.done(key.run_id, key.gen, key.step)
             except Exception as error:  # the joint's are the driver's own: without an answer nobody knows
                 if self._registrar.draining:  # whoever goes on with the run finds the record
-                    raise asyncio.CancelledError from error
-                backoff.warn(logger, "asking whether a step is done failed: %s", error)
-                await backoff.pause()
+                    raise DrainingError from error
+                with self._registrar.outage.wait(key.run_id, key.step, error):
+                    await backoff.pause()
 
     async def _wait_for_others(self) -> None:
         joint = await self._registrar.joints.begin()
         try:
             await joints.wait_for_others(joint, self._key.run_id)
-        finally:
+            await joint.commit()
+        except BaseException:
             await joint.rollback()
+            raise
 
     async def roll_back(self) -> None:
         """Whatever is left, for good."""
@@ -266,8 +282,23 @@ class Work:
         joint = self._joint
         self._forget()
         if joint is not None:
+            self._ended = (joint.dialect, joint.is_lost)
             with suppress(Exception):
                 await joint.rollback()
+
+    def fault_of(self, error: BaseException) -> Fault | None:
+        """Whether the attempt ended by a fault of the database; None if by an error of its own."""
+        joint = self._joint
+        if joint is None:
+            dialect, is_lost = self._ended or (None, False)
+            return find_fault(error, dialect, is_lost=is_lost, is_ours=self._is_recording)
+        return find_fault(
+            error,
+            joint.dialect,
+            is_lost=joint.is_lost or getattr(error, "connection_invalidated", False),
+            is_unopened=not joint.has_begun,
+            is_ours=self._is_recording,
+        )
 
     def _forget(self) -> None:
         self._joint = self._session = None

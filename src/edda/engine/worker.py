@@ -9,13 +9,16 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edda.core.codec import Codec
 from edda.core.model import (
     MICROSECONDS,
     Bundle,
+    Claim,
     ClaimedRun,
     End,
     Fence,
@@ -29,21 +32,30 @@ from edda.core.model import (
     WorkerInfo,
 )
 from edda.core.retry import RetryPolicy
-from edda.errors import InstanceNotFoundError, LeaseLostError, StorageConflictError, StorageUnavailableError
+from edda.errors import (
+    InstanceNotFoundError,
+    LeaseLostError,
+    MigrationError,
+    StorageConflictError,
+    StorageUnavailableError,
+)
 from edda.storage.ports import Joints, Storage
 from edda.workflow.current import Client
 from edda.workflow.execution import Command
 from edda.workflow.workflow import Workflow
 
+from . import host, supervision
 from .backoff import Backoff
 from .clock import Clock
 from .dismissal import dismiss
-from .doubt import Doubt
+from .doubt import Doubt, Drops
 from .floors import Floors
 from .heartbeat import Heartbeat
 from .hooks import HookCaller
-from .host import is_dead
 from .journal import JournalWriter, Source
+from .log import runs as run_logger
+from .log import write as log_line
+from .outage import Outage
 from .pages import PAGE
 from .retention import Retention
 from .run import LiveRun
@@ -51,6 +63,8 @@ from .settings import Settings
 from .shapes import ShapeBook
 from .slots import Slots
 from .steps import Threads
+from .suspects import GROUP, SuspectTurns
+from .unclaimed import UnclaimedRuns
 
 if TYPE_CHECKING:
     from edda.storage.alchemy import Sessions
@@ -59,6 +73,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_OWNERSHIP = "edda-ownership"
+_CLOCK = "edda-clock"
 Transient = (StorageUnavailableError, StorageConflictError)
 
 
@@ -101,6 +117,7 @@ class Worker:
         self.book = book
         self.live: dict[RunId, LiveRun] = {}
         self.draining = False
+        self.outage = Outage(info.id)
         self.journal = JournalWriter(
             storage, Fence(info.id, 0, 0), owns=self._owns, owned_sources=self._sources, lost=self._lose
         )
@@ -113,6 +130,10 @@ class Worker:
         self._on_outgoing = on_outgoing
         self._on_news = on_news
         self._find_sessions = find_sessions
+        self._claims = 0
+        """The number of the last claim that was answered."""
+        self._doubt = Doubt(settings.poll, settings.orphan_sweep)
+        self._drops = Drops()
         self._nudged = asyncio.Event()
         self._emptied = asyncio.Event()
         self._sure = False
@@ -126,19 +147,51 @@ class Worker:
         self._fetching: asyncio.Task[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
+        self.failure: BaseException | None = None
+        """What made this incarnation give up, unless it was taken over."""
+        self._failures: dict[RunId, supervision.Failures] = {}
+        """Of runs that this worker could not drive."""
+        self._resting: set[RunId] = set()
+        """Of these, the ones that are still owned, so that no worker tries them again at once."""
+        self._presence = host.Presence(info.id)
+        self._awaiting: Counter[RunId] = Counter()
+        """Runs with activities that wait for other runs, and how many of them do."""
+        self._suspects = SuspectTurns(settings)
+        self._unclaimed = UnclaimedRuns(storage, info.id)
         self.heartbeat = Heartbeat(storage, info.id, settings, self)
 
     # Life
 
     async def start(self) -> None:
-        self.clock.observe(
-            await self._storage.register(self.info, int(self.settings.lease * MICROSECONDS)), time.monotonic()
-        )
+        self._presence.hold()
+        sent = time.monotonic()
+        now = await self._storage.register(self.info, int(self.settings.lease * MICROSECONDS))
+        self.clock.observe(now, sent, time.monotonic())
+        if await self._storage.is_ahead():
+            await self._mend_times()
         await self._storage.unpark(self._names())
+        # Before the first claim: which runs died with the process before this one decides what is claimed first.
+        try:
+            await self._bury_neighbours(await self._storage.roster())
+        except Exception as error:  # an answer that is missing, or a defect: the sweep looks again, and reports it
+            what = f"{type(error).__name__}: {error}"
+            logger.warning("worker %s could not look for dead workers (%s); the sweep does", self.info.id, what)
         await self.book.look()
         self.heartbeat.start()
-        for duty in (self._flush, self._claim, self._sweep, self._listen, self._prune):
-            self._tasks.append(asyncio.create_task(duty(), name=f"edda-{duty.__name__.strip('_')}"))
+        duties = (self._flush, self._claim, self._sweep, self._listen, self._prune)
+        self._tasks += [self._start_duty(duty) for duty in duties]
+
+    def _start_duty(self, duty: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        name = getattr(duty, "__name__", "duty").strip("_")
+        # Whatever a failed duty had claimed or asked for may be ours without our driving it.
+        return supervision.start(
+            f"{name} of worker {self.info.id}", duty, name=f"edda-{name}", on_failure=self._doubt.arise
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Give up this incarnation: a part of it is lost that nothing can rebuild."""
+        self.failure = self.failure or error
+        self._on_lost(self)
 
     async def drain(self, grace: float) -> None:
         """Claim nothing more, let bodies finish within the grace, hand everything back."""
@@ -151,21 +204,45 @@ class Worker:
         except TimeoutError:
             for run in list(self.live.values()):
                 run.stop_bodies()
-            await self._until_empty()
+            await self._hand_back_all()
+
+    async def _hand_back_all(self) -> None:
+        try:
+            async with asyncio.timeout(self.settings.call_timeout):
+                await self._until_empty()
+        except TimeoutError:
+            logger.warning(
+                "worker %s: %d runs could not be handed back within %g s, the database does not answer; other workers "
+                "take them over when its lease has lapsed",
+                self.info.id,
+                len(self.live),
+                self.settings.call_timeout,
+            )
+            self.kill()
 
     async def retire(self) -> None:
         await self._stop_tasks()
         await self.heartbeat.stop()
         try:
-            await self._storage.retire(self.info.id)
-            await self._storage.announce()
-        except Transient as error:
-            logger.warning("worker %s could not sign off (%s); its lease will lapse", self.info.id, error)
+            async with asyncio.timeout(self.settings.call_timeout):
+                await self._storage.retire(self.info.id)
+                await self._storage.announce()
+            self._presence.remove()
+        except (*Transient, TimeoutError) as error:
+            self._presence.release()
+            logger.warning("worker %s could not sign off (%r); its lease will lapse", self.info.id, error)
 
     async def abandon(self) -> None:
-        """Taken over: nothing of this incarnation may have an effect any more."""
+        """Taken over, or failed: nothing of this incarnation may have an effect any more. What it still owns is ready
+        for others at once, instead of after its lease."""
         self.kill()
         await dismiss(*self._tasks)
+        try:
+            await self._storage.retire(self.info.id)
+            await self._storage.announce()
+            self._presence.remove()
+        except Transient as error:
+            logger.debug("worker %s could not sign off (%s); its lease will lapse", self.info.id, error)
 
     def kill(self) -> None:
         """Stop at once and write nothing, as a dying process would."""
@@ -174,14 +251,20 @@ class Worker:
         for task in (*self._tasks, *self._errands, *([self._fetching] if self._fetching else ())):
             task.cancel()
         for run in list(self.live.values()):
-            run.abandon()
+            try:
+                run.abandon()
+            except Exception as error:  # of one run: the others have to be let go all the same
+                logger.error("letting go of run %s failed: %r", run.run_id, error, exc_info=error)
         self.live.clear()
+        self._presence.release()
         self._emptied.set()
 
     async def _stop_tasks(self) -> None:
         beside = [task for task in (self._telling, self._fetching, *self._errands) if task is not None]
         await dismiss(*self._tasks)
-        await asyncio.gather(*beside, return_exceptions=True)
+        if beside:
+            await asyncio.wait(beside, timeout=self.settings.call_timeout)
+            await dismiss(*beside)
 
     async def _until_empty(self) -> None:
         while self.live:
@@ -202,7 +285,27 @@ class Worker:
 
     @property
     def has_room(self) -> bool:
-        return not self.draining and len(self.live) < self.settings.capacity
+        return not self.draining and not self._suspects.is_holding and self._room > 0
+
+    @property
+    def _room(self) -> int:
+        """Runs that may still come into memory. A run whose activity waits for another run has given its place away:
+        the run it waits for may be one that could not be claimed without it."""
+        room = self.settings.capacity - len(self.live)
+        return room + len(self._awaiting.keys() & self.live.keys()) if self._awaiting else room
+
+    @contextmanager
+    def awaiting(self, run_id: RunId) -> Iterator[None]:
+        """While an activity of this run waits for another run."""
+        self._awaiting[run_id] += 1
+        if len(self.live) >= self.settings.capacity:
+            self.nudge()
+        try:
+            yield
+        finally:
+            self._awaiting[run_id] -= 1
+            if not self._awaiting[run_id]:
+                del self._awaiting[run_id]
 
     # Runs
 
@@ -236,6 +339,9 @@ class Worker:
         old = self.live.pop(claimed.run_id, None)
         if old is not None:  # stolen from us and claimed again before we noticed
             old.abandon()
+        if run_logger.isEnabledFor(logging.DEBUG):
+            told = {"run": claimed.run_id, "workflow": claimed.workflow, "worker": self.info.id}
+            log_line("run_claimed", **told, entries=len(claimed.entries))
         self._drive(LiveRun(self, self._find(claimed.workflow), claimed))
 
     def _drive(self, run: LiveRun) -> None:
@@ -248,20 +354,45 @@ class Worker:
 
     @property
     def may_act(self) -> bool:
-        self._was_fresh = self.heartbeat.is_fresh
+        self._was_fresh = self.heartbeat.is_fresh and not self.heartbeat.has_handed_over
         return self._was_fresh
 
     def run_ended(self, run: LiveRun, end: End) -> None:
+        self._failures.pop(run.run_id, None)
         self._remove(run)
+        self._drops.discard(run.run_id)
         self._on_end(run.run_id, end)
 
+    def run_unstored(self, run: LiveRun) -> None:
+        self._remove(run)
+
+    def withdraw(self, run: LiveRun) -> bool:
+        """Forget a run that was begun here, if the journal has not taken its rows; False if they may be stored."""
+        if run.is_start_taken:
+            return False
+        run.abandon()
+        self._remove(run)
+        return True
+
     def run_released(self, run: LiveRun, release: Release, early: bool) -> None:
+        self._failures.pop(run.run_id, None)
         self._remove(run)
         due = release.ready_at
         if self.draining:
             self._tell_others()
         elif early or (due is not None and due < self._planned_wake):
             self.nudge(sure=early)
+
+    def run_progressed(self, run: LiveRun) -> None:
+        self._leave_turn(run.run_id)
+        self._run_errand("edda-deaths", "clearing deaths", lambda: self._clear_deaths(run.run_id, run.epoch))
+
+    async def _clear_deaths(self, run_id: RunId, epoch: int) -> None:
+        await self._persistently("clearing deaths", lambda: self._storage.clear_deaths(run_id, epoch))
+
+    def _leave_turn(self, run_id: RunId) -> None:
+        if self._suspects.leave(run_id) or (self._suspects.is_waiting and not self.live):
+            self.nudge()
 
     def run_recurred(self, run: LiveRun, following: ClaimedRun) -> None:
         if self.live.get(run.run_id) is run:
@@ -293,13 +424,18 @@ class Worker:
     def _tell_others(self) -> None:
         """What is handed back must not wait for the others' next look; one call speaks for many runs."""
         if self._telling is None or self._telling.done():
-            self._telling = asyncio.create_task(self._storage.announce(), name="edda-announce")
+            self._telling = supervision.start_once("announcing runs", self._announce, name="edda-announce")
+
+    async def _announce(self) -> None:
+        with suppress(*Transient):  # only a hint: other workers look by themselves every `poll` seconds
+            await self._storage.announce()
 
     def _remove(self, run: LiveRun) -> None:
         if self.live.get(run.run_id) is run:
             del self.live[run.run_id]
         self.journal.forget(run.run_id)
-        if len(self.live) == self.settings.capacity - 1:
+        self._leave_turn(run.run_id)
+        if self._room == 1:
             self.nudge()
         if not self.live:
             self._emptied.set()
@@ -311,23 +447,80 @@ class Worker:
     def _sources(self) -> Sequence[Source]:
         return list(self.live.values())
 
-    def _lose(self, source: Source) -> None:
+    def _lose(self, source: Source, why: str) -> None:
         run = self.live.get(source.run_id)
         if run is source:
-            logger.warning("run %s was taken from this worker", run.run_id)
+            logger.warning("run %s: %s; this worker drops it, and it goes on from its history", run.run_id, why)
             run.abandon()
             self._remove(run)
+            self._drops.add(run.run_id)
+            self._doubt.arise()  # it may be ours in the database all the same
+            self.nudge()
 
     # What the heartbeat tells
 
-    def beat(self, database_now: int, received: float) -> None:
-        self.clock.observe(database_now, received)
-        if not self._was_fresh and self.heartbeat.is_fresh:
+    def beat(self, database_now: int, sent: float, received: float) -> None:
+        self.clock.observe(database_now, sent, received)
+        if not self._was_fresh and self.may_act:
             for run in list(self.live.values()):
                 run.pump()
 
     def taken_over(self) -> None:
         self._on_lost(self)
+
+    def clock_jumped(self) -> None:
+        if not any(task.get_name() == _CLOCK for task in self._errands):
+            self._run_errand(_CLOCK, "mending times", self._mend_times)
+
+    async def _mend_times(self) -> None:
+        """Times that were stored before the database's clock was set back lie in the future now."""
+        lease = int(self.settings.lease * MICROSECONDS)
+        mended = await self._persistently("mending times", lambda: self._storage.mend_times(lease))
+        if mended:
+            logger.warning("the database's clock was set back: %d runs that were ready are made ready again", mended)
+        self._on_news()
+        self.nudge()
+        self._tell_others()
+
+    def runs_handed_over(self) -> None:
+        """While the loop was blocked, the heartbeat gave our other runs away: look which ones are still ours."""
+        if not any(task.get_name() == _OWNERSHIP for task in self._errands):
+            self._run_errand(_OWNERSHIP, "looking which runs are left", self._drop_handed_over)
+
+    async def _drop_handed_over(self) -> None:
+        self.heartbeat.has_handed_over = False  # before the look: what is handed over from now on is looked at again
+        known = [run for run in self.live.values() if run.is_stored]
+        self.journal.ownership_reads += 1
+        owned = await self._persistently("reading which runs are ours", lambda: self._storage.owned(self.info.id))
+        for run in known:
+            if owned.get(run.run_id) != run.epoch:
+                self._lose(run, "it was handed over while the event loop was blocked")
+        self._doubt.arise()  # a claim that was under way when the loop was blocked
+        self.nudge()
+        for run in list(self.live.values()):
+            run.pump()
+
+    # What the runs tell
+
+    def run_failed(self, run: LiveRun, error: Exception) -> None:
+        """An error of the engine, or no memory, while this run was moved. What is in memory of it is forgotten; after
+        a rest that grows with each failure in a row the run is given back, and goes on from its history."""
+        if self.live.get(run.run_id) is not run:
+            return
+        run_id = run.run_id
+        failures = self._failures.setdefault(run_id, supervision.Failures(f"driving run {run_id}"))
+        pause = failures.record(error, "giving it back")
+        self._resting.add(run_id)
+        try:
+            run.abandon()
+        finally:
+            self._remove(run)
+            self.loop.call_later(pause, self._end_rest, run_id)
+
+    def _end_rest(self, run_id: RunId) -> None:
+        self._resting.discard(run_id)
+        self._doubt.arise()
+        self.nudge()
 
     # Duties
 
@@ -337,9 +530,11 @@ class Worker:
         except LeaseLostError as error:
             logger.warning("%s", error)
             self._on_lost(self)
+        except Exception as error:  # the batch in hand is lost with it: a second writer would leave records out
+            self.fail(error)
 
     async def _claim(self) -> None:
-        backoff, doubt = Backoff(), Doubt(self.settings.poll, self.settings.orphan_sweep)
+        backoff, doubt = Backoff(), self._doubt
         while not self.draining:
             self._nudged.clear()
             try:
@@ -348,6 +543,10 @@ class Worker:
                     doubt.looked()
                 pause = await self._claim_ready()
                 backoff = Backoff()
+            except LeaseLostError as error:
+                logger.warning("%s", error)
+                self._on_lost(self)
+                return
             except Transient as error:
                 backoff.warn(logger, "claiming failed: %s", error)
                 doubt.arise()
@@ -359,13 +558,18 @@ class Worker:
         """A claim whose answer was lost may have given us runs that we do not know of: nobody would drive them. Only
         who claims can tell, between two claims: else it could be one that is just coming in."""
         owned = await self._storage.owned(self.info.id)
-        for run_id in owned.keys() - self.live.keys():
-            logger.warning("run %s was claimed without our knowing; it is given back", run_id)
-            await self._storage.disown(run_id)
+        for run_id in owned.keys() - self.live.keys() - self._resting:
+            if self._drops.may_return(run_id):
+                level = logging.DEBUG if run_id in self._drops else logging.WARNING
+                logger.log(level, "run %s belongs to worker %s, which does not drive it; freed", run_id, self.info.id)
+                await self._storage.disown(run_id)
 
     async def _claim_ready(self) -> float:
         """Claim all there is room for; returns the seconds until the next run is due."""
         names = self._names()
+        rest = await self._run_suspects(names) if names else None
+        if rest is not None:
+            return min(rest, self.settings.poll)
         while names and self.has_room and not self.journal.is_crowded:
             if not self._sure:
                 due = await self._storage.next_due(names)
@@ -376,14 +580,68 @@ class Worker:
         return self.settings.poll
 
     async def _claim_some(self, names: Sequence[str]) -> None:
-        room = min(self.settings.capacity - len(self.live), self.settings.claim_batch)
-        before = self.journal.ownership_reads
-        claim = await self._storage.claim(self.info.id, names, room)
-        self.clock.observe(claim.now, time.monotonic())
+        room = min(self._room, self.settings.claim_batch)
+        await self._adopt_claimed(lambda seen: self._storage.claim(self.info.id, names, room, seen))
+
+    async def _adopt_claimed(self, claim_runs: Callable[[int], Awaitable[Claim]]) -> Sequence[ClaimedRun]:
+        """Claim, given the number of the last claim, and drive what it brought. Claims go one after another."""
+        before, sent = self.journal.ownership_reads, time.monotonic()
+        claim = await claim_runs(self._claims)
+        self.clock.observe(claim.now, sent, time.monotonic())
+        if claim.number is None:
+            raise LeaseLostError(f"worker {self.info.id} was taken over, or the database lost a claim; starting anew")
+        self._claims = claim.number
+        self.journal.claimed(claim.number)
         ours = await self._still_ours(claim.runs, before) if claim.runs else ()
         for run in ours:
             if not self.draining:
                 self._adopt(run)
+        return ours
+
+    async def _run_suspects(self, names: Sequence[str]) -> float | None:
+        """Give suspects their turn. Returns the seconds for which nothing else is to be claimed; None if there is no
+        turn."""
+        turns = self._suspects
+        if turns.is_open:
+            if turns.left > 0:
+                return turns.left
+            logger.info("worker %s lets other runs in beside a suspect that goes on", self.info.id)
+            turns.close()
+        if turns.is_marked:
+            if self.live:
+                await self._storage.keep_company(self.info.id)
+            turns.is_marked = False
+        if not turns.are_due or turns.is_time_of_others:
+            return None
+        if turns.others_wait and await self._storage.next_due(names) == 0:
+            turns.give_way()
+            return None
+        if self.live:
+            # Known before anything is held back: most databases have no suspect most of the time.
+            if not await self._storage.has_suspects(names):
+                turns.found_none()
+                return None
+            if (rest := turns.wait()) > 0:
+                return rest
+        return await self._claim_suspects(names)
+
+    async def _claim_suspects(self, names: Sequence[str]) -> float | None:
+        turns, in_company = self._suspects, bool(self.live)
+        runs = await self._adopt_claimed(
+            lambda seen: self._storage.claim_suspects(self.info.id, names, GROUP, not in_company, seen)
+        )
+        if not runs:
+            turns.found_none()
+            return None
+        if not in_company and len(self.live) > len(runs):  # a run was begun here while the claim was under way
+            in_company = True
+            await self._storage.keep_company(self.info.id)
+        turns.open(runs, in_company=in_company)
+        for run in runs:
+            company = "alone" if len(runs) == 1 else f"with {len(runs) - 1} other such runs"
+            told = {"run": run.run_id, "workflow": run.workflow, "worker": self.info.id}
+            log_line("run_suspect", **told, deaths=run.crashes.deaths, company=company)
+        return turns.left
 
     async def _still_ours(self, runs: Sequence[ClaimedRun], before: int) -> Sequence[ClaimedRun]:
         """A run stolen between its claim and now would be driven by two: if ownership was looked at
@@ -424,24 +682,19 @@ class Worker:
     def fetch_mail(self, run: LiveRun) -> None:
         self._wanting_mail.add(run)
         if self._fetching is None:
-            self._fetching = asyncio.create_task(self._fetch_mail(), name="edda-mail")
+            self._fetching = supervision.start("reading mail", self._fetch_mail, name="edda-mail")
 
     async def _fetch_mail(self) -> None:
-        backoff = Backoff()
-        try:
-            while self._wanting_mail:
-                runs, self._wanting_mail = self._wanting_mail, set()
-                try:
-                    await self._read_mail()
-                except Transient as error:
-                    backoff.warn(logger, "reading mail failed: %s", error)
-                    self._wanting_mail |= runs
-                    await backoff.pause()
-                    continue
-                for run in runs:
-                    run.mail_checked()
-        finally:
-            self._fetching = None
+        while self._wanting_mail:
+            runs, self._wanting_mail = self._wanting_mail, set()
+            try:
+                await self._persistently("reading mail", self._read_mail)
+            except BaseException:  # begun anew if it is an error: these runs wait for it
+                self._wanting_mail |= runs
+                raise
+            for run in runs:
+                run.mail_checked()
+        self._fetching = None
 
     async def prepare_wait(self, floors: Floors, command: Command) -> None:
         await self._persistently("preparing a wait", lambda: floors.prepare(command, self.book, self._storage))
@@ -463,7 +716,10 @@ class Worker:
         return await self._persistently("looking for another run", look)
 
     def fetch_watchers(self, run: LiveRun) -> None:
-        errand = asyncio.create_task(self._fetch_watchers(run), name="edda-watchers")
+        self._run_errand("edda-watchers", "reading who waits for a run", lambda: self._fetch_watchers(run))
+
+    def _run_errand(self, name: str, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        errand = supervision.start(what, work, name=name)
         self._errands.add(errand)
         errand.add_done_callback(self._errands.discard)
 
@@ -478,7 +734,7 @@ class Worker:
         while True:
             try:
                 return await call()
-            except Transient as error:
+            except (*Transient, MigrationError) as error:  # tables that are away come back; the run must not fail by it
                 backoff.warn(logger, doing + " failed: %s", error)
                 await backoff.pause()
 
@@ -491,29 +747,48 @@ class Worker:
     async def _sweep(self) -> None:
         orphans_due = 0.0
         while not self.draining:
+            if self.heartbeat.has_died:
+                self._on_lost(self)
+                return
             try:
                 roster = await self._storage.roster()
+                if all(one.info.id != self.info.id for one in roster):
+                    logger.warning("worker %s is no longer registered: it was taken over", self.info.id)
+                    self._on_lost(self)
+                    return
                 moved = await self._bury_neighbours(roster)
                 if self.heartbeat.may_take_over:
                     if any(one.is_lapsed and one.info.id != self.info.id for one in roster):
-                        moved += await self._take_over_all()
+                        moved += await self._take_over_all() if await self._is_clock_steady() else 0
                     if time.monotonic() >= orphans_due:
                         orphans_due = time.monotonic() + self.settings.orphan_sweep
                         moved += await self._storage.free_orphans()
+                        await self._unclaimed.look(self._names(), self.clock.now())
                 if moved:
                     await self._storage.announce()
+                    self.nudge()
+                if not self._suspects.are_due and await self._storage.has_suspects(self._names()):
+                    self._suspects.are_due = True
                     self.nudge()
             except Transient as error:
                 logger.debug("sweep failed: %s", error)
             await asyncio.sleep(self.settings.sweep * random.uniform(0.75, 1.25))
 
+    async def _is_clock_steady(self) -> bool:
+        """A clock that was set forward makes every lease look lapsed: ask for it once more before anything is taken."""
+        sent = time.monotonic()
+        now = await self._storage.now()
+        self.heartbeat.see_clock(now, sent, time.monotonic())
+        return self.heartbeat.may_take_over
+
     async def _bury_neighbours(self, roster: Sequence[Registered]) -> int:
         """Workers of this very host whose processes are gone: nobody has to wait for their leases."""
         buried = 0
         for info in (one.info for one in roster if one.info.host == self.info.host):
-            if info.id != self.info.id and is_dead(info.pid):
-                logger.warning("worker %s is dead: process %d is gone", info.id, info.pid)
-                await self._storage.retire(info.id)
+            if info.id != self.info.id and host.has_ended(info.id, info.pid):
+                await self._storage.retire(info.id, died=True)
+                host.forget(info.id)
+                log_line("worker_dead", worker=self.info.id, dead=info.id, process=info.pid)
                 buried += 1
         return buried
 
@@ -523,6 +798,6 @@ class Worker:
     async def _take_over_all(self) -> int:
         moved = 0
         while (taken := await self._storage.take_over(self.info.id)) is not None:
-            logger.warning("took over %d runs of worker %s", taken.moved, taken.worker)
+            log_line("worker_taken_over", worker=self.info.id, runs=taken.moved, dead=taken.worker)
             moved += taken.moved
         return moved

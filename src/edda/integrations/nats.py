@@ -18,6 +18,7 @@ from edda.cloudevents.event import CloudEvent
 from edda.engine.backoff import Backoff
 from edda.engine.dismissal import dismiss
 from edda.engine.sinks import TIMEOUT, message_id
+from edda.engine.tasks import start_task
 from edda.errors import EventError, EventPostponedError, EventRefusedError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class NatsSource:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.run(), name="edda-nats-source")
+        self._task = start_task(self.run(), name="edda-nats-source")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -250,7 +251,7 @@ class Connection:
         if self._client is not None and self._client.is_connected:
             return self._client
         if self._dialling is None:
-            self._dialling = asyncio.create_task(self._dial(), name="edda-nats-connect")
+            self._dialling = start_task(self._dial(), name="edda-nats-connect")
             self._dialling.add_done_callback(self._dialled)
         return await asyncio.shield(self._dialling)
 

@@ -25,7 +25,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from edda.control.redaction import Redaction
+from edda.core.redaction import Redaction
 from edda.engine.hooks import Arrival, BegunAttempt, Ended, HooksBase
 from edda.errors import RetryExhaustedError
 from edda.version import __version__

@@ -8,6 +8,7 @@ from typing import Any
 
 from edda.app import EddaApp
 from edda.core.model import MICROSECONDS
+from edda.engine.tasks import start_task
 from edda.workflow.context import as_datetime, as_microseconds
 
 from .clock import NEW_YEAR_2030, VirtualClock
@@ -39,7 +40,7 @@ class VirtualApp(EddaApp):
     async def initialize(self, *, worker: bool | None = None) -> None:
         await super().initialize(worker=worker)
         if self._auto_skip and self._skipper is None:
-            self._skipper = asyncio.create_task(self._skip_for_ever(), name="edda-time-skipper")
+            self._skipper = start_task(self._skip_for_ever(), name="edda-time-skipper")
 
     async def shutdown(self, grace: float | None = None) -> None:
         await self._stop_skipping()

@@ -29,7 +29,7 @@ class VirtualClock:
     def now(self) -> int:
         return self._now
 
-    def observe(self, database_now: int, received: float) -> None:
+    def observe(self, database_now: int, sent: float, received: float) -> None:
         pass  # the databases it is used with take their time from this very clock
 
     def call_at(self, when: int, callback: Callable[[], object]) -> VirtualAlarm:

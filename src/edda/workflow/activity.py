@@ -9,22 +9,29 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 
 from edda.core.failure import decode_failure
 from edda.core.model import Entry, EntryKind
+from edda.core.options import hide_unknown, known_options, refuse_unknown
+from edda.core.paths import show
+from edda.core.retry import RetryPolicy
 from edda.core.signature import Signature, returns_of
+from edda.errors import NotInWorkflowError
 
 from .limits import UNLIMITED, Limits, Seconds, limits_of
 from .reconciling import check_parameters
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
-    from edda.core.retry import RetryPolicy
 
     from .context import WorkflowContext
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_OF_WORKFLOWS = frozenset({"start", "run", "options", "handle"})
 UNDO_MARK = "__edda_undo__"
 """Where `@on_failure` leaves the remedy for `@activity` to find."""
+UNFINISHED_MARK = "__edda_unfinished__"
+"""On what `@on_failure(undo)` returns, which is no function to decorate."""
+LONGEST_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -123,8 +130,27 @@ class Activity(Generic[P, R]):
         self.__module__ = fn.__module__
         self.__wrapped__ = fn
 
-    def __call__(self, ctx: WorkflowContext, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        return self._call(ctx, args, kwargs, kwargs.pop("activity_id", None))
+    if TYPE_CHECKING:
+
+        def __call__(self, ctx: WorkflowContext, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
+
+    else:  # a call without the context is told what is missing
+
+        def __call__(self, ctx=None, *args, **kwargs):
+            return self._call(ctx, args, kwargs, kwargs.pop("activity_id", None))
+
+        def __getattr__(self, name):
+            if name in _OF_WORKFLOWS and "name" in self.__dict__:
+                raise AttributeError(
+                    f"{self.name} is an activity, and .{name} belongs to workflows: call it in a workflow, "
+                    f"`await {self._usage}`"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def _usage(self) -> str:
+        """How it is called."""
+        return f"{self.name}({', '.join(('ctx', *self.signature.names))})"
 
     def with_id(self, activity_id: str) -> Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R]]:
         """The same activity under an id of your own instead of `name:count`."""
@@ -137,9 +163,13 @@ class Activity(Generic[P, R]):
     def _call(
         self, ctx: WorkflowContext, args: tuple[Any, ...], kwargs: dict[str, Any], id: Any
     ) -> Coroutine[Any, Any, R]:
-        codec, returns = ctx.codec, self.signature.returns
+        try:
+            codec, execution = ctx.codec, ctx.execution
+        except (AttributeError, NotInWorkflowError) as error:
+            raise self._misplaced(ctx, error) from None
+        returns = self.signature.returns
         input = self.signature.encode(codec, self.signature.bind(args, kwargs, check=False))
-        return ctx.execution.call(
+        return execution.call(
             EntryKind.STEP,
             self.name,
             input,
@@ -158,6 +188,19 @@ class Activity(Generic[P, R]):
             ),
             id=id,
         )
+
+    def _misplaced(self, ctx: Any, error: Exception) -> Exception:
+        from .context import ActivityContext, RunContext, misplaced  # they need this module
+
+        if isinstance(ctx, RunContext):
+            return error
+        if isinstance(ctx, ActivityContext):
+            return NotInWorkflowError(
+                f"{self.name}() was called in the activity {ctx.activity_id}, and a step cannot have steps of its own: "
+                f"call `await {self._usage}` in the workflow, or `{self.name}.fn(...)` to run its plain function as a "
+                "part of this activity"
+            )
+        return misplaced(ctx, self._usage)
 
     def __repr__(self) -> str:
         return f"<activity {self.name}>"
@@ -216,10 +259,58 @@ def activity(
     heartbeat_timeout: Seconds | None = None,
     max_concurrent: int | None = None,
     reconcile: Callable[..., Any] | None = None,
+    **unknown: Any,
 ) -> Any:
     """Make a function a step: `async def charge(ctx, amount): ...`. Sync functions run in threads."""
+    refuse_unknown("@activity()", unknown, known_options(activity))
     decorator = ActivityDecorator(name, retry_policy, timeout, heartbeat_timeout, max_concurrent, reconcile)
     return decorator if fn is None else decorator(fn)
+
+
+hide_unknown(activity)
+
+
+def check_step(decorator: str, fn: Any, name: Any, retry_policy: Any) -> None:
+    """Raises `TypeError` if the decorator cannot make a step of what it was given."""
+    if isinstance(fn, Activity):
+        raise TypeError(f"{decorator}: {fn.name} is an activity already; a function is decorated once")
+    check_function(decorator, fn)
+    check_name(decorator, name)
+    if getattr(fn, UNFINISHED_MARK, False):
+        raise TypeError(f"{decorator}: @on_failure needs the function that undoes the step, as in @on_failure(refund)")
+    if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
+        raise TypeError(
+            f"{decorator}(retry_policy={show(retry_policy)}): expected a policy, such as RetryPolicy(max_attempts=3)"
+        )
+
+
+def check_name(decorator: str, name: Any) -> None:
+    if name is not None and not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME):
+        raise TypeError(f"{decorator}(name={show(name)}): expected a text of 1 to {LONGEST_NAME} characters")
+
+
+def check_function(decorator: str, fn: Any) -> None:
+    """A function of a module, that takes the context first and returns."""
+    what = getattr(fn, "__qualname__", None) or show(fn)
+    if isinstance(fn, str):
+        raise TypeError(f"{decorator}({fn!r}): a name is given as {decorator}(name={fn!r})")
+    if inspect.isclass(fn):
+        raise TypeError(
+            f"{decorator}: {what} is a class; decorate a function, `async def {fn.__name__.lower()}(ctx, ...)`"
+        )
+    if type(fn).__name__ == "Workflow":
+        raise TypeError(f"{decorator}: {fn.name} is a workflow already; a function is a workflow or an activity")
+    if isinstance(fn, staticmethod | classmethod):
+        raise TypeError(f"{decorator}: {fn.__func__.__qualname__} is a method; decorate a function of the module")
+    if not callable(fn):
+        raise TypeError(f"{decorator}: {what} is not a function")
+    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+        raise TypeError(f"{decorator}: {what} is a generator; collect what it yields in a list, and return that")
+    first = next(iter(inspect.signature(fn).parameters.values()), None)
+    if first is not None and first.name in ("self", "cls"):
+        raise TypeError(
+            f"{decorator}: {what} is a method; decorate a function of the module, `async def ...(ctx, ...)`"
+        )
 
 
 class ActivityDecorator:
@@ -244,6 +335,7 @@ class ActivityDecorator:
     def __call__(self, fn: Callable[Concatenate[WorkflowContext, P], R], /) -> Activity[P, R]: ...
 
     def __call__(self, fn: Callable[..., Any], /) -> Activity[Any, Any]:
+        check_step("@activity", fn, self._name, self._retry_policy)
         name = self._name or fn.__name__
         limits = limits_of(name, *self._limits)
         undo = getattr(fn, UNDO_MARK, None)

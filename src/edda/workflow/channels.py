@@ -6,9 +6,10 @@ other wait; its place in a channel follows from its history.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, overload
 
@@ -42,6 +43,7 @@ from .activity import inline_step
 from .children import running_context
 from .context import ActivityContext, RunContext, WorkflowContext, as_datetime, seconds_to_microseconds
 from .current import current, here, running
+from .events import Check, OnInvalid, accepted, check_on_invalid, find_misfit
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
@@ -85,6 +87,8 @@ class MessageCall(Struct, frozen=True):
     mode: ChannelMode
     floor: int | None
     is_named: bool = False
+    check: Check | None = None
+    """What is wrong with the stored message for this wait. A message that it objects to does not end the wait."""
     since: None = None
     shape: None = None
     """Every message has the keys of its channel, so there is nothing to learn."""
@@ -166,6 +170,7 @@ def receive(
     message_id: str | None = None,
     *,
     model: None = None,
+    on_invalid: OnInvalid = "skip",
 ) -> Coroutine[Any, Any, ChannelMessage[Any]]: ...
 
 
@@ -177,6 +182,7 @@ def receive(
     message_id: str | None = None,
     *,
     model: type[M],
+    on_invalid: OnInvalid = "skip",
 ) -> Coroutine[Any, Any, ChannelMessage[M]]: ...
 
 
@@ -187,20 +193,33 @@ def receive(
     message_id: str | None = None,
     *,
     model: Any = None,
+    on_invalid: OnInvalid = "skip",
 ) -> Coroutine[Any, Any, ChannelMessage[Any]]:
     """Wait, durably, for the next message; `message_id` names the step. `MessageTimeoutError` if none came in time.
 
+    A message that does not fit `model` is recorded as rejected and the wait goes on; with `on_invalid="raise"` it ends
+    the wait with an EventValidationError.
+
     In an activity it takes the next message of a competing channel in the activity's own transaction: if the activity
-    fails, the message goes to somebody else. There it waits only if it is given a timeout.
+    fails, the message goes to somebody else. There it waits only if it is given a timeout, and a message that does not
+    fit always raises.
     """
     check_channel(channel)
+    check_on_invalid("receive", on_invalid)
     if isinstance(ctx, ActivityContext):
         return _take(ctx, channel, timeout_seconds, model)
     ctx = _run_context(ctx, "receive")
-    call = MessageCall(channel, *_place_of(ctx, channel), message_id is not None)
+    execution, codec = ctx.execution, ctx.codec
+    may_raise = model is not None and on_invalid == "raise"
+
+    def read(body: bytes) -> Any:
+        message = unpack_message(codec, body)
+        return message if may_raise else _as_received(message, model)
+
+    check = None if model is None or may_raise else partial(find_misfit, read)
+    call = MessageCall(channel, *_place_of(ctx, channel), message_id is not None, check)
     if model is not None and (client := running.get()) is not None:
         client.tell_form(ctx.workflow_name, call.type, model)
-    execution, codec = ctx.execution, ctx.codec
     due = None
     if timeout_seconds is not None:
         due = execution.now + seconds_to_microseconds(timeout_seconds, "receive(timeout_seconds=)")
@@ -208,13 +227,13 @@ def receive(
         EntryKind.MESSAGE,
         channel,
         codec.encode(str(call.mode)),
-        decode=lambda entry: _outcome(codec, entry, channel, timeout_seconds),
+        decode=lambda entry: _outcome(codec, entry, channel, timeout_seconds, read),
         call=call,
         due=due,
         id=message_id,
         label=channel.replace("/", "."),
     )
-    return _received(wait, model)
+    return _convert(wait, model) if may_raise else wait
 
 
 def _place_of(ctx: RunContext, channel: str) -> tuple[ChannelMode, int | None]:
@@ -226,7 +245,8 @@ def _place_of(ctx: RunContext, channel: str) -> tuple[ChannelMode, int | None]:
     raise ChannelError(f"receive({channel!r}): this run is not subscribed to it; subscribe(ctx, {channel!r}) first")
 
 
-async def _received(wait: Coroutine[Any, Any, Message], model: Any) -> ChannelMessage[Any]:
+async def _convert(wait: Coroutine[Any, Any, Message], model: Any) -> ChannelMessage[Any]:
+    """In the workflow's own code, which may catch what this raises."""
     return _as_received(await wait, model)
 
 
@@ -246,9 +266,11 @@ def _fit(message: Message, model: Any) -> Any:
         ) from None
 
 
-def _outcome(codec: Codec, entry: Entry, channel: str, timeout: float | timedelta | None) -> Any:
+def _outcome(
+    codec: Codec, entry: Entry, channel: str, timeout: float | timedelta | None, read: Callable[[bytes], Any]
+) -> Any:
     if entry.ok:
-        return unpack_message(codec, entry.value)
+        return accepted(entry, read)
     if entry.value:
         return decode_failure(codec, entry.value)
     return _too_late(channel, timeout)

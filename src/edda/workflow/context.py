@@ -12,6 +12,7 @@ from uuid import UUID
 
 from edda.core.channels import can_be_stored
 from edda.core.model import MICROSECONDS, Fact
+from edda.core.paths import show
 from edda.errors import NotInWorkflowError
 
 from .activity import inline_step
@@ -63,7 +64,11 @@ class WorkflowContext:
 
     @property
     def codec(self) -> Codec:
-        raise NotInWorkflowError("this is not the context of a running workflow")
+        """How the run's values are stored; for verbs, not for users."""
+        raise NotInWorkflowError(
+            "this is not the context of a running workflow: register_compensation and the like belong into a "
+            "workflow's own code, not into an activity"
+        )
 
     @property
     def activity_id(self) -> str:
@@ -364,6 +369,29 @@ class ActivityContext(WorkflowContext):
     @property
     def rng(self) -> Random:
         return Random()
+
+
+def execution_of(ctx: WorkflowContext, verb: str) -> Execution:
+    """The run that a verb of workflows was called in; `verb` is how it is called, such as `sleep(ctx, seconds)`."""
+    if isinstance(ctx, RunContext):
+        return ctx.execution
+    raise misplaced(ctx, verb)
+
+
+def misplaced(ctx: Any, verb: str) -> NotInWorkflowError:
+    """The error of a verb that got something else than the context of a running workflow."""
+    name = verb.partition("(")[0]
+    if isinstance(ctx, ActivityContext):
+        return NotInWorkflowError(
+            f"{name}() was called in the activity {ctx.activity_id}: only a workflow's own code can wait or call steps."
+            f" Call `await {verb}` in the workflow, before or after this activity."
+        )
+    if isinstance(ctx, WorkflowContext):
+        return NotInWorkflowError(f"{name}() was called with a context that belongs to no running workflow")
+    return NotInWorkflowError(
+        f"{name}() needs the context of a workflow as its first argument, got {show(ctx)}: write `await {verb}` in a "
+        "function decorated with @workflow, whose first parameter is the context"
+    )
 
 
 def seconds_to_microseconds(seconds: float | timedelta, what: str) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_origin, overload
 
 import msgspec
@@ -15,11 +17,14 @@ from edda.cloudevents.event import CloudEvent
 from edda.core import match as matching
 from edda.core.channels import holds_message, log_type, unpack_message
 from edda.core.failure import decode_failure
+from edda.core.logs import hides
 from edda.core.model import EntryKind
+from edda.core.options import hide_unknown, refuse_unknown
 from edda.core.validation import Misfit, validate
-from edda.errors import ArgumentError, EventTimeoutError, EventValidationError
+from edda.core.veil import HIDDEN
+from edda.errors import ArgumentError, EventTimeoutError, EventValidationError, NonDeterminismError
 
-from .context import WorkflowContext, as_microseconds, seconds_to_microseconds
+from .context import WorkflowContext, as_microseconds, execution_of, seconds_to_microseconds
 from .current import running
 
 if TYPE_CHECKING:
@@ -30,9 +35,15 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", default=Any)
 M = TypeVar("M")
+T = TypeVar("T")
 
 Since = datetime | Literal["now"] | None
+OnInvalid = Literal["skip", "raise"]
+Check = Callable[[bytes], EventValidationError | None]
 _LONGEST_TYPE = 255
+_REQUIRED: Any = Parameter.empty
+"""`inspect` shows the parameter as required; a call that left out the context gets as far as being told so."""
+_OPTIONS = ("timeout_seconds", "model", "event_id", "match", "since", "on_invalid")
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,9 @@ class EventCall(msgspec.Struct, frozen=True):
     is_named: bool = False
     """By its author, who may give the same name again."""
 
+    check: Check | None = None
+    """What is wrong with the stored event for this wait. An event that it objects to does not end the wait."""
+
     floor: None = None
     once: bool = False
 
@@ -69,8 +83,9 @@ class EventCall(msgspec.Struct, frozen=True):
         return matching.wait_key(self.type, self.match, run_id if own else None)
 
     def describe(self, *, values: bool = True) -> str:
-        if values or not self.match:
-            return matching.describe(self.type, self.match)
+        if values or not self.match:  # stored and searched as the run's reason, and part of errors: without secrets
+            shown = {path: HIDDEN if hides(path) else value for path, value in self.match.items()}
+            return matching.describe(self.type, shown)
         return f"{self.type} where {' and '.join(self.match)} match"
 
 
@@ -84,7 +99,7 @@ def wait_event(
     *,
     match: Mapping[str, Any] | None = None,
     since: Since = None,
-    on_invalid: Literal["raise", "skip"] = "raise",
+    on_invalid: OnInvalid = "skip",
 ) -> Coroutine[Any, Any, ReceivedEvent[Any]]: ...
 
 
@@ -98,7 +113,7 @@ def wait_event(
     event_id: str | None = None,
     match: Mapping[str, Any] | None = None,
     since: Since = None,
-    on_invalid: Literal["raise", "skip"] = "raise",
+    on_invalid: OnInvalid = "skip",
 ) -> Coroutine[Any, Any, ReceivedEvent[M]]: ...
 
 
@@ -112,69 +127,104 @@ def wait_event(
     *,
     match: Mapping[str, Any] | None = None,
     since: Since = None,
-    on_invalid: Literal["raise", "skip"] = "raise",
+    on_invalid: OnInvalid = "skip",
 ) -> Coroutine[Any, Any, ReceivedEvent[M]]: ...
 
 
 def wait_event(
     ctx: WorkflowContext,
-    event_type: str,
+    event_type: str = _REQUIRED,
     timeout_seconds: float | timedelta | None = None,
     model: Any = None,
     event_id: str | None = None,
     *,
     match: Mapping[str, Any] | None = None,
     since: Since = None,
-    on_invalid: Literal["raise", "skip"] = "raise",
+    on_invalid: OnInvalid = "skip",
+    **unknown: Any,
 ) -> Coroutine[Any, Any, ReceivedEvent[Any]]:
     """Wait, durably, for the next event of a type, also for one that came since the run was started.
 
     `match` compares data by path and attributes by name: `{"order.id": "A-17", "@subject": "x"}`. `event_id` names
-    the step. An event that does not fit `model` raises, or is passed over with `on_invalid="skip"`.
+    the step. An event that does not fit `model` is recorded as rejected and the wait goes on; with
+    `on_invalid="raise"` it ends the wait with an EventValidationError.
     """
+    if unknown:
+        refuse_unknown("wait_event()", unknown, _OPTIONS)
+    execution, codec = execution_of(ctx, "wait_event(ctx, event_type)"), ctx.codec
     _check_type(event_type)
-    if on_invalid not in ("raise", "skip"):
-        raise ValueError(f'wait_event(on_invalid={on_invalid!r}): expected "raise" or "skip"')
-    execution, codec = ctx.execution, ctx.codec
+    check_on_invalid("wait_event", on_invalid)
     wanted = matching.normalize(match)
     matching.shape(wanted)
     if model is not None and (client := running.get()) is not None:
         client.tell_form(ctx.workflow_name, event_type, model)
-    call = EventCall(event_type, wanted, _since(since), event_id is not None)
+    may_raise = model is not None and on_invalid == "raise"
+
+    def read(body: bytes) -> Any:
+        event = stored_event(codec, body)
+        return event if may_raise else received(event, model)
+
+    check = None if model is None or may_raise else partial(find_misfit, read)
+    call = EventCall(event_type, wanted, _since(since), event_id is not None, check)
     due = None
     if timeout_seconds is not None:
         due = execution.now + seconds_to_microseconds(timeout_seconds, "wait_event(timeout_seconds=)")
 
-    def ask() -> Coroutine[Any, Any, CloudEvent]:
-        return execution.call(
-            EntryKind.EVENT,
-            event_type,
-            codec.encode(wanted),
-            decode=lambda entry: _outcome(codec, entry, call, timeout_seconds),
-            call=call,
-            due=due,
-            id=event_id,
-            label=event_type.replace("/", "."),
-        )
-
-    return _receive(ctx, ask(), ask if on_invalid == "skip" else None, model)
+    wait = execution.call(
+        EntryKind.EVENT,
+        event_type,
+        codec.encode(wanted),
+        decode=lambda entry: _outcome(codec, entry, call, timeout_seconds, read),
+        call=call,
+        due=due,
+        id=event_id,
+        label=event_type.replace("/", "."),
+    )
+    return _convert(wait, model) if may_raise else wait
 
 
-async def _receive(
-    ctx: WorkflowContext,
-    wait: Coroutine[Any, Any, CloudEvent],
-    ask_again: Callable[[], Coroutine[Any, Any, CloudEvent]] | None,
-    model: Any,
-) -> ReceivedEvent[Any]:
-    while True:
-        event = await wait
-        try:
-            return received(event, model)
-        except EventValidationError as error:
-            if ask_again is None:
-                raise
-            ctx.logger.warning("passed over: %s", error)
-            wait = ask_again()
+hide_unknown(wait_event)
+
+
+async def _convert(wait: Coroutine[Any, Any, CloudEvent], model: Any) -> ReceivedEvent[Any]:
+    """In the workflow's own code, which may catch what this raises."""
+    return received(await wait, model)
+
+
+def check_on_invalid(verb: str, on_invalid: str) -> None:
+    if on_invalid not in ("skip", "raise"):
+        raise ValueError(f'{verb}(on_invalid={on_invalid!r}): expected "skip" or "raise"')
+
+
+def find_misfit(read: Callable[[bytes], object], body: bytes) -> EventValidationError | None:
+    """What is wrong with the data that `read` makes a model of.
+
+    None for a model that is broken itself: the data is not to blame, and the run is parked when it comes to it.
+    """
+    from pydantic.errors import PydanticUserError  # only waits with a model pay for it
+
+    try:
+        read(body)
+    except EventValidationError as error:
+        return error
+    except PydanticUserError:
+        return None
+    except Exception as error:  # the model's validators are the user's code: data that they fail at does not fit
+        return EventValidationError(f"the model raised {type(error).__qualname__}, which is not a ValueError")
+    return None
+
+
+def accepted(entry: Entry, read: Callable[[bytes], T]) -> T:
+    """What the history says was accepted. On replay the model of today's code may be another: then the run is parked,
+    for neither may the code see an error that it did not see before, nor may the data be passed over now."""
+    try:
+        return read(entry.value)
+    except EventValidationError as error:
+        raise NonDeterminismError(
+            f"step {entry.step!r} accepted its data when it came, and the model does not accept it now: {error}\n"
+            "The model changed while the run was under way, or its validators depend on more than the data: let it "
+            "accept what was accepted, and the run goes on."
+        ) from None
 
 
 def received(event: CloudEvent, model: Any = None) -> ReceivedEvent[Any]:
@@ -213,13 +263,22 @@ def _fit(event: CloudEvent, data: Any, model: Any) -> Any:
         name = getattr(model, "__name__", None) or repr(model)
         fields = "\n".join(f"  {path}: {message}" for path, message in misfit.errors)
         raise EventValidationError(
-            f"event {event.id!r} of type {event.type} from {event.source} does not fit {name}:\n{fields}"
+            f"event {event.id!r} of type {event.type} from {event.source} does not fit {name}:\n{fields}{_kind(event)}"
         ) from None
 
 
-def _outcome(codec: Codec, entry: Entry, call: EventCall, timeout: float | timedelta | None) -> Any:
+def _kind(event: CloudEvent) -> str:
+    """A sender that posts a form, or text, sends no JSON that a model could read."""
+    if event.data is None or isinstance(event.data, msgspec.Raw):
+        return ""
+    return f"\n  its data came as {event.datacontenttype or 'bytes'}, not as JSON: send it with application/json"
+
+
+def _outcome(
+    codec: Codec, entry: Entry, call: EventCall, timeout: float | timedelta | None, read: Callable[[bytes], Any]
+) -> Any:
     if entry.ok:
-        return json_format.parse_stored(codec.unseal(entry.value))
+        return accepted(entry, read)
     if entry.value:
         return decode_failure(codec, entry.value)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

@@ -7,16 +7,20 @@ No I/O and no clock here, so the same history always gives the same commands, va
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from enum import Enum
+from inspect import CORO_CREATED, getcoroutinestate
 from threading import get_ident
+from types import CodeType
 from typing import Any, NoReturn
 
 from edda.core.model import MICROSECONDS, Entry, EntryKind
-from edda.errors import NonDeterminismError, NotInWorkflowError, ParkedError
+from edda.errors import NonDeterminismError, NotAwaitedError, NotInWorkflowError, ParkedError
 
 from . import ordering  # noqa: F401 - the workflow loop is deterministic only with it
 from .loop import Branch, Refused, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
@@ -24,11 +28,15 @@ from .undoing import Undoing
 
 STOPS = (EntryKind.CANCEL, EntryKind.TIMEOUT, EntryKind.LIMIT)
 """They cancel the workflow's code."""
-_APART = (*STOPS, EntryKind.LATE, EntryKind.HEARTBEAT, EntryKind.STRAY, EntryKind.RECUR)
-"""They are for no command that is pending; the last two move no code at all."""
+_APART = (*STOPS, EntryKind.LATE, EntryKind.HEARTBEAT, EntryKind.STRAY, EntryKind.REJECTED, EntryKind.RECUR)
+"""They end no command that is pending; the last three move no code at all."""
 
 _PARTIAL = {(EntryKind.RETRY, EntryKind.STEP), (EntryKind.START, EntryKind.CHILD)}
 """Entries that do not end the command they are for."""
+
+_EDDA = os.path.dirname(os.path.dirname(__file__))
+_CALLER = 3
+"""Frames from the user's line to `Execution.call`: the verb and one function of ours are in between."""
 
 
 class Recurrence(BaseException):
@@ -143,6 +151,10 @@ class Execution:
         self.pending: dict[str, Command] = {}
         self.issued: list[Command] = []
         """New commands the driver has not seen yet."""
+        self._unawaited: dict[Command, tuple[Coroutine[Any, Any, Any], CodeType, int]] = {}
+        """Called and not awaited so far, with the place of the call."""
+        self.unfinished: tuple[str, ...] = ()
+        """Steps that tasks were still waiting for when the workflow's function returned."""
         self.in_memory = 0
         """Pending commands that die with the process."""
         self.orphans: set[str] = set()
@@ -215,6 +227,9 @@ class Execution:
             command.handle = command.future = command.call = command.context = None
         self.pending.clear()
         self.issued.clear()
+        for awaiting, *_ in self._unawaited.values():
+            awaiting.close()  # else Python warns of `_await_command`, a name that no user wrote
+        self._unawaited.clear()
         self._root = None
 
     # What the code calls
@@ -246,9 +261,13 @@ class Execution:
         command.call, command.due = call, due
         if call is not None and kind is EntryKind.STEP:
             command.undo = call.undo
+        awaiting, caller = self._await_command(command), sys._getframe(_CALLER)
         if target is not None:
             command.target = target(command.id)
-        return self._await_command(command)
+            if caller.f_back is not None and caller.f_code.co_filename.startswith(_EDDA):
+                caller = caller.f_back  # `order.start` is one call more than `order.options(...).start`
+        self._unawaited[command] = (awaiting, caller.f_code, caller.f_lasti)
+        return awaiting
 
     def repeat(self, command: Command) -> Coroutine[Any, Any, Any]:
         """Ask once more for what was abandoned."""
@@ -275,12 +294,20 @@ class Execution:
             self._root.cancel(message)
 
     async def _run(self) -> Any:
+        recurrence: Recurrence | None = None
         try:
             try:
                 result = await self._main()
+                self.unfinished = self._steps_under_way()
+            except Recurrence as wanted:
+                recurrence = wanted
             finally:
                 if not self.loop.unwinding:
                     await self._cancel_leftovers()
+            if self._unawaited:
+                self._refuse_forgotten()
+            if recurrence is not None:
+                raise recurrence
             self.value = self._encode(result)
             return result
         except (ParkedError, Recurrence, KeyboardInterrupt):
@@ -289,6 +316,27 @@ class Execution:
             if not self.loop.unwinding and self.undoing.is_needed:
                 await self.undoing.run(self, failure)
             raise
+        finally:
+            recurrence = None  # it and its traceback would keep this frame, and the frame would keep it
+
+    def _steps_under_way(self) -> tuple[str, ...]:
+        if not self.pending and not self._unawaited:
+            return ()
+        commands = (*self.pending.values(), *self._unawaited)
+        return tuple(command.id for command in commands if command.kind is EntryKind.STEP)
+
+    def _refuse_forgotten(self) -> None:
+        """A call that nothing awaited did nothing: a run that is completed without it would hide that."""
+        forgotten = [
+            f"{command.id}{_place(code, offset)}"
+            for command, (awaiting, code, offset) in self._unawaited.items()
+            if getcoroutinestate(awaiting) == CORO_CREATED
+        ]
+        if forgotten:
+            raise NotAwaitedError(
+                f"the workflow's function returned without awaiting {', '.join(forgotten)}, so it was never done: "
+                "write `await` before the call, or await the coroutine that the call returned"
+            )
 
     async def _cancel_leftovers(self) -> None:
         """As `asyncio.run` does: branches left over are cancelled in order of creation, and awaited."""
@@ -301,6 +349,7 @@ class Execution:
                 await asyncio.wait(left)
 
     async def _await_command(self, command: Command) -> Any:
+        self._unawaited.pop(command, None)
         loop = self.loop
         if loop.unwinding or loop.closing:
             await Refused(loop)
@@ -469,6 +518,14 @@ def _due(when: float) -> int:
     """Rounded late: on the loop's own clock, a float, a timer is never early."""
     due = -int(-when * MICROSECONDS // 1)
     return due if due / MICROSECONDS >= when else due + 1
+
+
+def _place(code: CodeType, offset: int) -> str:
+    """Where an instruction stands in the user's file."""
+    if code.co_filename.startswith(_EDDA):
+        return ""
+    line = next((line for start, end, line in code.co_lines() if start <= offset < end), None)
+    return f" ({code.co_filename}:{line or code.co_firstlineno})"
 
 
 def _shown(data: bytes, most: int = 120) -> str:

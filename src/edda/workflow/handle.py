@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from edda.core.model import CancelOutcome
+from edda.core.paths import show
 from edda.core.states import RunStatus
 from edda.errors import NotInWorkflowError
 
@@ -19,9 +21,17 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
+def _checked(instance_id: Any) -> str:
+    if isinstance(instance_id, str):
+        return instance_id
+    if inspect.iscoroutine(instance_id):
+        instance_id.close()
+    raise TypeError(f"handle({show(instance_id)}): expected the id of a run, which `await order.start(...)` returns")
+
+
 class WorkflowHandle(Generic[R]):
     def __init__(self, instance_id: str, client: Client, returns: Any = Any) -> None:
-        self.instance_id = instance_id
+        self.instance_id = _checked(instance_id)
         self._client = client
         self._returns = returns
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from edda.core.paths import show
 
 from .context import WorkflowContext
 
@@ -30,7 +33,14 @@ def wait_any(ctx: WorkflowContext, *waits: Awaitable[T], **named: Awaitable[T]) 
         raise TypeError(
             "wait_any(ctx, ...): expected at least one wait, such as wait_event(ctx, ...) or sleep(ctx, ...)"
         )
-    return _race(names, [*waits, *named.values()])
+    given = [*waits, *named.values()]
+    for name, wait in zip(names, given, strict=True):
+        if not inspect.isawaitable(wait):
+            raise TypeError(
+                f"wait_any(ctx, ...): {name!r} is {show(wait)}; expected a wait that was called and not awaited, such "
+                "as wait_event(ctx, ...) or sleep(ctx, ...)"
+            )
+    return _race(names, given)
 
 
 async def _race(names: Sequence[str | int], waits: Sequence[Awaitable[T]]) -> First[T]:

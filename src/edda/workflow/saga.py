@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_type_hints, is_typeddict, overload
 
+from edda.core.options import hide_unknown, known_options, refuse_unknown
 from edda.core.signature import Signature
 from edda.errors import ArgumentError
 
-from .activity import UNDO_MARK, Activity
+from .activity import UNDO_MARK, UNFINISHED_MARK, Activity, check_step
+from .context import RunContext, misplaced
 from .undoing import Undo
 
 if TYPE_CHECKING:
@@ -46,11 +49,20 @@ def compensation(*, name: str | None = None, retry_policy: RetryPolicy | None = 
 
 
 def compensation(
-    fn: Callable[..., Any] | None = None, /, *, name: str | None = None, retry_policy: RetryPolicy | None = None
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    retry_policy: RetryPolicy | None = None,
+    **unknown: Any,
 ) -> Any:
     """Make a function one that undoes an activity; for `@on_failure` and `register_compensation`."""
+    refuse_unknown("@compensation()", unknown, known_options(compensation))
     decorator = CompensationDecorator(name, retry_policy)
     return decorator if fn is None else decorator(fn)
+
+
+hide_unknown(compensation)
 
 
 class CompensationDecorator:
@@ -67,6 +79,7 @@ class CompensationDecorator:
     def __call__(self, fn: Callable[Concatenate[WorkflowContext, P], R], /) -> Compensation[P, R]: ...
 
     def __call__(self, fn: Callable[..., Any], /) -> Compensation[Any, Any]:
+        check_step("@compensation", fn, self._name, self._retry_policy)
         return Compensation(fn, self._name or fn.__name__, self._retry_policy)
 
 
@@ -87,6 +100,7 @@ def on_failure(undo: Callable[..., Any]) -> Callable[[F], F]:
         setattr(fn, UNDO_MARK, remedy)
         return fn
 
+    setattr(mark, UNFINISHED_MARK, True)
     return mark
 
 
@@ -100,6 +114,8 @@ class Registered:
 
 def register_compensation(ctx: WorkflowContext, undo: Callable[..., Any], *args: Any, **kwargs: Any) -> Registered:
     """If the run fails or is cancelled from here on, `undo` is called with these arguments."""
+    if not isinstance(ctx, RunContext):
+        raise misplaced(ctx, "register_compensation(ctx, undo, ...)")
     activity = _as_activity(undo)
     signature, codec = activity.signature, ctx.codec
     # Kept as it is now: the workflow may change its lists and dictionaries.
@@ -113,9 +129,15 @@ def register_compensation(ctx: WorkflowContext, undo: Callable[..., Any], *args:
     return Registered()
 
 
-def _as_activity(undo: Callable[..., Any]) -> Activity[Any, Any]:
+def _as_activity(undo: Any) -> Activity[Any, Any]:
     if isinstance(undo, Activity):
         return undo
+    if inspect.iscoroutine(undo):
+        undo.close()
+        raise TypeError(
+            "register_compensation(ctx, refund(...)): the second argument was called already; pass the function "
+            "itself, and its arguments after it: register_compensation(ctx, refund, amount)"
+        )
     name = getattr(undo, "__name__", None)
     if name is None:
         raise TypeError(f"{undo!r} has no name, which its step needs: wrap it with @compensation(name=...)")

@@ -15,6 +15,7 @@ from msgspec import UNSET
 from edda.cloudevents import http_binding, json_format
 from edda.cloudevents.event import CloudEvent, check, make
 from edda.core.model import Outgoing, RunId
+from edda.core.urls import show_url, split_credentials
 from edda.errors import EventDeliveryError, NotInWorkflowError
 
 from .activity import inline_step
@@ -173,11 +174,13 @@ async def post(url: str, event: CloudEvent) -> None:
     import httpx2  # only who sends over HTTP pays for it
 
     headers, body = http_binding.emit(event, http_binding.Mode.STRUCTURED)
+    plain, credentials = split_credentials(url)
+    shown = show_url(plain)
     try:
         async with httpx2.AsyncClient(timeout=POST_TIMEOUT, follow_redirects=False) as client:
-            answer = await client.post(url, content=body, headers=headers)
-    except httpx2.HTTPError as error:
-        raise EventDeliveryError(f"{url} did not take event {event.id}: {error!r}") from error
+            answer = await client.post(plain, content=body, headers=[*headers, *credentials.items()])
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise EventDeliveryError(f"{shown} did not take event {event.id}: {type(error).__name__}: {error}") from error
     if not answer.is_success:
         again = answer.status_code in _WORTH_TRYING_AGAIN or answer.status_code >= 500
-        raise EventDeliveryError(f"{url} answered {answer.status_code} to event {event.id}", retryable=again)
+        raise EventDeliveryError(f"{shown} answered {answer.status_code} to event {event.id}", retryable=again)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from .execution import Command, Execution
 
 
+UNDO_PREFIX = "undo:"
+"""Of the ids of the steps that undo others."""
+
+
 class Undo(NamedTuple):
     name: str
     run: Callable[[str], Coroutine[Any, Any, Any]]
@@ -85,7 +89,7 @@ class Undoing:
         while self._undos:
             undo = self._undos.pop()
             self._begun += 1
-            id = f"undo:{self._begun}/{undo.name}"
+            id = f"{UNDO_PREFIX}{self._begun}/{undo.name}"
             try:
                 await undo.run(id)
             except ParkedError:

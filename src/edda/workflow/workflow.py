@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from edda.core.options import explained, hide_unknown, known_options, refuse_unknown
+from edda.core.paths import show
 from edda.core.signature import Signature
 from edda.errors import NotInWorkflowError, UnknownWorkflowError
 
+from .activity import Activity, check_function, check_name
 from .children import running_context, start_child
 from .context import ActivityContext, RunContext, WorkflowContext, seconds_to_microseconds
 from .current import current, here
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
     from .current import Client
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +65,15 @@ class Workflow(Generic[P, R]):
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         return Starter(self, StartOptions()).run(*args, **kwargs)
 
+    if not TYPE_CHECKING:  # for a type checker it cannot be called at all
+
+        def __call__(self, *args, **kwargs):
+            raise TypeError(
+                f"{self.name} is a workflow, which is not called: `await {self.name}.start(...)` starts a run and "
+                f"gives its id, `await {self.name}.run(...)` its result; {self.name}.fn is the plain function"
+            )
+
+    @explained
     def options(
         self,
         *,
@@ -136,6 +151,24 @@ class Starter(Generic[P, R]):
         return result
 
 
+def as_starter(what: Any, verb: str) -> Starter[Any, Any]:
+    """What `app.start` and `app.run` are given first."""
+    if isinstance(what, Starter):
+        return what
+    if isinstance(what, Workflow):
+        return Starter(what, StartOptions())
+    if inspect.iscoroutine(what):
+        what.close()
+        raise TypeError(
+            f"{verb}(...): expected a workflow, got a coroutine: write {verb}(order, ...), not {verb}(order(...))"
+        )
+    if isinstance(what, Activity):
+        raise TypeError(f"{verb}({what.name}): expected a workflow, got an activity, which only a workflow can call")
+    raise TypeError(
+        f"{verb}({show(what)}): expected a workflow, the function itself, decorated with @workflow, or its options(...)"
+    )
+
+
 class Registry:
     """The workflows of this process, by name."""
 
@@ -148,6 +181,12 @@ class Registry:
             raise ValueError(
                 f"workflow {workflow.name!r} is defined in {known.__module__} and again in {workflow.__module__}: "
                 "runs are found by name, so give one of them another one with @workflow(name=...)"
+            )
+        if known is not None and _are_two(known, workflow):
+            logger.warning(
+                "workflow %r of %s is replaced by %s, which has the same name: runs are found by name, so give one of "
+                "them another one with @workflow(name=...)",
+                *(workflow.name, f"{known.__module__}.{known.__qualname__}", workflow.__qualname__),
             )
         self._workflows[workflow.name] = workflow
 
@@ -162,6 +201,13 @@ class Registry:
         return tuple(self._workflows)
 
 
+def _are_two(one: Workflow[Any, Any], other: Workflow[Any, Any]) -> bool:
+    """Whether they are two functions of a module. The same function again is a module that was reloaded, or a cell of a
+    notebook; one that is made inside another function may be made anew at each call."""
+    is_local = "<locals>" in one.__qualname__ + other.__qualname__
+    return one.__qualname__ != other.__qualname__ and not is_local
+
+
 registry = Registry()
 
 
@@ -173,13 +219,24 @@ def workflow(fn: Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R
 def workflow(*, name: str | None = None, event_handler: bool = False) -> WorkflowDecorator: ...
 
 
-def workflow(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, event_handler: bool = False) -> Any:
+def workflow(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    event_handler: bool = False,
+    **unknown: Any,
+) -> Any:
     """Make an `async def` function durable: what its activities returned survives every crash.
 
     With `event_handler=True` an event whose type is the workflow's name starts it, with its data as arguments.
     """
+    refuse_unknown("@workflow()", unknown, known_options(workflow))
     decorator = WorkflowDecorator(name, event_handler)
     return decorator if fn is None else decorator(fn)
+
+
+hide_unknown(workflow)
 
 
 class WorkflowDecorator:
@@ -188,8 +245,13 @@ class WorkflowDecorator:
         self._event_handler = event_handler
 
     def __call__(self, fn: Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R]], /) -> Workflow[P, R]:
+        check_function("@workflow", fn)
+        check_name("@workflow", self._name)
+        if isinstance(fn, Activity):
+            raise TypeError(f"@workflow: {fn.name} is an activity already; a function is a workflow or an activity")
         if not inspect.iscoroutinefunction(fn):
-            raise TypeError(f"@workflow needs an `async def` function, got {fn!r}")
+            what = getattr(fn, "__name__", "<lambda>").replace("<lambda>", "order")
+            raise TypeError(f"@workflow needs an `async def` function, got {fn!r}: write `async def {what}(ctx, ...)`")
         made: Workflow[P, R] = Workflow(fn, self._name or fn.__name__, self._event_handler)
         registry.add(made)
         return made

@@ -1,0 +1,197 @@
+"""A worker holds other runs back only while a suspect waits in the database, and not for long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from edda import EddaApp, WorkflowContext, activity, workflow
+from edda.core.model import ClaimedRun, Crashes, RunId, WorkerId, WorkerInfo
+from edda.engine import suspects
+from edda.engine.settings import Settings
+from edda.storage.ports import Storage
+from edda.workflow.workflow import Workflow
+
+from .conftest import RESTLESS, MakeApp
+from .facts import PATIENCE, until
+
+ENDLESS = 3_600.0
+PATIENT = replace(RESTLESS, suspect_window=ENDLESS)
+"""Whatever a turn of suspects holds back does not come within the time of a test."""
+
+
+class Gate:
+    """Runs stay in memory until it is opened."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.ticks = 0
+
+
+gate = Gate()
+
+
+@activity
+async def tick(ctx: WorkflowContext) -> bool:
+    gate.ticks += 1
+    await asyncio.sleep(0.01)
+    return gate.is_open
+
+
+@activity
+async def work_long(ctx: WorkflowContext) -> None:
+    gate.ticks += 1
+    await asyncio.sleep(ENDLESS)
+
+
+@activity
+async def answer(ctx: WorkflowContext) -> int:
+    return 42
+
+
+@workflow
+async def many_steps(ctx: WorkflowContext) -> None:
+    while not await tick(ctx):
+        pass
+
+
+@workflow
+async def one_long_step(ctx: WorkflowContext) -> None:
+    await work_long(ctx)
+
+
+@workflow
+async def quick(ctx: WorkflowContext) -> int:
+    return await answer(ctx)
+
+
+@workflow
+async def suspect(ctx: WorkflowContext) -> int:
+    return await answer(ctx)
+
+
+WORKFLOWS = [many_steps, one_long_step, quick, suspect]
+
+
+@pytest.fixture(autouse=True)
+async def opened_gate() -> AsyncIterator[None]:
+    gate.is_open, gate.ticks = False, 0
+    yield
+    gate.is_open = True
+
+
+async def results(app: EddaApp, run_ids: Sequence[str]) -> list[int]:
+    return [await app.handle(run_id).result(timeout=PATIENCE) for run_id in run_ids]
+
+
+async def make_suspects(storage: Storage, count: int) -> None:
+    for number in range(2):
+        worker = WorkerInfo(WorkerId(f"mortal-{number}"), "test", "elsewhere", 1)
+        await storage.register(worker, 3_600_000_000)
+        assert len((await storage.claim(worker.id, ["suspect"], 100)).runs) == count
+        await storage.retire(worker.id, died=True)
+
+
+@pytest.mark.parametrize("long", [many_steps, one_long_step], ids=["many steps", "one step"])
+async def test_a_long_run_in_a_new_worker_shuts_nothing_out(make_app: MakeApp, long: Workflow[[], None]) -> None:
+    client = await make_app(workflows=WORKFLOWS, worker=False)
+    stored = [await client.start(quick) for _ in range(5)]
+    app = await make_app(workflows=WORKFLOWS, settings=PATIENT)
+    await app.start(long)
+    begun = await app.start(quick)
+    await until(lambda: gate.ticks > 0, "the long run is in memory")
+    later = await app.start(quick)
+    outside = await client.start(quick)
+    assert await results(app, [*stored, begun, later, outside]) == [42] * 8
+    assert not gate.is_open
+
+
+async def test_a_worker_without_suspects_asks_for_them_once_and_then_with_each_sweep(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await make_app(workflows=WORKFLOWS, settings=replace(PATIENT, sweep=ENDLESS))
+    storage, asked = app.engine.storage, []
+
+    def count(name: str) -> None:
+        call = getattr(storage, name)
+
+        async def counted(*args: object) -> object:
+            asked.append(name)
+            return await call(*args)
+
+        monkeypatch.setattr(storage, name, counted)
+
+    count("has_suspects")
+    count("claim_suspects")
+    client = await make_app(workflows=WORKFLOWS, worker=False)
+    for _ in range(10):
+        assert await results(app, [await client.start(quick)]) == [42]
+    assert len(asked) <= 2, "at the start, and by the first sweep"
+
+
+async def test_a_suspect_that_was_run_leaves_nothing_held_back(make_app: MakeApp) -> None:
+    """The worker that ran it has other runs in memory then, and may not wait for them."""
+    client = await make_app(workflows=WORKFLOWS, worker=False)
+    ids = [await client.start(suspect) for _ in range(3)]
+    await make_suspects(client.engine.storage, 3)
+    app = await make_app(workflows=WORKFLOWS, settings=PATIENT)
+    assert await results(app, ids) == [42] * 3
+    await app.start(many_steps)
+    await until(lambda: gate.ticks > 0, "the long run is in memory")
+    assert await results(app, [await app.start(quick), await client.start(quick)]) == [42] * 2
+
+
+async def test_a_suspect_beside_a_run_that_stays_in_memory_holds_others_for_a_bounded_time(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspects, "LONGEST_WAIT", 0.3)
+    client = await make_app(workflows=WORKFLOWS, worker=False)
+    ids = [await client.start(suspect) for _ in range(3)]
+    await make_suspects(client.engine.storage, 3)
+    app = await make_app(workflows=WORKFLOWS, settings=PATIENT)
+    await app.start(one_long_step)  # in memory before the worker first looks for suspects
+    assert await results(app, [*ids, await app.start(quick), await client.start(quick)]) == [42] * 5
+    assert not gate.is_open
+
+
+def _turns(window: float) -> suspects.SuspectTurns:
+    return suspects.SuspectTurns(Settings(suspect_window=window))
+
+
+def test_waiting_for_memory_is_bounded_whatever_the_window_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    turns = _turns(ENDLESS)
+    assert turns.wait() == suspects.LONGEST_WAIT
+    assert turns.is_holding
+    now += suspects.LONGEST_WAIT
+    assert turns.wait() == 0
+    assert _turns(0.5).wait() == 0.5
+
+
+def claimed(deaths: int) -> ClaimedRun:
+    return ClaimedRun(RunId("run"), "suspect", 0, 1, b"", 0, None, 0, 0, (), (), crashes=Crashes(deaths, 0, 0))
+
+
+def test_a_turn_in_company_is_not_prolonged_and_others_get_as_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    turns = _turns(30.0)
+    turns.open([claimed(6)], in_company=False)
+    assert turns.left == 240.0
+    turns = _turns(30.0)
+    turns.wait()
+    now += 5.0
+    turns.open([claimed(6)], in_company=True)
+    assert turns.left == 30.0
+    now += 30.0
+    turns.close()
+    turns.give_way()
+    now += 34.9
+    assert turns.is_time_of_others, "the wait and the turn took 35 s"
+    now += 0.2
+    assert not turns.is_time_of_others
