@@ -10,12 +10,14 @@ from typing import Self
 from edda.brokers import choose_sink
 from edda.core.codec import Codec
 from edda.databases import open_storage
+from edda.engine.calls import CallLimit
 from edda.engine.clock import DatabaseClock
 from edda.engine.dismissal import dismiss
 from edda.engine.relayer import Relayer, RelaySettings
 from edda.engine.retention import Retention
 from edda.engine.settings import Settings
 from edda.engine.sinks import TIMEOUT, Sink
+from edda.engine.tasks import start_task
 from edda.errors import MigrationError
 from edda.storage.ports import Storage
 
@@ -52,6 +54,7 @@ class OutboxRelayer:
         self._codec = codec
         self._auto_migrate = auto_migrate
         self._keeping = Settings(message_retention_days=retention_days)
+        self._limit = CallLimit(self._keeping.call_timeout)
         self._relayer: Relayer | None = None
         self._pruning: asyncio.Task[None] | None = None
 
@@ -59,17 +62,18 @@ class OutboxRelayer:
         """Does nothing the second time."""
         if self._pruning is not None:
             return
-        await self._storage.open()
+        async with self._limit.call("starting the outbox relayer: opening the database"):
+            await self._storage.open()
         try:
             await self._prepare_schema()
         except BaseException:
-            await self._storage.close()
+            await self._close_storage()
             raise
         clock = DatabaseClock()
         self._relayer = Relayer(self._storage, self._sink, clock=clock, codec=self._codec, settings=self._settings)
         self._relayer.start()
         pruning = Retention(self._storage, clock, self._keeping).run_for_outbox()
-        self._pruning = asyncio.create_task(pruning, name="edda-outbox-retention")
+        self._pruning = start_task(pruning, name="edda-outbox-retention")
 
     async def stop(self, grace: float = GRACE) -> None:
         """What is on its way may arrive within the grace; all else is for the next one to send."""
@@ -81,7 +85,14 @@ class OutboxRelayer:
             await self._relayer.stop(grace)
             await self._sink.close()
         finally:
-            await self._storage.close()
+            await self._close_storage()
+
+    async def _close_storage(self) -> None:
+        try:
+            async with asyncio.timeout(self._limit.seconds):
+                await self._storage.close()
+        except TimeoutError:  # a server that does not answer, or a file that another process has locked
+            self._storage.kill()
 
     async def run(self) -> None:
         """Until it is cancelled; then it stops as `stop` does."""
@@ -104,9 +115,11 @@ class OutboxRelayer:
         await self.stop()
 
     async def _prepare_schema(self) -> None:
-        if self._auto_migrate:
+        async with self._limit.call("starting the outbox relayer: reading the version of its tables"):
+            pending = await self._storage.pending_migrations()
+        if pending and self._auto_migrate:
             await self._storage.migrate()
-        elif pending := await self._storage.pending_migrations():
+        elif pending:
             raise MigrationError(f"the database lacks {', '.join(pending)}: run `edda migrate`")
 
     @property

@@ -20,11 +20,14 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 from wsgiref.util import is_hop_by_hop
 
 from edda.app import EddaApp
+from edda.control.describing import read_structures
+from edda.engine.tasks import start_task
 from edda.errors import AppError
 from edda.web import State
 from edda.web.answers import Answer, come_back
 from edda.web.asgi import Headers, Message, Scope
 from edda.web.excuses import explain
+from edda.workflow.workflow import registry
 
 logger = logging.getLogger("edda.web")
 
@@ -42,6 +45,7 @@ _at_exit: Callable[[Callable[[], object]], object] = getattr(threading, "_regist
 
 def create_wsgi_app(app: EddaApp) -> WSGIApp:
     """`application = create_wsgi_app(app)`, for gunicorn and others. The app must not be started by anybody else."""
+    read_structures(registry.get(name) for name in registry.names())  # its loop will run on another thread
     return WSGIApp(app)
 
 
@@ -145,7 +149,7 @@ class _LoopThread:
             logger.exception("the app did not shut down in order")
 
     def _begin(self, exchange: _Exchange) -> None:
-        task = self._loop.create_task(self._serve(exchange))
+        task = start_task(self._serve(exchange), loop=self._loop)
         self._exchanges.add(task)
         task.add_done_callback(self._exchanges.discard)
 
@@ -162,7 +166,7 @@ class _LoopThread:
 
     async def _start(self) -> None:
         """However many come first, it is one start; if it fails, who comes next tries again."""
-        starting = self._starting = self._starting or asyncio.create_task(self._initialize())
+        starting = self._starting = self._starting or start_task(self._initialize())
         try:
             await asyncio.shield(starting)
         except Exception:

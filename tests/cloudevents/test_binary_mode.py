@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import pytest
 from msgspec import Raw
 
-from edda.cloudevents import header_value, http_binding
+from edda.cloudevents import header_value, http_binding, json_format
 from edda.cloudevents.event import make
 from edda.errors import EventError
 
-from .messages import ATTRIBUTES, binary, parse, refused
+from .messages import ATTRIBUTES, binary, parse, refused, structured
 
 
 def emitted(**changes: Any) -> dict[str, str]:
@@ -51,12 +52,52 @@ def test_an_empty_body_is_no_data() -> None:
     assert http_binding.emit(make("t", "/s", "1"))[1] == b""
 
 
-def test_without_a_content_type_nothing_is_guessed() -> None:
+def test_json_without_a_content_type_is_json() -> None:
+    """C7: as the Python SDKs send it by default. Its type is made explicit, as in C27."""
+    event = parse(binary(b' {"looks": "like JSON"}\n'))
+    assert (event.datacontenttype, event.data) == ("application/json", Raw(b'{"looks": "like JSON"}'))
+    assert dict(http_binding.emit(event)[0])["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("body", [b"\x00\xff", b"plain text", b"{", b"NaN", b" ", "café".encode("latin-1"), b"<a/>"])
+def test_what_is_not_json_and_has_no_content_type_stays_bytes(body: bytes) -> None:
     """C7."""
-    event = parse(binary(b'{"looks": "like JSON"}'))
-    assert event.datacontenttype is None
-    assert event.data == b'{"looks": "like JSON"}'
+    event = parse(binary(body))
+    assert (event.datacontenttype, event.data) == (None, body)
     assert "content-type" not in dict(http_binding.emit(event)[0])
+    assert http_binding.emit(event)[1] == body
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a": 1, "a": 2}', b"[" * 65 + b"]" * 65, b"1" * 5000, b"[" * 100_000 + b"]" * 100_000]
+)
+def test_json_that_is_refused_with_its_content_type_is_refused_without_it(body: bytes) -> None:
+    """C7, C28: as bytes it would be stored and match no wait."""
+    for content_type in ("application/json", None):
+        error = refused(*binary(body, content_type))
+        assert (error.status, error.attribute) == (400, "data")
+
+
+@pytest.mark.parametrize("data", [b"1", b'{"a": 1}', b'{"a": 1, "a": 2}'])
+def test_bytes_without_a_type_that_happen_to_be_json_travel_structured(data: bytes) -> None:
+    """C7, C23, emitting: in binary mode they would arrive as JSON."""
+    encoded = b64encode(data).decode()
+    event = json_format.parse(structured(data_base64=encoded))
+    headers, body = http_binding.emit(event)
+    assert parse(([(name.encode(), value.encode()) for name, value in headers], body)) == event
+    assert event.data == data
+
+
+def test_ascii_is_text_in_both_modes() -> None:
+    """C7, C26: what is US-ASCII is UTF-8 as well."""
+    kind = "text/plain; charset=US-ASCII"
+    assert parse(binary(b"plain", kind)).data == "plain"
+    assert json_format.parse(structured(data="plain", datacontenttype=kind)).data == "plain"
+    assert json_format.parse(structured(data_base64="cGxhaW4=", datacontenttype=kind)).data == "plain"
+    assert http_binding.emit(make("t", "/s", "1", "plain", datacontenttype=kind))[1] == b"plain"
+    assert parse(binary("café".encode(), kind)).data == "café".encode()
+    with pytest.raises(EventError, match="charset"):
+        make("t", "/s", "1", "café", datacontenttype=kind)
 
 
 def test_json_in_the_body_is_kept_as_its_text() -> None:

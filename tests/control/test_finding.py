@@ -11,7 +11,9 @@ from edda.control.finding import Finder
 from edda.control.views import RunSearch
 from edda.core.codec import Codec
 from edda.core.model import RunId, Start
+from edda.core.redaction import Redaction
 from edda.core.states import RunStatus
+from edda.errors import ArgumentError
 from edda.storage.memory import MemoryStorage
 
 SECOND = 1_000_000
@@ -27,7 +29,7 @@ async def finder(monkeypatch: pytest.MonkeyPatch) -> Finder:
     await storage.open()
     inputs = {n: codec.encode({"even": n % 2 == 0, "number": n}) for n in range(10)}
     await storage.start([Start(RunId(f"order-{n}"), "shop", input, n * SECOND) for n, input in inputs.items()])
-    return Finder(storage, codec)
+    return Finder(storage, codec, Redaction(["iban"]))
 
 
 async def names(finder: Finder, search: RunSearch) -> list[str]:
@@ -81,3 +83,25 @@ async def test_what_is_counted_before_something_is_done_to_all_is_what_it_is_don
     for reach in (3, 6, 100):
         counted = sum((await finder.count(search, reach)).values())
         assert counted == len([run async for run in finder.every(search, reach)]) > 0
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "password=hunter2",
+        "customer.password=hunter2",
+        "password.first=h",
+        "iban=DE1",
+        "customer.IBAN=DE1",
+        'customer={"iban": "DE1"}',
+        'orders=[{"card": {"api_key": "x"}}]',
+        "API-Key=x",
+    ],
+)
+async def test_what_is_redacted_cannot_be_searched_for(finder: Finder, condition: str) -> None:
+    """Or whoever may look could find it out by asking."""
+    for search in (finder.find, finder.count):
+        with pytest.raises(ArgumentError, match="is redacted") as refusal:
+            await search(RunSearch(input=(condition,)))
+        assert "hunter2" not in str(refusal.value)
+        assert "DE1" not in str(refusal.value)

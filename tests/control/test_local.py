@@ -245,8 +245,11 @@ async def test_runs_are_listed_counted_and_found_by_what_they_were_started_with(
     assert await ids(input=("order_id=A-17", "number=3")) == []
     assert await ids(until=datetime.now(UTC) - timedelta(hours=1)) == []
     assert await control.count_runs(RunSearch(input=("number=3",))) == {"failed": 1}
-    page = await control.list_runs(RunSearch(input=("password=p",), limit=1))
+    page = await control.list_runs(RunSearch(input=("order_id=A-17",), limit=1))
     assert [run.id for run in page.items] == [waiting]
+    for search in (RunSearch(input=("password=p",)), RunSearch(input=("password=wrong",))):
+        with pytest.raises(ArgumentError, match="input password: its value is redacted"):
+            await control.list_runs(search)
 
 
 @pytest.mark.parametrize(

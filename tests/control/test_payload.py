@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from edda.cloudevents import json_format
 from edda.cloudevents.event import make
 from edda.control.payload import ENCRYPTED, MOST_BYTES, Payloads
-from edda.control.redaction import Redaction
 from edda.core.channels import Message, pack_message
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
+from edda.core.redaction import Redaction
 from edda.core.veil import HIDDEN
 
 CODEC = Codec()
@@ -193,3 +193,9 @@ def test_the_text_of_an_error_is_shown_without_the_secrets_of_its_run() -> None:
 @pytest.mark.parametrize("text", ["a" * 50_000, "://:" * 20_000, "a.a-" * 20_000, "bearer " * 10_000, "'a" * 20_000])
 def test_no_text_takes_long_to_look_through(text: str) -> None:
     assert Redaction().censor(text)
+
+
+@pytest.mark.parametrize("unit", ["a:", "a=", "a: ", "a='", "'a': {", "a.b="])
+def test_a_long_text_of_pairs_within_pairs_is_read_to_its_end(unit: str) -> None:
+    """A recursion of its own depth would end in a RecursionError, in the middle of a page or of a log line."""
+    assert "S3CRET" not in Redaction().censor(unit * 20_000 + "password=S3CRET")

@@ -172,3 +172,13 @@ def test_a_run_that_was_tried_again_has_a_past_before_its_generation() -> None:
 
 def test_an_empty_history_is_an_empty_line() -> None:
     assert draw(()).bars == ()
+
+
+def test_a_wait_tells_how_many_it_rejected_and_has_the_last_of_them() -> None:
+    rejected = [(EntryKind.REJECTED, "paid:1", second, {"ok": False, "value": b"x"}) for second in range(1, 31)]
+    (waiting,) = draw(history(*rejected), RunStatus.WAITING_FOR_EVENT).bars
+    assert (waiting.kind, waiting.state, waiting.rejected) == ("event", BarState.WAITING, 30)
+    assert waiting.entries == tuple(range(21, 31))
+    done = draw(history(*rejected, (EntryKind.MESSAGE, "paid:1", 40, {"event": 7}))).bars[0]
+    assert (done.kind, done.state, done.rejected, done.event) == ("message", BarState.DONE, 30, 7)
+    assert (done.entries, span(done)) == ((*range(21, 31), 31), (0, 40))

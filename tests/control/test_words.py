@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from edda.control.redaction import Redaction
 from edda.control.words import say_duration, say_state
 from edda.core.match import describe
 from edda.core.model import MICROSECONDS, RunId, RunRecord, WorkerId
+from edda.core.redaction import Redaction
 from edda.core.states import RunStatus
 
 NOW = 1_800_000_000 * MICROSECONDS
@@ -56,6 +56,15 @@ def test_each_state_is_said_in_words(run: RunRecord, words: str) -> None:
     assert say_state(run, NOW, outcome="ValueError: no") == words
 
 
+@pytest.mark.parametrize(
+    ("status", "begin"),
+    [(RunStatus.RUNNING, "has stopped: its"), (RunStatus.COMPENSATING, "has stopped undoing what it did: its")],
+)
+def test_a_run_whose_worker_is_lost_is_not_said_to_run(status: RunStatus, begin: str) -> None:
+    words = say_state(record(status, owner=WorkerId("w1")), NOW, lost="has died")
+    assert words == f"{begin} worker w1 has died; another worker takes it over as soon as one is running"
+
+
 def test_every_state_has_words() -> None:
     assert all(say_state(record(status), NOW) for status in RunStatus)
 
@@ -98,3 +107,14 @@ def test_secrets_in_what_is_waited_for_are_hidden(match: dict[str, Any], words: 
 )
 def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
     assert say_duration(int(seconds * MICROSECONDS)) == words
+
+
+def test_a_run_that_died_with_its_process_or_is_not_claimed_says_so() -> None:
+    long_ago = NOW - 10 * MINUTE
+    assert say_state(record(RunStatus.RUNNING, owner=WorkerId("w1"), deaths=1), NOW).endswith(
+        "after a process death without progress"
+    )
+    assert say_state(record(RunStatus.RUNNING, deaths=3), NOW).startswith(
+        "waits until a worker runs it apart from others, after 3 process deaths"
+    )
+    assert "is a worker running that has the workflow" in say_state(record(RunStatus.RUNNING, ready_at=long_ago), NOW)

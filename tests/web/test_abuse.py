@@ -142,8 +142,11 @@ ATTACKS: list[Attack] = [
 
 @asynccontextmanager
 async def slow_clients(server: Server, count: int) -> AsyncIterator[None]:
-    """So many that have begun a request, half of them with a body, and never end it."""
-    connections = [await server.connect() for _ in range(count)]
+    """So many that have begun a request, half of them with a body, and never end it.
+
+    From another address than the healthy client's: what is over the limit of one address is refused."""
+    other = ("127.0.0.2", 0)
+    connections = [await asyncio.open_connection("127.0.0.1", server.port, local_addr=other) for _ in range(count)]
     for number, (_, writer) in enumerate(connections):
         writer.write(GOOD[: len(FIELDS) // 2] if number % 2 else GOOD[:-1])
     try:

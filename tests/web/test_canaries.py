@@ -221,7 +221,9 @@ async def test_nothing_is_logged_and_no_object_shows_a_secret(app: EddaApp, capl
     sink = HttpSink(f"https://shop:{CANARIES['broker']}@broker.example/", secret=f"whsec_{CANARIES['signing']}")
     things = (app, app._web, app._web.options, app.engine, control, sink, *app._web.options.tokens)
     await sink.close()
-    shown = "\n".join([caplog.text, *map(repr, things), *map(str, things)])
+    fields = [str(v) for record in caplog.records for name, v in vars(record).items() if name.startswith("edda_")]
+    assert fields
+    shown = "\n".join([caplog.text, *fields, *map(repr, things), *map(str, things)])
     assert found_in(shown) == set()
 
 

@@ -19,13 +19,23 @@ from edda.cli.complaints import in_one_line, tell
 from edda.cli.extras import EXTRAS
 from edda.cli.target import database_option, missing_file
 from edda.cli.terminal import Span, flat, line, show, show_json
+from edda.control.words import say_duration
+from edda.core.model import SUSPECT_DEATHS, RunRecord
+from edda.core.paths import shorten
+from edda.core.states import RunStatus
+from edda.core.survey import RunQuery, WorkerRecord
 from edda.databases import most_connections, open_storage
-from edda.errors import EddaError
+from edda.engine.unclaimed import UNCLAIMED, find_unclaimed
+from edda.errors import AppError, EddaError
 from edda.storage.ports import Dialect, Storage
 
 _OLDEST_PYTHON = (3, 11)
 _LATE = 1.0
 """Seconds that clocks may differ: leases and timers go by the database's, only what people are shown goes wrong."""
+_LOOKED_AT = 200
+_SHOWN = 3
+_DRIVEN = frozenset({RunStatus.RUNNING, RunStatus.COMPENSATING})
+_START = "start a worker that has their workflows: it takes over the runs of a lost worker when that lease has lapsed"
 _WAL_RESET_BUG = (3, 51, 3)
 _CONNECTIONS: dict[Dialect, tuple[str, str]] = {
     "postgresql": (
@@ -35,6 +45,7 @@ _CONNECTIONS: dict[Dialect, tuple[str, str]] = {
     "mysql": ("SELECT @@max_connections", "SHOW GLOBAL STATUS LIKE 'Threads_connected'"),
 }
 """How many there may be, and how many there are."""
+_CLUSTER = "SHOW STATUS WHERE Variable_name IN ('wsrep_cluster_size', 'wsrep_cluster_status')"
 _PACKAGES = ("msgspec", "pydantic", "click", "uvicorn", "httpx2", "jinja2")
 
 
@@ -101,9 +112,19 @@ async def _look_there(url: str) -> list[Finding]:
     try:
         async with _open(url) as storage:
             found = [await look(storage) for look in _LOOKS]
+            if not await storage.pending_migrations():
+                found += [await look(storage) for look in _WITH_TABLES]
             return [Finding("database", "can be reached"), *(finding for finding in found if finding is not None)]
     except (EddaError, OSError) as error:
-        return [Finding("database", tell(error), False, "is the server up, and are --db and its password right?")]
+        return [Finding("database", tell(error), False, _remedy(url, error))]
+
+
+def _remedy(url: str, error: Exception) -> str:
+    if isinstance(error, AppError):  # a driver that is not installed: its message says how to install it
+        return "do what it says, in the environment of this command, and run `edda doctor` again"
+    if url.startswith("sqlite"):
+        return "may this user read and write the file and its folder, and is there room on the disk?"
+    return "is the server up, and are --db and its password right?"
 
 
 @asynccontextmanager
@@ -156,6 +177,23 @@ def _judge_connections(allowed: int, used: int) -> Finding:
     return Finding("connections", words, is_enough, "" if is_enough else remedy)
 
 
+async def _look_at_cluster(storage: Storage) -> Finding | None:
+    """A MySQL group with several primaries is refused by the storage."""
+    if not storage.is_certified:
+        return None
+    joint = await storage.begin()
+    try:
+        rows = await joint.fetch(_CLUSTER, {})
+    finally:
+        await joint.rollback()
+    status = {str(name).lower(): str(value) for name, value in rows}
+    part = status.get("wsrep_cluster_status", "unknown")
+    words = f"a node of a Galera cluster of {status.get('wsrep_cluster_size', '?')}, {part}"
+    is_primary = part == "Primary"
+    remedy = "this node takes no writes until it has rejoined the others: look at its log, or use another node"
+    return Finding("cluster", words, is_primary, "" if is_primary else remedy)
+
+
 async def _look_at_clock(storage: Storage) -> Finding:
     before = time.time()
     there = await storage.now() / 1e6
@@ -172,9 +210,87 @@ async def _look_at_schema(storage: Storage) -> Finding:
     return Finding("schema", "up to date")
 
 
+async def _look_at_workers(storage: Storage) -> Finding:
+    backlog, now = await storage.backlog(), await storage.now()
+    running = await storage.search(RunQuery(statuses=_DRIVEN, limit=_LOOKED_AT))
+    crew = await storage.crew()  # after the runs: an owner that is missing here has been removed
+    alive = [worker for worker in crew if not worker.is_lapsed]
+    words = f"{len(alive)} alive" if alive else "none is alive"
+    abandoned = _count_abandoned(running, crew)
+    # A worker that is alive takes over within a few seconds, and claims what is ready within a poll.
+    if abandoned and not alive:
+        return Finding("workers", f"{words}; {_plural(abandoned)} owned by a lost worker", False, _START)
+    if backlog.ready and not alive:
+        return Finding("workers", f"{words}; {_plural(backlog.ready)} ready", False, _START)
+    if backlog.oldest_ready is None or now - backlog.oldest_ready < UNCLAIMED:
+        return Finding("workers", words)
+    names = sorted(await find_unclaimed(storage, now))
+    ready = f"{backlog.ready} runs are ready and not claimed, the oldest for {say_duration(now - backlog.oldest_ready)}"
+    of = f" (of {', '.join(names)})" if names else ""
+    remedy = f"start a worker that has {' and '.join(names) or 'their workflows'}, or more workers if all are busy"
+    return Finding("workers", f"{words}; {ready}{of}", False, remedy)
+
+
+def _count_abandoned(running: Iterable[RunRecord], crew: Iterable[WorkerRecord]) -> int:
+    """Runs of workers whose leases lapsed, and, among the newest open runs, those of workers that have no row."""
+    known = {worker.info.id for worker in crew}
+    lapsed = sum(worker.runs for worker in crew if worker.is_lapsed)
+    return lapsed + sum(run.owner is not None and run.owner not in known for run in running)
+
+
+def _plural(runs: int) -> str:
+    return "1 run is" if runs == 1 else f"{runs} runs are"
+
+
+async def _look_at_parked(storage: Storage) -> Finding:
+    parked = await storage.search(RunQuery(statuses=frozenset({RunStatus.PARKED}), limit=_SHOWN))
+    if not parked:
+        return Finding("parked runs", "none")
+    count = (await storage.backlog()).parked
+    told = "; ".join(f"{run.run_id} of {run.workflow}: {shorten(run.reason or '', 200)}" for run in parked)
+    remedy = "mend the code and start a worker with it, then `edda runs resume ID`; `edda runs list --status parked`"
+    return Finding("parked runs", f"{max(count, len(parked))}: {told}", False, remedy)
+
+
+async def _look_at_suspects(storage: Storage) -> Finding:
+    suspects = [
+        run
+        for status in (RunStatus.PARKED, RunStatus.RUNNING)
+        for run in await storage.search(RunQuery(statuses=frozenset({status}), limit=_LOOKED_AT))
+        if run.deaths >= SUSPECT_DEATHS
+    ]
+    if not suspects:
+        return Finding("process deaths", "no open run lost its process again and again")
+    told = "; ".join(
+        f"{run.run_id} of {run.workflow}: {run.deaths} deaths{', parked' if run.status is RunStatus.PARKED else ''}"
+        for run in suspects[:_SHOWN]
+    )
+    runs = "run" if len(suspects) == 1 else "runs"
+    parked = sum(run.status is RunStatus.PARKED for run in suspects)
+    what = [f"{parked} parked"] if parked else []
+    what += [f"{len(suspects) - parked} run apart from others"] if len(suspects) > parked else []
+    remedy = "look into the log of the workers, and for processes killed by the kernel (out of memory, segfault)"
+    return Finding("process deaths", f"{len(suspects)} {runs} ({', '.join(what)}): {told}", False, remedy)
+
+
+async def _look_at_outbox(storage: Storage) -> Finding:
+    dead = (await storage.backlog()).outbox_dead
+    if not dead:
+        return Finding("dead events", "none in the outbox")
+    remedy = "see `edda outbox list --state dead`, then `edda outbox retry` or `edda outbox drop`"
+    return Finding("dead events", f"{dead} in the outbox were refused by their receivers", False, remedy)
+
+
+_WITH_TABLES: tuple[Callable[[Storage], Awaitable[Finding]], ...] = (
+    _look_at_workers,
+    _look_at_parked,
+    _look_at_suspects,
+    _look_at_outbox,
+)
 _LOOKS: tuple[Callable[[Storage], Awaitable[Finding | None]], ...] = (
     _look_at_version,
     _look_at_connections,
+    _look_at_cluster,
     _look_at_clock,
     _look_at_schema,
 )

@@ -66,6 +66,8 @@ def _tell(bar: Bar, now: datetime) -> str:
         words.append(bar.state.value)
     if len(bar.attempts) > 1:
         words.append(f"{len(bar.attempts)} attempts")
+    if bar.rejected:
+        words.append(f"{bar.rejected} rejected")
     return ", ".join(words)
 
 

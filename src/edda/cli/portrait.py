@@ -42,6 +42,8 @@ def _head(detail: RunDetail) -> Iterable[Line]:
     yield line(Span(_tell_times(run), "dim"))
     if run.generation:
         yield line(f"generation {run.generation}, of {len(detail.generations)} that are kept")
+    if run.deaths:
+        yield line(Span(f"process deaths without progress: {run.deaths}", "red"))
     if run.parent:
         yield line(f"child of {flat(run.parent)}")
     for wait in detail.waits:

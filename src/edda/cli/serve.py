@@ -16,6 +16,21 @@ from edda.web.hosts import is_loopback_name
 _HOST = "127.0.0.1"
 
 _host = click.option("--host", default=_HOST, show_default=True, help="Address to listen on.")
+_forwarded = click.option(
+    "--forwarded-allow-ips",
+    "proxies",
+    envvar="FORWARDED_ALLOW_IPS",
+    help="Addresses of proxies, with commas, whose X-Forwarded-For is believed; * for all. None by default.",
+)
+_connections = click.option(
+    "--connections-per-address",
+    "connections",
+    type=click.IntRange(0),
+    default=200,
+    show_default=True,
+    envvar="EDDA_CONNECTIONS_PER_ADDRESS",
+    help="Open at once from one address; those of --forwarded-allow-ips may have more. 0: no limit.",
+)
 _port = click.option("--port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="0: any free one.")
 
 
@@ -24,16 +39,18 @@ _port = click.option("--port", type=click.IntRange(0, 65535), default=8001, show
 @_host
 @_port
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes, each with a worker.")
-def serve(target: str, host: str, port: int, workers: int) -> None:
+@_forwarded
+@_connections
+def serve(target: str, host: str, port: int, workers: int, proxies: str | None, connections: int) -> None:
     """Serve an app over HTTP until SIGTERM or Ctrl-C; requests and steps under way may finish."""
     options = load_options(target)
     _refuse_to_be_open(host, options)
     from edda.cli import server
 
     if workers > 1:
-        server.serve_many(target, host, port, workers, options)
+        server.serve_many(target, host, port, workers, options, server.Limits(proxies, connections))
     else:
-        server.serve_one(target, host, port, options)
+        server.serve_one(target, host, port, options, server.Limits(proxies, connections))
 
 
 @click.command()
@@ -52,16 +69,20 @@ def dev(target: str, port: int, opened: bool) -> None:
 @database_option
 @_host
 @_port
+@_forwarded
+@_connections
 @click.option("--read-only", is_flag=True, help="For looking only: nothing can be changed.")
 @click.option("--open/--no-open", "opened", default=False, help="Open the page in the browser, or do not.")
-def viewer(url: str, host: str, port: int, read_only: bool, opened: bool) -> None:
+def viewer(
+    url: str, host: str, port: int, proxies: str | None, connections: int, read_only: bool, opened: bool
+) -> None:
     """Serve the page alone, on a database whose workers run elsewhere."""
     with in_one_line():
         app = open_database(url, web=WebOptions(read_only=read_only))
     _refuse_to_be_open(host, app.web_options)
     from edda.cli import server
 
-    server.serve_one(app, host, port, app.web_options, opened=opened)
+    server.serve_one(app, host, port, app.web_options, server.Limits(proxies, connections), opened=opened)
 
 
 def _refuse_to_be_open(host: str, options: WebOptions) -> None:

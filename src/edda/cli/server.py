@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
 import threading
 import time
 import webbrowser
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -16,6 +18,7 @@ import uvicorn
 from uvicorn.supervisors import ChangeReload
 
 from edda.app import EddaApp
+from edda.cli.connection import MOST_PER_ADDRESS, PER_ADDRESS
 from edda.web import WebOptions
 
 _SETTINGS: dict[str, Any] = {
@@ -35,15 +38,30 @@ _PATIENCE = 60.0
 """Seconds until nobody waits for the page any more."""
 
 
-def serve_many(target: str, host: str, port: int, workers: int, options: WebOptions) -> None:
+@dataclass(frozen=True)
+class Limits:
+    """Who is believed, and how many connections one address may have."""
+
+    proxies: str | None = None
+    """uvicorn by itself believes the X-Forwarded-For of everything on this machine; here a proxy has to be named."""
+    connections: int = MOST_PER_ADDRESS
+
+    def settings(self) -> dict[str, Any]:
+        os.environ[PER_ADDRESS] = str(self.connections)
+        return {**_SETTINGS, "proxy_headers": bool(self.proxies), "forwarded_allow_ips": self.proxies or ""}
+
+
+def serve_many(target: str, host: str, port: int, workers: int, options: WebOptions, limits: Limits) -> None:
     _leave_quietly()
     _announce(_address(host, port), options)
-    uvicorn.run(target, host=host, port=port, workers=workers, **_SETTINGS)
+    uvicorn.run(target, host=host, port=port, workers=workers, **limits.settings())
 
 
-def serve_one(app: str | EddaApp, host: str, port: int, options: WebOptions, *, opened: bool = False) -> None:
+def serve_one(
+    app: str | EddaApp, host: str, port: int, options: WebOptions, limits: Limits, *, opened: bool = False
+) -> None:
     _leave_quietly()
-    server = _Server(uvicorn.Config(app, host=host, port=port, **_SETTINGS), options, opened)
+    server = _Server(uvicorn.Config(app, host=host, port=port, **limits.settings()), options, opened)
     try:
         server.run()
     except KeyboardInterrupt:
@@ -54,7 +72,7 @@ def serve_one(app: str | EddaApp, host: str, port: int, options: WebOptions, *, 
 
 def serve_changing(target: str, host: str, port: int, options: WebOptions, *, opened: bool) -> None:
     """In a process of its own, that is replaced whenever a file below this folder changes."""
-    config = uvicorn.Config(target, host=host, port=port, reload=True, **_SETTINGS)
+    config = uvicorn.Config(target, host=host, port=port, reload=True, **Limits().settings())
     listening = config.bind_socket()
     address = _address(host, listening.getsockname()[1])
     _announce(address, options)

@@ -143,9 +143,18 @@ class MediaType(Struct, frozen=True):
         return self.charset in (None, "utf-8")
 
     @property
+    def is_ascii(self) -> bool:
+        return self.charset == "us-ascii"
+
+    @property
     def is_text(self) -> bool:
-        """Whether what is written in it is text in UTF-8."""
-        return self.is_utf8 and (self.essence.startswith("text/") or self.essence.endswith(("/xml", "+xml")))
+        """Whether what is written in it is text in UTF-8, of which US-ASCII is a part."""
+        is_readable = self.is_utf8 or self.is_ascii
+        return is_readable and (self.essence.startswith("text/") or self.essence.endswith(("/xml", "+xml")))
+
+    def can_write(self, text: str) -> bool:
+        """Whether the text in UTF-8 is the text in this charset."""
+        return self.is_utf8 or (self.is_ascii and text.isascii())
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
 from edda.errors import EventError
@@ -19,7 +20,7 @@ Content = Raw | str | bytes
 
 
 def read(content: bytes, datacontenttype: str | None) -> Content:
-    """What these bytes are, as their type says; without a type there is no guess."""
+    """What these bytes are, as their type says; without a type they stay bytes."""
     media = None if datacontenttype is None else media_type(datacontenttype)
     if media is None:
         return content
@@ -28,9 +29,34 @@ def read(content: bytes, datacontenttype: str | None) -> Content:
     if not media.is_text:
         return content
     try:
-        return content.decode()
+        return content.decode("ascii" if media.is_ascii else "utf-8")
     except UnicodeDecodeError:
         return content
+
+
+def read_untyped(content: bytes) -> tuple[Content, str | None]:
+    """The data of a binary message without a Content-Type, and its datacontenttype.
+
+    The Python SDKs send JSON that way by default, and read it so: a body that is JSON is taken as JSON. One that only
+    a lenient reader takes for JSON (a member twice, too deep) raises EventError: as bytes it would match no wait, and
+    the sender would be told 202.
+    """
+    try:
+        return read_raw(content, "data"), JSON
+    except EventError:
+        if _is_lenient_json(content):
+            raise
+        return content, None
+
+
+def _is_lenient_json(content: bytes) -> bool:
+    try:
+        msgspec.json.decode(content, type=Raw)
+    except msgspec.DecodeError:
+        return False
+    except RecursionError:
+        return True
+    return True
 
 
 def write(value: Any, datacontenttype: str | None) -> tuple[Content, str]:
@@ -43,7 +69,7 @@ def write(value: Any, datacontenttype: str | None) -> tuple[Content, str]:
         return to_json(value), datacontenttype or JSON
     if not isinstance(value, str):
         raise EventError("data of a type other than JSON must be a string or bytes", attribute="data")
-    if not media.is_utf8:
+    if not media.can_write(value):
         raise refusal("datacontenttype", "has another charset than UTF-8; give the data as bytes in that charset")
     return _text(value), str(datacontenttype)
 
@@ -52,7 +78,7 @@ def to_bytes(content: Content, datacontenttype: str | None) -> bytes:
     if not isinstance(content, str):
         return bytes(content)
     media = None if datacontenttype is None else media_type(datacontenttype)
-    if media is not None and not media.is_utf8:
+    if media is not None and not media.can_write(content):
         raise refusal("datacontenttype", "has another charset than UTF-8; such text can only be sent structured")
     return content.encode()
 

@@ -50,13 +50,14 @@ def parse(headers: Headers, body: bytes, *, max_batch: int = MAX_BATCH) -> Messa
 def emit(event: CloudEvent, mode: str = Mode.BINARY) -> tuple[list[tuple[str, str]], bytes]:
     """Headers and body of a message with this event.
 
-    Data that is itself some format of CloudEvents cannot travel in binary mode, where its type would say that the
-    message is: it is sent structured.
+    Two kinds of data cannot travel in binary mode, and are sent structured: data that is itself some format of
+    CloudEvents, whose type would say that the message is, and bytes without a type that are JSON by chance, which the
+    receiver would take for JSON.
     """
     mode = Mode(mode)
     if mode is Mode.BATCH:
         return emit_batch([event])
-    if mode is Mode.STRUCTURED or _mode_of(event.datacontenttype) is not Mode.BINARY:
+    if mode is Mode.STRUCTURED or _mode_of(event.datacontenttype) is not Mode.BINARY or _looks_like_json(event):
         return [("content-type", STRUCTURED_TYPE)], json_format.emit(event)
     check(event)
     body = b"" if event.data is None else contents.to_bytes(event.data, event.datacontenttype)
@@ -105,7 +106,21 @@ def _parse_binary(headers: Headers, content_type: str | None, body: bytes) -> Cl
     if content_type is not None:
         attributes["datacontenttype"] = content_type
     event = assemble(attributes)
-    return replace(event, data=contents.read(body, event.datacontenttype)) if body else event
+    if not body:
+        return event
+    if content_type is None:
+        data, datacontenttype = contents.read_untyped(body)
+        return replace(event, data=data, datacontenttype=datacontenttype)
+    return replace(event, data=contents.read(body, event.datacontenttype))
+
+
+def _looks_like_json(event: CloudEvent) -> bool:
+    if not isinstance(event.data, bytes) or event.datacontenttype is not None:
+        return False
+    try:
+        return contents.read_untyped(event.data)[1] is not None
+    except EventError:
+        return True
 
 
 def _attributes_of(headers: Headers) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from edda.core.codec import Codec
 from edda.core.model import RunId, RunRecord
+from edda.core.redaction import Redaction
 from edda.core.states import RunStatus
 from edda.core.survey import RunQuery
 from edda.errors import ArgumentError
@@ -89,12 +90,13 @@ def _statuses(word: str) -> frozenset[RunStatus]:
 
 
 class Finder:
-    def __init__(self, survey: Survey, codec: Codec) -> None:
+    def __init__(self, survey: Survey, codec: Codec, redaction: Redaction) -> None:
         self._survey = survey
         self._codec = codec
+        self._redaction = redaction
 
     async def find(self, search: RunSearch) -> Found:
-        query, conditions = await self._bounded(read_search(search)), _conditions(search)
+        query, conditions = await self._bounded(read_search(search)), self._conditions(search)
         horizon = query.ids_after[0] if query.ids_after else None
         if not conditions:
             return _page(await self._survey.search(replace(query, limit=query.limit + 1)), query.limit, horizon)
@@ -112,7 +114,7 @@ class Finder:
 
     async def count(self, search: RunSearch, reach: int = INPUT_REACH) -> dict[RunStatus, int]:
         """By status, of those that were asked for, as far as a page looks."""
-        query, conditions = read_search(replace(search, cursor=None, limit=1)), _conditions(search)
+        query, conditions = read_search(replace(search, cursor=None, limit=1)), self._conditions(search)
         query = await self._bounded(query)
         if not conditions:
             return await self._survey.count(query)
@@ -124,7 +126,7 @@ class Finder:
     async def every(self, search: RunSearch, reach: int) -> AsyncIterator[RunRecord]:
         """Those that `count` tells with this reach."""
         query = await self._bounded(read_search(replace(search, cursor=None, limit=1)))
-        async for record in self._fitting(query, _conditions(search), reach):
+        async for record in self._fitting(query, self._conditions(search), reach):
             yield record
 
     async def _fitting(
@@ -153,6 +155,14 @@ class Finder:
                 return
             query = replace(query, after=(records[-1].created_at, records[-1].run_id))
 
+    def _conditions(self, search: RunSearch) -> tuple[Condition, ...]:
+        """Who may look could else find out what is not shown, by asking for it."""
+        conditions = tuple(map(read_condition, search.input))
+        for condition in conditions:
+            if condition.touches(self._redaction.hides):
+                raise ArgumentError(f"input {condition.path}: its value is redacted, and cannot be searched for")
+        return conditions
+
     def _fits(self, record: RunRecord, conditions: tuple[Condition, ...]) -> bool:
         if not conditions:
             return True
@@ -161,10 +171,6 @@ class Finder:
         except Exception:  # encrypted under another key, or broken: nobody can say what it was started with
             return False
         return all(condition.fits(arguments) for condition in conditions)
-
-
-def _conditions(search: RunSearch) -> tuple[Condition, ...]:
-    return tuple(map(read_condition, search.input))
 
 
 def _page(records: tuple[RunRecord, ...], limit: int, horizon: int | None) -> Found:

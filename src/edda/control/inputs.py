@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +39,13 @@ class Condition(Struct, frozen=True):
             return False
         return same(found, self._value) or (not isinstance(found, dict | list | bool) and str(found) == self.text)
 
+    def touches(self, hides: Callable[[Sequence[str]], bool]) -> bool:
+        """Whether it compares a field that is hidden: that at its path, one around it, or one in its value."""
+        path = self.path.split(".")
+        if any(hides(path[:end]) for end in range(1, len(path) + 1)):
+            return True
+        return _has_hidden(self._value, path, hides)
+
     @property
     def _value(self) -> Any:
         try:
@@ -46,8 +54,16 @@ class Condition(Struct, frozen=True):
             return self.text
 
 
+def _has_hidden(value: Any, path: Sequence[str], hides: Callable[[Sequence[str]], bool]) -> bool:
+    if isinstance(value, list):
+        return any(_has_hidden(item, path, hides) for item in value)
+    if not isinstance(value, dict):
+        return False
+    return any(hides([*path, name]) or _has_hidden(item, [*path, name], hides) for name, item in value.items())
+
+
 def read_condition(text: str) -> Condition:
     path, separator, value = text.partition("=")
     if not separator or not path:
-        raise ArgumentError(f"input {text!r}: expected a path and a value, such as order.id=A-17")
+        raise ArgumentError("input: expected a path and a value, such as order.id=A-17")
     return Condition(path.strip(), value)

@@ -16,8 +16,9 @@ from edda.cloudevents.event import CloudEvent, make
 from edda.cloudevents.json_format import parse_stored
 from edda.core.channels import Message, check_channel, is_message, log_type, unpack_message
 from edda.core.model import MICROSECONDS, CancelOutcome, Entry, OutgoingState, RunId, RunRecord, StoredEvent
+from edda.core.redaction import Redaction
 from edda.core.states import ENDED, RunStatus
-from edda.core.survey import Audit, Consumer, Definition, EventQuery, Generation, RunQuery, StandingWait
+from edda.core.survey import Audit, Consumer, Definition, EventQuery, Generation, RunQuery, StandingWait, WorkerRecord
 from edda.engine.engine import Engine
 from edda.engine.intake import run_of
 from edda.errors import (
@@ -25,6 +26,8 @@ from edda.errors import (
     ArgumentError,
     EventError,
     NotFoundError,
+    OutcomeUnknownError,
+    StorageConflictError,
     StorageUnavailableError,
 )
 from edda.workflow.context import as_datetime
@@ -34,7 +37,6 @@ from edda.workflow.workflow import Workflow
 from .bulk import act_on_all
 from .describing import describe_workflow
 from .finding import Finder, as_bound, check_limit, read_search, write_cursor
-from .redaction import Redaction
 from .showing import Display, may, moment
 from .starting import read_arguments
 from .timeline import Glance, draw_timeline, is_channel, last_move
@@ -78,6 +80,8 @@ BUCKETS = 60
 BUCKET = 60 * MICROSECONDS
 MOST_MEASURED = 1_000
 MOST_DETAILS = 2_000
+_CHANGES = frozenset({"delete", "drop_outgoing", "note", "retry_outgoing"})
+"""What is asked of the storage and changes something."""
 _WAITING = (
     RunStatus.WAITING_FOR_EVENT,
     RunStatus.WAITING_FOR_MESSAGE,
@@ -101,13 +105,14 @@ class LocalController:
         origin: str = "",
     ) -> None:
         self.engine = engine
-        self._storage = engine.storage
+        self._storage = engine.calls.bound(engine.storage, _CHANGES)
         self._find = find
         self._names = names
         self._who = who
         self._origin = origin
-        self._display = Display(engine.codec, Redaction(redact))
-        self._finder = Finder(engine.storage, engine.codec)
+        redaction = Redaction(redact)
+        self._display = Display(engine.codec, redaction)
+        self._finder = Finder(self._storage, engine.codec, redaction)
         self._watch = Watch(engine.storage.pulse_mark)
 
     def with_caller(self, who: str, origin: str) -> Self:
@@ -127,17 +132,28 @@ class LocalController:
     async def _note(self, action: str, subject: str, details: Any = None) -> None:
         asked = self._display.payloads.show(msgspec.to_builtins(details))  # as plain data: secrets are found by name
         text = "" if details is None else msgspec.json.encode(asked).decode()
-        at = await self._storage.now()
-        await self._storage.note(Audit(at, self._who, action, subject, self._origin, text[:MOST_DETAILS]))
+        try:
+            at = await self._storage.now()
+            await self._storage.note(Audit(at, self._who, action, subject, self._origin, text[:MOST_DETAILS]))
+        except (StorageUnavailableError, StorageConflictError) as error:
+            raise OutcomeUnknownError(
+                f"{action} {subject} was done, but the database did not answer when that was to be noted in the audit "
+                f"log ({error}): do not do it again"
+            ) from error
 
     # Runs
 
     async def list_runs(self, search: RunSearch) -> Page[RunView]:
         found = await self._ask(self._finder.find(search))
-        now = await self._storage.now()
+        now, crew = await self._storage.now(), await self._crew_of(found.runs)
         # A bound is exclusive: that moment itself is to be searched yet.
         horizon = None if found.horizon is None else moment(found.horizon + 1)
-        return Page(tuple(self._display.run(record, now) for record in found.runs), write_cursor(found.after), horizon)
+        shown = tuple(self._display.run(record, now, crew) for record in found.runs)
+        return Page(shown, write_cursor(found.after), horizon)
+
+    async def _crew_of(self, runs: Sequence[RunRecord]) -> tuple[WorkerRecord, ...]:
+        """The workers, if any of the runs has an owner: those of a worker that died say so."""
+        return await self._ask(self._storage.crew()) if any(run.owner is not None for run in runs) else ()
 
     async def count_runs(self, search: RunSearch) -> dict[str, int]:
         read_search(search)  # what is wrong in it is said, though those of every status are counted
@@ -148,11 +164,16 @@ class LocalController:
         record = await self.engine.read_run(run_id)
         now, id = await self._storage.now(), record.run_id
         children = await self._ask(self._storage.search(RunQuery(parent=id, limit=MOST_CHILDREN)))
+        crew = await self._crew_of([record, *children])
         generations, payloads = await self._storage.generations(id), self._display.payloads
         is_completed = record.status is RunStatus.COMPLETED
         return RunDetail(
             run=self._display.run(
-                record, now, await self._waiting_since(record, generations), await self._last_try(record, generations)
+                record,
+                now,
+                crew,
+                since=await self._waiting_since(record, generations),
+                tried=await self._last_try(record, generations),
             ),
             input=payloads.value(record.input),
             result=payloads.value(record.value) if is_completed else None,
@@ -160,7 +181,7 @@ class LocalController:
             facts=payloads.show({fact.name: payloads.value(fact.value) for fact in await self._storage.facts(id)}),
             waits=await self._waits_of(record),
             generations=tuple(map(self._display.generation, generations)),
-            children=tuple(self._display.run(child, now) for child in children),
+            children=tuple(self._display.run(child, now, crew) for child in children),
             may=may(record.status),
         )
 
@@ -265,12 +286,14 @@ class LocalController:
         raise NotFoundError(f"no workflow is named {name!r}; known here are: {known}")
 
     async def cancel_run(self, run_id: str, reason: str = "cancelled") -> Done:
+        was_parked = (await self.engine.read_run(run_id)).status is RunStatus.PARKED
         outcome = await self.engine.request_cancel(run_id, reason)
         if outcome is CancelOutcome.ENDED:
             raise ActionRefusedError(f"run {run_id} has ended: there is nothing to cancel")
         await self._note("cancel", run_id, {"reason": reason})
         asked = "is asked to stop" if outcome is CancelOutcome.REQUESTED else "was asked to stop before"
-        return Done(True, f"run {run_id} {asked}", 1, run_id)
+        unread = "; it is parked, and if its code still does not fit its history it ends without compensation"
+        return Done(True, f"run {run_id} {asked}{unread if was_parked else ''}", 1, run_id)
 
     async def retry_run(self, run_id: str, order: RetryOrder) -> Done:
         await self.engine.retry_run(run_id, order.from_start)
@@ -434,7 +457,8 @@ class LocalController:
         names = frozenset(self._names())
         # A process without a worker tells nobody of its code, but whoever asks it may know.
         for name in names - told.keys():
-            details = await asyncio.to_thread(describe_workflow, self._find(name))
+            await asyncio.sleep(0)  # not in a thread, see `describe_workflow`; others get their turn after each
+            details = describe_workflow(self._find(name))
             told[name] = Definition(name, "", details, self.engine.clock.now())
         return tuple(self._display.definition(told[name], names) for name in sorted(told))
 

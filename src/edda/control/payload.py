@@ -5,7 +5,6 @@ Whatever is stored, showing it raises nothing: what cannot be read is said to be
 
 from __future__ import annotations
 
-from binascii import b2a_base64
 from collections.abc import Iterator
 from math import isfinite
 from typing import Any
@@ -16,14 +15,14 @@ from edda.cloudevents import json_format
 from edda.core.channels import holds_message, unpack_message
 from edda.core.codec import Codec
 from edda.core.failure import Recorded
-from edda.core.paths import shorten, show
+from edda.core.paths import shorten
+from edda.core.redaction import Redaction
+from edda.core.secrets import MAX_DEPTH, find_secrets, named_items, split_key, write_int, write_value
 from edda.core.veil import HIDDEN, veil
 
-from .redaction import SHORTEST, Redaction
 from .views import ErrorView
 
 MOST_BYTES = 256 * 1024
-MOST_DEPTH = 64
 SHOWN_OF_LARGE = 4096
 LARGEST_INT = 2**53
 """Beyond it the numbers of JavaScript are no longer exact."""
@@ -68,25 +67,12 @@ class Payloads:
         """The values of secret fields: they may stand in the text of an error, too."""
         return frozenset(value for data in inputs for value in self._secrets_in(data))
 
-    def _secrets_in(self, data: bytes) -> Iterator[str]:
+    def _secrets_in(self, data: bytes) -> frozenset[str]:
         try:
             value = self._codec.decode(data)
         except Exception:  # as in `value`
-            return
-        for text in self._hidden(value, (), 0):
-            if len(text) >= SHORTEST:
-                yield from (text, repr(text)[1:-1])
-
-    def _hidden(self, value: Any, path: Path, depth: int) -> Iterator[str]:
-        if depth >= MOST_DEPTH:
-            return
-        if isinstance(value, dict):
-            for key, item in _named(value):
-                inner = (*path, *_names(key))
-                yield from _texts(item, 0) if self._redaction.hides(inner) else self._hidden(item, inner, depth + 1)
-        elif isinstance(value, list | tuple | set | frozenset):
-            for item in value:
-                yield from self._hidden(item, path, depth + 1)
+            return frozenset()
+        return find_secrets(self._redaction, value)
 
     def error(self, data: bytes | None, known: frozenset[str] = frozenset()) -> ErrorView | None:
         """The failure of a step or a run, of which these secrets are known."""
@@ -118,55 +104,22 @@ class Payloads:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
-            return int(value) if -LARGEST_INT <= value <= LARGEST_INT else _write_int(value)
+            return int(value) if -LARGEST_INT <= value <= LARGEST_INT else write_int(value)
         if isinstance(value, float):
             return value if isfinite(value) else str(value)
-        if depth >= MOST_DEPTH:
+        if depth >= MAX_DEPTH:
             return "…"
         if isinstance(value, dict):
-            return {key: self._field(item, (*path, *_names(key)), depth + 1) for key, item in _named(value)}
+            return {key: self._field(item, (*path, *split_key(key)), depth + 1) for key, item in named_items(value)}
         if isinstance(value, list | tuple | set | frozenset):
             return [self._plain(item, path, depth + 1) for item in value]
-        return veil(_write(value))
+        return veil(write_value(value))
 
     def _field(self, value: Any, path: Path, depth: int) -> Any:
         return HIDDEN if self._redaction.hides(path) else self._plain(value, path, depth)
 
 
 _ATTRIBUTES = ("id", "source", "type", "time", "subject", "datacontenttype", "dataschema")
-
-
-def _texts(value: Any, depth: int) -> Iterator[str]:
-    if isinstance(value, dict | list | tuple | set | frozenset) and depth < MOST_DEPTH:
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item, depth + 1)
-    elif value is not None and not isinstance(value, bool):
-        yield _write_int(value) if isinstance(value, int) else _write(value)
-
-
-def _names(key: str) -> list[str]:
-    """The paths of a match are keys, too."""
-    return key.lstrip("@").split(".")
-
-
-def _named(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    return ((key if isinstance(key, str) else str(_write(key)), item) for key, item in value.items())
-
-
-def _write(value: Any) -> str:
-    if isinstance(value, bytes | bytearray):
-        return b2a_base64(value, newline=False).decode()
-    try:
-        return str(value)
-    except Exception:  # a class of the user's may refuse
-        return show(value)
-
-
-def _write_int(value: int) -> str:
-    try:
-        return str(value)
-    except ValueError:  # Python does not write more than 4,300 digits
-        return hex(value)
 
 
 def _cut(data: bytes) -> str:

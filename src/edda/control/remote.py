@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from edda import errors
+from edda.core.urls import show_url, split_credentials
 from edda.errors import AppError, EddaError
 
 from . import operations
@@ -63,7 +64,8 @@ class RemoteController:
     """`url` is where the app is served, without `/_edda`. Errors come back as what they were over there."""
 
     def __init__(self, url: str, token: str | None = None, *, transport: AsyncBaseTransport | None = None) -> None:
-        self._url = url.rstrip("/")
+        self._url, self._credentials = split_credentials(url.rstrip("/"))
+        self._shown = show_url(self._url)
         self._token = token
         self._transport = transport
         self._kept: AsyncClient | None = None
@@ -215,13 +217,13 @@ class RemoteController:
         try:
             return msgspec.json.decode(response.content, type=operation.answer)
         except msgspec.DecodeError as error:
-            raise AppError(f"{self._url} answers what is no answer of the control API: {error}") from error
+            raise AppError(f"{self._shown} answers what is no answer of the control API: {error}") from error
 
     def _client(self) -> AsyncClient:
         import httpx2  # only who asks a server pays for it
 
         if self._kept is None:
-            headers = {} if self._token is None else {"authorization": f"Bearer {self._token}"}
+            headers = self._credentials if self._token is None else {"authorization": f"Bearer {self._token}"}
             self._kept = httpx2.AsyncClient(
                 base_url=self._url,
                 headers=headers,
@@ -232,7 +234,7 @@ class RemoteController:
         return self._kept
 
     def _away(self, error: Exception) -> AppError:
-        return AppError(f"{self._url} does not answer: {error or type(error).__name__}; is it served there?")
+        return AppError(f"{self._shown} does not answer: {error or type(error).__name__}; is it served there?")
 
 
 def _pairs(query: Struct) -> list[tuple[str, str]]:

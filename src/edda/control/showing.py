@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,14 +13,15 @@ from msgspec.structs import replace
 from edda.core.codec import Codec
 from edda.core.match import describe
 from edda.core.model import Entry, EntryKind, OutgoingRecord, RunRecord, StoredEvent
+from edda.core.redaction import Redaction
 from edda.core.states import OPEN, RunStatus
 from edda.core.survey import Audit, Bucket, Consumer, Definition, Generation, StandingWait, WorkerRecord
 from edda.core.veil import veil
+from edda.engine.open_runs import say_lost
 from edda.workflow.children import Started
 from edda.workflow.context import as_datetime
 
 from .payload import Payloads
-from .redaction import Redaction
 from .timeline import is_channel
 from .views import (
     AuditView,
@@ -72,15 +73,24 @@ class Display:
 
     # Runs
 
-    def run(self, record: RunRecord, now: int, since: int | None = None, tried: Entry | None = None) -> RunView:
-        """`since` says when it began to wait, and `tried` how a step went that is tried again, if that is known."""
+    def run(
+        self,
+        record: RunRecord,
+        now: int,
+        crew: Sequence[WorkerRecord],
+        since: int | None = None,
+        tried: Entry | None = None,
+    ) -> RunView:
+        """`crew` are the workers, read after the record; `since` says when it began to wait, and `tried` how a step
+        went that is tried again, if that is known."""
         is_open = record.status in OPEN
+        lost = None if record.owner is None or not is_open else say_lost(record.owner, now, crew)
         clean = replace(record, reason=None if record.reason is None else self._reason(record.reason, record.input))
         return RunView(
             id=record.run_id,
             workflow=record.workflow,
             status=record.status.value,
-            words=say_state(clean, now, outcome=self._outcome(record, tried), since=since),
+            words=say_state(clean, now, outcome=self._outcome(record, tried), since=since, lost=lost),
             generation=record.gen,
             created_at=as_datetime(record.created_at),
             ended_at=moment(record.ended_at),
@@ -88,6 +98,7 @@ class Display:
             deadline=moment(record.deadline),
             parent=record.parent,
             owner=record.owner,
+            deaths=record.deaths,
         )
 
     def _outcome(self, record: RunRecord, tried: Entry | None) -> str:

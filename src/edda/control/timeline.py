@@ -20,7 +20,7 @@ from edda.workflow.context import as_datetime
 from .views import AttemptView, Bar, BarState, ErrorView, Timeline
 
 UNDO = "undo:"
-_MOVES_NOTHING = frozenset({EntryKind.RETRY, EntryKind.HEARTBEAT, EntryKind.LATE, EntryKind.STRAY})
+_MOVES_NOTHING = frozenset({EntryKind.RETRY, EntryKind.HEARTBEAT, EntryKind.LATE, EntryKind.STRAY, EntryKind.REJECTED})
 _WAITED = frozenset({EntryKind.EVENT, EntryKind.MESSAGE})
 _BARS = {
     EntryKind.STEP: "step",
@@ -30,10 +30,13 @@ _BARS = {
     EntryKind.TIMER: "timer",
     EntryKind.EVENT: "event",
     EntryKind.MESSAGE: "message",
+    EntryKind.REJECTED: "event",
     EntryKind.START: "child",
     EntryKind.CHILD: "child",
 }
 """Entries of other kinds have no bar of their own: they stop the run, or open it."""
+MAX_REJECTED_SHOWN = 10
+"""Of the events that one wait has rejected: a faulty sender may send thousands."""
 _PENDING_TIMER = re.compile(r"timer '(.+)'")
 
 
@@ -85,6 +88,7 @@ class _Drawn:
         self.entries: list[int] = []
         self.child: str | None = None
         self.event: int | None = None
+        self.rejected: list[int] = []
 
     def end(self, at: int, state: BarState) -> None:
         self.until, self.state = at, state
@@ -111,9 +115,10 @@ class _Drawn:
             since=as_datetime(self.since),
             until=as_datetime(max(self.since, until if self.until is None else self.until)) if is_over else None,
             attempts=tuple(self.attempts),
-            entries=tuple(self.entries),
+            entries=(*self.rejected[-MAX_REJECTED_SHOWN:], *self.entries),
             child=self.child,
             event=self.event,
+            rejected=len(self.rejected),
         )
 
 
@@ -140,6 +145,10 @@ class _Drawing:
 
     def _draw(self, entry: Entry, kind: str) -> None:
         drawn = self._find(entry.step, entry.name, kind)
+        if entry.kind is EntryKind.REJECTED:
+            drawn.rejected.append(entry.seq)
+            return
+        drawn.kind = drawn.kind if drawn.kind == "undo" else kind  # what was rejected may have been either
         drawn.entries.append(entry.seq)
         if entry.kind is EntryKind.HEARTBEAT:
             return
@@ -169,7 +178,7 @@ class _Drawing:
     def add_pending(self) -> None:
         for wait in self._glance.waits:
             kind, name = ("message", wait.type.partition("/")[2]) if is_channel(wait.type) else ("event", wait.type)
-            self._find(wait.step, name, kind)
+            self._find(wait.step, name, kind).kind = kind
         record = self._glance.record
         timer = _PENDING_TIMER.fullmatch(record.reason or "")
         if timer is not None and record.status is RunStatus.WAITING_FOR_TIMER:

@@ -43,6 +43,8 @@ class RunView(Struct, frozen=True):
     parent: str | None = None
     owner: str | None = None
     """The worker that has it in memory."""
+    deaths: int = 0
+    """Processes that died while they ran it, before the steps in flight had ended."""
 
 
 class ErrorView(Struct, frozen=True):
@@ -138,6 +140,8 @@ class Bar(Struct, frozen=True):
     """Numbers of the lines of the history that speak of it."""
     child: str | None = None
     event: int | None = None
+    rejected: int = 0
+    """Events or messages that did not fit the model of the wait; `entries` has the last of them."""
 
 
 class Timeline(Struct, frozen=True):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
+from edda.engine.tasks import start_task
 from edda.errors import StorageConflictError, StorageUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Watch:
 
     def _begin(self) -> asyncio.Task[None]:
         if self._looking is None:
-            self._looking = asyncio.create_task(self._look_on(), name="edda-watch")
+            self._looking = start_task(self._look_on(), name="edda-watch")
         return self._looking
 
     def _rest(self) -> None:

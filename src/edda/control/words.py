@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from edda.core.model import MICROSECONDS, RunRecord
+from edda.core.model import MICROSECONDS, SUSPECT_DEATHS, RunRecord
 from edda.core.paths import shorten
 from edda.core.states import RunStatus
 from edda.workflow.context import as_datetime
@@ -14,6 +14,8 @@ _PENDING = re.compile(r"(\w+) '(.+)'")
 """What a run that leaves memory says of the first thing it waits for."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 MOST_WORDS = 300
+LONG_UNCLAIMED = 10 * MICROSECONDS
+"""A run that is ready is claimed within a poll, unless workers are busy or there is none for it."""
 
 
 def say_duration(microseconds: int) -> str:
@@ -34,10 +36,12 @@ def say_duration(microseconds: int) -> str:
     return " ".join(parts[:2])
 
 
-def say_state(record: RunRecord, now: int, *, outcome: str = "", since: int | None = None) -> str:
+def say_state(
+    record: RunRecord, now: int, *, outcome: str = "", since: int | None = None, lost: str | None = None
+) -> str:
     """`outcome` is the error or the reason of one that ended, or of the last try; `since` when it began to wait; both
-    if that is known."""
-    return shorten(_SAY[record.status](_Subject(record, now, outcome, since)), MOST_WORDS)
+    if that is known. `lost` says why its owner does not drive it (`open_runs.say_lost`)."""
+    return shorten(_SAY[record.status](_Subject(record, now, outcome, since, lost)), MOST_WORDS)
 
 
 def find_retried(record: RunRecord) -> str | None:
@@ -48,11 +52,12 @@ def find_retried(record: RunRecord) -> str | None:
 
 
 class _Subject:
-    def __init__(self, record: RunRecord, now: int, outcome: str, since: int | None) -> None:
+    def __init__(self, record: RunRecord, now: int, outcome: str, since: int | None, lost: str | None) -> None:
         self.record = record
         self.now = now
         self.outcome = outcome
         self.since = since
+        self.lost = lost
 
     @property
     def reason(self) -> str:
@@ -65,6 +70,11 @@ class _Subject:
         return (found[1], found[2]) if found else ("", self.reason)
 
     @property
+    def takeover(self) -> str:
+        """What happens with a run whose owner does not drive it."""
+        return f"its worker {self.record.owner} {self.lost}; another worker takes it over as soon as one is running"
+
+    @property
     def rest(self) -> str | None:
         """How long until it goes on by itself."""
         due = self.record.ready_at
@@ -72,11 +82,27 @@ class _Subject:
 
 
 def _say_running(run: _Subject) -> str:
+    deaths = run.record.deaths
+    if run.lost is not None:
+        return f"has stopped: {run.takeover}"
     if run.record.owner is not None:
-        return f"runs on worker {run.record.owner}"
+        died = f", after {say_deaths(deaths)} without progress" if deaths else ""
+        return f"runs on worker {run.record.owner}{died}"
+    if deaths >= SUSPECT_DEATHS and run.record.ready_at is None:
+        return f"waits until a worker runs it apart from others, after {say_deaths(deaths)} without progress"
     if run.rest is not None:
         return f"begins in {run.rest}"
-    return "is ready, and no worker has taken it yet"
+    since = run.record.ready_at or run.now  # what something arrived for has no time of its own
+    if run.now - since < LONG_UNCLAIMED:
+        return "is ready, and no worker has taken it yet"
+    return (
+        f"is ready, and no worker has taken it for {say_duration(run.now - since)}: is a worker running that has "
+        f"the workflow {run.record.workflow}?"
+    )
+
+
+def say_deaths(deaths: int) -> str:
+    return "a process death" if deaths == 1 else f"{deaths} process deaths"
 
 
 def _say_waiting(run: _Subject) -> str:
@@ -104,6 +130,8 @@ def _say_child(run: _Subject) -> str:
 
 
 def _say_undoing(run: _Subject) -> str:
+    if run.lost is not None:
+        return f"has stopped undoing what it did: {run.takeover}"
     where = "" if run.record.owner is None else f", on worker {run.record.owner}"
     return f"undoes what it did{where}"
 

@@ -177,7 +177,9 @@ async def _chosen(visit: Visit, control: Controller, timeline: Timeline) -> dict
     bar = next((bar for bar in timeline.bars if bar.step == step), None) if step else None
     if bar is None:
         return {"bar": None}
-    lines = await control.get_history(visit.parts[1], HistorySearch(timeline.generation, step, limit=_MOST_LINES))
+    behind = str(bar.entries[0] - 1) if bar.entries else None  # a wait may have rejected thousands before
+    search = HistorySearch(timeline.generation, step, cursor=behind, limit=_MOST_LINES)
+    lines = await control.get_history(visit.parts[1], search)
     return {"bar": bar, "entries": [entry for entry in lines.items if entry.seq in bar.entries]}
 
 

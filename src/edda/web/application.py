@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from edda.web import lifespan
 from edda.web.answers import RefusedError, refuse
-from edda.web.asgi import Receive, Scope, Send
+from edda.web.asgi import Message, Receive, Scope, Send
 from edda.web.backing import Backing
 from edda.web.body import DisconnectedError, Intake
 from edda.web.cancelling import CancelEndpoint
@@ -85,9 +86,28 @@ class Web:
             answer = self._inside.excuse(request, explain(error, self.options.retry_after))
         self._metrics.count(answer.status)
         try:
-            await answer.send(send, private=request.query_token is not None, head=request.method == "HEAD")
+            await answer.send(
+                self._limited(send), private=request.query_token is not None, head=request.method == "HEAD"
+            )
+        except TimeoutError:  # an OSError too, hence the first
+            logger.debug("the client does not read its answer (write_timeout); the connection is given up")
         except OSError:  # newer servers say so when the client has gone
             logger.debug("the client had gone before its answer")
+
+    def _limited(self, send: Send) -> Send:
+        """A server's `send` waits for as long as the client does not read."""
+        seconds = self.options.write_timeout
+
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await send(message)
+            except RuntimeError as error:  # of uvloop, which has no class of its own for it
+                if not str(error).endswith("the handler is closed"):
+                    raise
+                raise BrokenPipeError("the connection is closed") from error
+
+        return send_in_time
 
     async def _answer(self, request: Request) -> Sendable:
         self._check_headers(request)
@@ -102,6 +122,12 @@ class Web:
 
     def _check_headers(self, request: Request) -> None:
         count, limit = len(request.headers), self.options.max_header_count
+        if request.has(b"content-length") and request.has(b"transfer-encoding"):
+            # Two proxies that believe different ones see different requests. Some servers let it pass to us.
+            error = "Content-Length and Transfer-Encoding exclude each other; send one of them"
+            raise refuse(400, error, headers={"Connection": "close"})
+        if request.has(b"transfer-encoding") and request.header(b"transfer-encoding") != b"chunked":
+            raise refuse(400, "of Transfer-Encoding only chunked is taken", headers={"Connection": "close"})
         size = sum(len(name) + len(value) for name, value in request.headers)
         if count > limit or size > self.options.max_header_bytes:
             error = f"more than {limit} headers or {self.options.max_header_bytes} bytes of them"

@@ -8,6 +8,7 @@ from edda.web.answers import RefusedError, come_back, refuse
 from edda.web.options import WebOptions
 from edda.web.request import Request
 
+_ENCODINGS = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress"})
 _HEAD_START = 5.0
 """Seconds before the rate counts: a slow start is no slow body."""
 
@@ -25,6 +26,7 @@ class Intake:
 
     async def read(self, request: Request) -> bytes:
         """What was read is held until `release`."""
+        _check_encoding(request)
         self._check_declared(request)
         body = bytearray()
         begun = asyncio.get_running_loop().time()
@@ -76,6 +78,16 @@ class Intake:
 
     def _seconds_for(self, size: int) -> float:
         return min(self._options.body_timeout, _HEAD_START + size / self._options.min_rate)
+
+
+def _check_encoding(request: Request) -> None:
+    encoding = request.header(b"content-encoding")
+    name = b"identity" if encoding is None else encoding.strip().lower()
+    if name != b"identity":
+        # Decoded, a small body may be of any size, and a signature is of the bytes as they came.
+        told = f" {name.decode()}" if name in _ENCODINGS else ""
+        error = f"the Content-Encoding{told} is not taken here: send the body as it is"
+        raise refuse(415, error, headers={"Accept-Encoding": "identity"})
 
 
 def _too_slow() -> RefusedError:

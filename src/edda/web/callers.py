@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edda.web.answers import refuse
-from edda.web.door import SAFE, Door, is_own_origin, unauthorized
+from edda.web.door import SAFE, Door, is_own_origin, told_origin, unauthorized
 from edda.web.options import WebOptions
 from edda.web.request import Request
 from edda.web.sessions import Sessions
@@ -62,13 +62,12 @@ def check_origin(request: Request, *, by_cookie: bool) -> None:
     """Browsers say where a request comes from; what says nothing is no browser, and has no cookie to misuse."""
     if request.method in SAFE:
         return
-    site, origin = request.header(b"sec-fetch-site"), request.header(b"origin")
+    site, told = request.header(b"sec-fetch-site"), told_origin(request)
     if site is not None:
         own = site == b"same-origin"
-    elif origin is not None:
-        own = is_own_origin(origin, request)
-    else:
-        own = not by_cookie
+    else:  # a Referer alone may refuse a request, but does not let a cookie in: it can be left out, and Origin cannot
+        own = told is None or is_own_origin(told, request)
+        own = own and (request.has(b"origin") or not by_cookie)
     if not own:
         raise refuse(403, "a page of another origin may not do this: it has to come from this server's own pages")
 

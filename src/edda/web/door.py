@@ -6,6 +6,7 @@ send requests here, be it by a name that it made to point here (its Host gives i
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 
 from edda.web.answers import RefusedError, refuse
@@ -96,17 +97,24 @@ def _check_origin(request: Request) -> None:
     """Browsers say where a request comes from; everything else is no page that somebody was lured to."""
     if request.method in SAFE:
         return
-    site = request.header(b"sec-fetch-site")
-    origin = request.header(b"origin")
-    if site is None and origin is None:
+    site, told = request.header(b"sec-fetch-site"), told_origin(request)
+    if site is None and told is None:
         return
-    same = site in {b"same-origin", b"none"} if site is not None else is_own_origin(origin or b"", request)
+    same = site in {b"same-origin", b"none"} if site is not None else is_own_origin(told or b"", request)
     if not same:
         raise refuse(403, "a page of another origin may not send this")
 
 
+def told_origin(request: Request) -> bytes | None:
+    """The Origin, else the Referer, which says more; None if the request has neither, as those of programs."""
+    origin = request.header(b"origin")
+    return request.header(b"referer") if origin is None else origin
+
+
 def is_own_origin(origin: bytes, request: Request) -> bool:
-    _, separator, host = origin.partition(b"://")
+    """Of an Origin or a Referer."""
+    _, separator, rest = origin.partition(b"://")
+    host = re.split(rb"[/?#]", rest, maxsplit=1)[0]
     return bool(separator) and host.lower() == (request.header(b"host") or b"").lower()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from edda.engine.tasks import start_task
 from edda.errors import EddaError
 from edda.web.answers import Answer, RefusedError, come_back, say
 from edda.web.backing import Backing
@@ -26,7 +27,7 @@ class Readiness:
 
     async def answer(self) -> Answer:
         if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
+            self._asking = start_task(self._ask())
             self._asking.add_done_callback(self._forget)
         return await asyncio.shield(self._asking)
 

@@ -18,6 +18,7 @@ _ABOVE_ZERO = (
     "max_concurrent",
     "body_timeout",
     "min_rate",
+    "write_timeout",
     "service_timeout",
     "retry_after",
 )
@@ -53,6 +54,8 @@ class WebOptions:
     body_timeout: float = 15.0
     min_rate: int = KIB
     """Bytes per second below which a body is given up."""
+    write_timeout: float = 30.0
+    """Seconds for which a client may leave its answer unread."""
     service_timeout: float = 15.0
     """Seconds the database gets before a request is told to come back."""
     retry_after: int = 5

@@ -10,7 +10,7 @@ import hmac
 import re
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from urllib.parse import parse_qs, quote, unquote
 
@@ -22,8 +22,7 @@ from edda.web.tokens import Keyring, Token
 COOKIE = "edda_session"
 SECONDS = 12 * 3600
 MOST_FAILURES = 10
-"""Of one client within a minute."""
-_MOST_CLIENTS = 10_000
+"""Of all clients together, within a minute; further wrong tokens are answered 429."""
 _MOST_FIELDS = 10
 _PURPOSE = b"edda session 1"
 _DOTS = re.compile(r"\.{1,2}")
@@ -42,15 +41,13 @@ class Sessions:
 
     def log_in(self, request: Request, body: bytes) -> Answer:
         """What a form with `token` and `next` is answered: back to the form if the token is not known."""
-        client = request.client or ""
-        self._failures.check(client, self._now())
         form = _read_form(body)
         wanted = own_path(request, form.get("next", [""])[0])
         if not self._tokens:
             return move_on(wanted)
         token = self._keyring.find(form.get("token", [""])[0].strip().encode())
         if token is None:
-            self._failures.add(client, self._now())
+            self._failures.add(self._now())
             return move_on(f"{request.base}/login?failed=1&next={quote(wanted, safe='')}")
         return move_on(wanted, self._cookie(request, self._write(token), SECONDS))
 
@@ -77,22 +74,22 @@ class Sessions:
 
 
 class Failures:
-    """Wrong tokens of the last minute, by client."""
+    """Wrong tokens of the last minute, from wherever they came.
+
+    Not by address: behind a proxy it is one for everybody, or what the sender wrote into a header. And the right token
+    is let in whatever others try: with 128 bits it is not found by trying, so keeping it out would only keep its owner
+    out.
+    """
 
     def __init__(self) -> None:
-        self._times: OrderedDict[str, deque[float]] = OrderedDict()
+        self._times: deque[float] = deque(maxlen=MOST_FAILURES)
 
-    def check(self, client: str, now: float) -> None:
-        times = self._times.get(client, deque())
-        if len(times) == MOST_FAILURES and now - times[0] < 60:
-            seconds = int(60 - (now - times[0])) + 1
-            raise RefusedError(come_back(429, "too many wrong tokens: wait a minute", seconds))
-
-    def add(self, client: str, now: float) -> None:
-        self._times.setdefault(client, deque(maxlen=MOST_FAILURES)).append(now)
-        self._times.move_to_end(client)
-        if len(self._times) > _MOST_CLIENTS:
-            self._times.popitem(last=False)
+    def add(self, now: float) -> None:
+        """Raises `RefusedError` for one too many."""
+        if len(self._times) == MOST_FAILURES and now - self._times[0] < 60:
+            seconds = int(60 - (now - self._times[0])) + 1
+            raise RefusedError(come_back(429, "too many wrong tokens were tried here: wait a minute", seconds))
+        self._times.append(now)
 
 
 def _read_form(body: bytes) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edda.control.controller import Controller
+from edda.engine.tasks import start_task
 from edda.errors import EddaError
 from edda.web.answers import RefusedError, come_back, protection
 from edda.web.asgi import Receive, Send
@@ -78,7 +79,7 @@ class Stream:
 
     async def _send_marks(self, send: Send) -> None:
         await _say(send, _BEGINNING)
-        gone = asyncio.create_task(self._until_gone())
+        gone = start_task(self._until_gone())
         try:
             async with aclosing(_Marks(self.control.watch())) as marks:
                 await self._pass_on(marks, gone, send)

@@ -19,6 +19,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 
@@ -111,19 +112,20 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _read_json(text: str) -> tuple[Token, ...]:
-    try:
+    written: list[_Written] | None = None
+    with suppress(msgspec.DecodeError):  # whose text has the names of unknown fields, which may be secrets
         written = msgspec.json.decode(text, type=list[_Written])
-    except msgspec.DecodeError as error:
-        expected = '[{"name": ..., "scopes": [...], "secret": ...}]'
-        raise ValueError(f"tokens: expected JSON like {expected}: {error}") from None
+    if written is None:
+        raise ValueError('tokens: expected JSON like [{"name": ..., "scopes": [...], "secret": ...}]')
     return tuple(Token(one.name, _read_scopes(one.name, one.scopes), one.secret) for one in written)
 
 
 def _read_scopes(name: str, scopes: Iterable[str]) -> frozenset[TokenScope]:
-    try:
-        return frozenset(TokenScope(scope.strip()) for scope in scopes)
-    except ValueError as error:
-        raise ValueError(f"token {name!r}: {error}; expected some of {_all_scopes()}") from None
+    given = [scope.strip() for scope in scopes]
+    if not all(scope in TokenScope.__members__.values() for scope in given):
+        # What was given is not shown: the secret may stand in its place.
+        raise ValueError(f"token {name!r}: a scope is not known; expected some of {_all_scopes()}")
+    return frozenset(map(TokenScope, given))
 
 
 def _check_secret(name: str, secret: str) -> None:

@@ -39,6 +39,9 @@ class Webhook(ABC):
     """Where the signature is."""
 
     def __post_init__(self, secret: str | Sequence[str]) -> None:
+        if not isinstance(self.path, str) or not self.path.startswith("/"):
+            # What was given is not shown: the secret may stand in the place of the path.
+            raise ValueError(f'{type(self).__name__}(path, secret): expected a path such as "/hooks/billing"')
         _check_path(self.name, self.path)
         secrets = _each(secret)
         if not secrets:
@@ -168,8 +171,6 @@ def check_webhooks(webhooks: Iterable[Webhook]) -> None:
 
 
 def _check_path(name: str, path: str) -> None:
-    if not isinstance(path, str) or not path.startswith("/"):
-        raise ValueError(f'{name}: expected a path such as "/hooks/billing"')
     if "?" in path or "#" in path:
         raise ValueError(f"{name}: expected a path alone, without a query")
     for ours in _OURS:
