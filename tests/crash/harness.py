@@ -24,9 +24,9 @@ from tests.conftest import Database
 
 from .scenarios import ARGUMENT, Scenario, world
 
-CALM = Settings(linger=0, takeover_grace=0, sweep=60, heartbeat=5, poll=5, parked_first=0.01)
+CALM = Settings(call_timeout=30, linger=0, takeover_grace=0, sweep=60, heartbeat=5, poll=5, parked_first=0.01)
 """For the process that will die: nothing by the clock, so that the statements are the same every time."""
-HASTY = Settings(linger=0, takeover_grace=0, sweep=0.01, heartbeat=5, poll=0.2, parked_first=0.01)
+HASTY = Settings(call_timeout=30, linger=0, takeover_grace=0, sweep=0.01, heartbeat=5, poll=0.2, parked_first=0.01)
 """For the one that comes after it."""
 DEADLINE = 20.0
 
@@ -218,7 +218,7 @@ def check_history(history: Sequence[Entry]) -> None:
 class Taker(Player):
     """Plays a run that another worker has left behind."""
 
-    calm = Settings(linger=0, takeover_grace=0, sweep=0.05, heartbeat=5, poll=5)
+    calm = Settings(call_timeout=30, linger=0, takeover_grace=0, sweep=0.05, heartbeat=5, poll=5)
 
     async def prepare(self) -> None:
         await self.leave_behind()

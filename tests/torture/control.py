@@ -10,7 +10,7 @@ from unittest.mock import patch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edda.core.model import Accepted, Bundle, End, Fence, Incoming, Move, Recur, WorkerId, WorkerInfo, Written
+from edda.core.model import Accepted, Bundle, End, Fence, Incoming, Move, Recur, RunId, WorkerId, WorkerInfo, Written
 from edda.engine.ids import Ids
 from edda.storage import joint
 from edda.storage.joint import StepRecord
@@ -27,8 +27,8 @@ def break_fence(storage: Storage) -> None:
     """What the fence refuses is written all the same, and nobody hears that he was taken over."""
     write, pulse = storage.write, storage.pulse
 
-    async def write_anyway(fence: Fence, batch: Sequence[Bundle]) -> Written | None:
-        answer = await write(fence, batch)
+    async def write_anyway(fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+        answer = await write(fence, batch, token)
         if answer is not None:
             return answer
         ghost = Ids().worker()
@@ -51,6 +51,9 @@ class DeafPulse:
     async def beat(self, worker: WorkerId, lease: int) -> int | None:
         self._last = await self._pulse.beat(worker, lease) or self._last
         return self._last
+
+    async def hand_over(self, worker: WorkerId, keep: RunId | None) -> int:
+        return await self._pulse.hand_over(worker, keep)
 
     async def close(self) -> None:
         await self._pulse.close()
@@ -158,8 +161,8 @@ def break_letters(storage: Storage) -> None:
 def _write_otherwise(storage: Storage, change: Callable[[Bundle, WorkerId], Awaitable[Bundle]]) -> None:
     write = storage.write
 
-    async def write_changed(fence: Fence, batch: Sequence[Bundle]) -> Written | None:
-        return await write(fence, [await change(bundle, fence.worker) for bundle in batch])
+    async def write_changed(fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+        return await write(fence, [await change(bundle, fence.worker) for bundle in batch], token)
 
     patch.object(storage, "write", write_changed).start()
 
@@ -205,9 +208,9 @@ def break_owners(storage: Storage) -> None:
     """
     begin, record = storage.begin, joint.record
 
-    async def begin_late() -> Joint:
+    async def begin_late(holder: str = "") -> Joint:
         await _dawdle()
-        return await begin()
+        return await begin(holder)
 
     async def record_late(mine: Joint, step: StepRecord) -> None:
         if mine.dialect != "sqlite":

@@ -14,7 +14,7 @@ FORBIDDEN = {
         ON f.worker = s.owner WHERE s.owner IS NOT NULL AND f.worker IS NULL""",
     "has read mail that was not delivered": "SELECT run_id FROM edda_sched WHERE absorbed > delivered",
     "unowned, with mail, and not ready": """SELECT run_id FROM edda_sched
-        WHERE owner IS NULL AND delivered > absorbed AND ready_at IS NULL""",
+        WHERE owner IS NULL AND delivered > absorbed AND ready_at IS NULL AND suspect_at IS NULL""",
     "stored without its row": """SELECT s.run_id FROM edda_sched s LEFT JOIN edda_run r
         ON r.id = s.run_id AND r.gen = s.gen WHERE r.id IS NULL""",
     "read its mail otherwise than its history says": """SELECT s.run_id FROM edda_sched s WHERE s.absorbed <>
@@ -36,7 +36,7 @@ FORBIDDEN = {
     "waits though it has ended": """SELECT w.run_id FROM edda_wait w LEFT JOIN edda_sched s
         ON s.run_id = w.run_id WHERE s.run_id IS NULL""",
     "asleep with nothing to wake it": """SELECT s.run_id FROM edda_sched s
-        WHERE s.owner IS NULL AND s.ready_at IS NULL
+        WHERE s.owner IS NULL AND s.ready_at IS NULL AND s.suspect_at IS NULL
         AND NOT EXISTS (SELECT 1 FROM edda_wait w WHERE w.run_id = s.run_id)
         AND NOT EXISTS (SELECT 1 FROM edda_watcher w WHERE w.watcher = s.run_id)
         AND NOT EXISTS (SELECT 1 FROM edda_run r JOIN edda_sched c ON c.run_id = r.id

@@ -24,7 +24,7 @@ from .glance import Glance
 from .invariants import success, violations
 from .ledger import Testimony, read_ledgers
 from .noise import WORKERS, Noise
-from .places import Crashable, Place, crashable, fresh
+from .places import Crasher, Place, crashable, fresh
 from .receipts import Mail, event_violations, read_mail
 from .remains import Remains, read_remains
 from .worker import Orders
@@ -74,7 +74,7 @@ class Report(Struct, frozen=True):
 
 
 class Hammer:
-    def __init__(self, task: Task, place: Place, crasher: Crashable | None, folder: Path) -> None:
+    def __init__(self, task: Task, place: Place, crasher: Crasher | None, folder: Path) -> None:
         self._task = task
         self._place = place
         self._crasher = crasher
@@ -84,7 +84,7 @@ class Hammer:
         self._glance = Glance()
         orders = Orders(place.url, str(folder), "w", seed=task.seed * 100_000, is_wild=True)
         orders = structs.replace(orders, hears=task.events, trades=task.trades, control=task.control)
-        self._fleet = Fleet(orders)
+        self._fleet = Fleet(orders, place.urls)
         self._noise = Noise(place, self._fleet, folder, self._rng, events=task.events, trades=task.trades)
         self._over = asyncio.Event()
         self._crashes = 0
@@ -242,7 +242,7 @@ def hammer(
 
 
 @contextmanager
-def _place_for(task: Task, folder: Path) -> Iterator[tuple[Place, Crashable | None]]:
+def _place_for(task: Task, folder: Path) -> Iterator[tuple[Place, Crasher | None]]:
     if task.crashes:
         with crashable(task.database) as (place, crasher):
             yield place, crasher

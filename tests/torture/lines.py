@@ -84,6 +84,8 @@ class MySQLLine(Line):
             parts = urlsplit(self._url)
             where = {"host": parts.hostname, "port": parts.port or 3306, "database": parts.path[1:]}
             self._connection = await asyncmy.connect(user=parts.username or "root", autocommit=True, **where)
+            if any(value == "ON" for _, value in await self._send("SHOW VARIABLES LIKE 'wsrep_on'")):
+                await self._send("SET SESSION wsrep_sync_wait = 7")  # a node of a cluster: all that others committed
 
     async def _send(self, sql: str) -> list[Row]:
         async with asyncio.timeout(30), self._connection.cursor() as cursor:

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from edda.databases import open_storage
 from edda.storage.ports import Storage
@@ -27,9 +28,11 @@ COUNT_DEADLOCKS = {
 
 
 class Place:
-    def __init__(self, kind: str, url: str) -> None:
+    def __init__(self, kind: str, url: str, urls: Sequence[str] = ()) -> None:
         self.kind = kind
         self.url = url
+        self.urls = tuple(urls) or (url,)
+        """Where workers connect, one after the other: several if it is a cluster whose nodes all take writes."""
 
     def line(self) -> Line:
         return LINES[self.kind](self.url)
@@ -73,6 +76,12 @@ class Place:
                 await line.once(statement)
         finally:
             line.close()
+
+
+class Crasher(Protocol):
+    def crash(self) -> None: ...
+
+    def restart(self) -> None: ...
 
 
 class Crashable:

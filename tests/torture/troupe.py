@@ -27,6 +27,7 @@ class Troupe(Fleet):
     def __init__(self, orders: Orders, control: str = "") -> None:
         """`control`: what its members do wrong on purpose."""
         self._orders = orders
+        self._urls = (orders.url,)
         self._zygote = _Company(control)
         self._numbers = count(1)
         self.members = []

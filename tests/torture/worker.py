@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 PROGRAM = (*WORKFLOWS, *VIGILS, *VENTURES, *CONTESTANTS, *TRADES)
 HASTY = Settings(
+    max_process_deaths=None,  # the noise kills processes, not their runs
+    suspect_window=1.0,
     lease=LEASE,
     heartbeat=LEASE / 5,
     sweep=0.2,
@@ -73,12 +75,13 @@ class Orders(Struct, frozen=True):
     """Serves there."""
     lease: float | None = LEASE
     """None: the settings that users get."""
+    stall_limit: float = 300.0
 
     @property
     def settings(self) -> Settings | None:
         if self.lease is None:
             return None
-        return replace(HASTY, lease=self.lease, heartbeat=self.lease / 5)
+        return replace(HASTY, lease=self.lease, heartbeat=self.lease / 5, stall_limit=self.stall_limit)
 
     def file(self, kind: str) -> Path:
         return Path(self.folder, f"{self.name}.{kind}")
