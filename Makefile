@@ -18,6 +18,9 @@ bench: .venv/ready  ## ours, the peers and the raw driver, side by side
 torture: .venv/ready  ## ten minutes of kills, stops, steals and cut connections on each database
 	$(PY) -m tests.torture $(ARGS)
 
+environments: .venv/ready  ## Galera, poolers, clocks, limits, full disks: each set up for real, and a table of what held
+	$(PY) -m environments $(ARGS)
+
 shots: .venv/ready  ## pictures of every page of the viewer, light, dark and as on a phone
 	$(PY) -m tests.viewer.screenshots $(or $(ARGS),screenshots)
 
@@ -36,4 +39,4 @@ help:  ## this list
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch .venv/ready
 
-.PHONY: demo test thorough check bench torture shots scale api help
+.PHONY: demo test thorough check bench torture environments shots scale api help

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -98,7 +99,14 @@ class OnMySQL(OnServer):
     def storage(self, probe: Probe | None = None) -> Storage:
         from edda.storage.mysql import MySQLStorage
 
-        return MySQLStorage(self.url, pool_size=2, probe=probe)
+        return MySQLStorage(self._at_next_node(), pool_size=2, probe=probe)
+
+    def _at_next_node(self) -> str:
+        if not self.server.nodes:
+            return self.url
+        self._turns = getattr(self, "_turns", -1) + 1
+        node = urlsplit(self.server.nodes[self._turns % len(self.server.nodes)])
+        return urlsplit(self.url)._replace(netloc=node.netloc).geturl()
 
 
 def need(server: databases.Server | None, name: str, setting: str) -> databases.Server:
@@ -109,6 +117,17 @@ def need(server: databases.Server | None, name: str, setting: str) -> databases.
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+def behind_pgbouncer(database: OnServer, mode: str, pool_size: int = 5) -> str:
+    """The URL of a PostgreSQL database through a PgBouncer."""
+    place = databases.pgbouncer(mode, pool_size)
+    if place is None:
+        reason = "no pgbouncer: install the package of that name"
+        if os.environ.get("CI"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return urlsplit(database.url)._replace(netloc=place).geturl()
 
 
 class MakeDatabase(Protocol):

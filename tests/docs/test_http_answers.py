@@ -116,6 +116,7 @@ CALLS: tuple[Callable[[FakeService], Any], ...] = (
         body=b"[{}, {}]",
     ),
     request(headers={"host": "localhost", "content-type": "text/plain"}),
+    request(headers=EVENT | {"content-encoding": "gzip"}),
     send_while_another_waits,
     request(headers=[*EVENT.items(), *(("x", "y"),) * 100]),
     while_failing(Fault()),
