@@ -14,6 +14,7 @@ from edda.errors import (
     EddaError,
     InstanceNotFoundError,
     LeaseLostError,
+    OutcomeUnknownError,
     PayloadError,
     StorageConflictError,
     StorageRejectedError,
@@ -96,7 +97,13 @@ async def send_while_draining(service: FakeService) -> Reply:
     return await ask(Web(service))
 
 
-AWAY: tuple[type[EddaError], ...] = (StorageUnavailableError, StorageConflictError, AppError, LeaseLostError)
+AWAY: tuple[type[EddaError], ...] = (
+    StorageUnavailableError,
+    OutcomeUnknownError,
+    StorageConflictError,
+    AppError,
+    LeaseLostError,
+)
 CALLS: tuple[Callable[[FakeService], Any], ...] = (
     request(headers=without("ce-id")),
     request(headers=[*EVENT.items(), ("host", "twice")]),

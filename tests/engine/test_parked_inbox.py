@@ -133,6 +133,19 @@ class Shop:
         return run_id
 
 
+def parked_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "parked" in record.getMessage()]
+
+
+async def until_parked_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The line is written after the commit that makes the status visible."""
+
+    async def is_logged() -> bool:
+        return bool(parked_lines(caplog))
+
+    await until(is_logged, "that the run is parked is in the log")
+
+
 @pytest.fixture
 def shop(make_app: MakeApp, database: Database) -> Shop:
     return Shop(make_app, database)
@@ -146,6 +159,7 @@ async def test_a_run_with_unread_letters_is_parked_once(
     with caplog.at_level(logging.DEBUG, "edda"):
         async with shop.counted() as app:
             await until_status(app, run_id, RunStatus.PARKED)
+            await until_parked_is_logged(caplog)
             caplog.clear()
             claims = shop.statements.claims
             await asyncio.sleep(1.0)  # a run that is not parked is replayed hundreds of times in it
@@ -162,6 +176,7 @@ async def test_a_parked_run_rests_when_something_arrives(
     run_id = await shop.begin()
     async with shop.counted() as app:
         await until_status(app, run_id, RunStatus.PARKED)
+        await until_parked_is_logged(caplog)
         before = await app.engine.read_run(run_id)
         caplog.clear()
         for _ in range(5):
@@ -169,7 +184,7 @@ async def test_a_parked_run_rests_when_something_arrives(
         await asyncio.sleep(0.5)
         after = await app.engine.read_run(run_id)
     assert (after.status, after.reason, after.ready_at) == (RunStatus.PARKED, before.reason, before.ready_at)
-    assert not [record for record in caplog.records if "parked" in record.getMessage()]
+    assert not parked_lines(caplog)
 
 
 async def test_it_goes_on_with_all_that_came_meanwhile_in_order(shop: Shop) -> None:

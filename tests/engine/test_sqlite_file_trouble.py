@@ -32,7 +32,7 @@ async def charge(ctx: WorkflowContext) -> int:
     return 1
 
 
-@workflow
+@workflow(name="file_order")
 async def order(ctx: WorkflowContext) -> int:
     return await charge(ctx)
 
@@ -133,19 +133,31 @@ def test_an_error_of_the_disk_names_the_file_and_a_full_disk(
 
 
 async def test_a_result_in_vain_says_that_nothing_can_be_written(
-    shop: tuple[EddaApp, Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, _ = shop
+    delivered = asyncio.Event()
+
+    @activity
+    async def deliver(ctx: WorkflowContext) -> int:
+        await delivered.wait()
+        return 1
+
+    @workflow(name="delivery")
+    async def delivery(ctx: WorkflowContext) -> int:
+        return await deliver(ctx)
 
     async def full(*args: object) -> None:
         raise StorageUnavailableError("shop.db: database or disk is full")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(app.engine.storage, "write", full)
-        run_id = await app.start(order)
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    async with EddaApp("shop", url, workflows=[delivery], settings=HASTY) as app:
+        run_id = await app.start(delivery)
+        monkeypatch.setattr(app.engine.storage, "write", full)
+        delivered.set()
         with pytest.raises(TimeoutError, match=r"cannot write to the database.*shop.db: database or disk is full"):
             await app.handle(run_id).result(timeout=1)
-    assert await app.handle(run_id).result(timeout=30) == 1
+        monkeypatch.undo()
+        assert await app.handle(run_id).result(timeout=30) == 1
 
 
 # A slow write
