@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -261,11 +262,16 @@ def _wrong_guests(books: Books, remains: Remains, told: Testimony) -> Iterator[s
 
 
 def _wrong_hearing(books: Books, run_id: str, remains: Remains) -> Iterator[str]:
-    """All that was said after it subscribed, in order; one that was cancelled has heard the beginning of it."""
+    """It received every message between its subscription and END, in order; a cancelled one received a prefix of them.
+
+    Messages after END are not meant for it: the transaction of a handler that waited for SQLite's write lock when the
+    noise ended may commit a run and its message after END was published.
+    """
     rows = remains.history.get(run_id, [])
     floors = [Codec().decode(row.value) for row in rows if row.name == "subscribe" and row.gen == 0]
     heard = [row.event for row in rows if row.kind == EntryKind.MESSAGE and row.ok]
-    meant = [seq for seq in books.messages if floors and seq > floors[0]]
+    end = min((seq for seq, message in books.messages.items() if message.data == END), default=math.inf)
+    meant = [seq for seq in books.messages if floors and floors[0] < seq <= end]
     result = remains.results.get(run_id)
     is_whole = result is not None and result.status == RunStatus.COMPLETED
     if heard != (meant if is_whole else meant[: len(heard)]):
