@@ -80,7 +80,11 @@ async def running(command: list[str], **environment: str) -> AsyncIterator[Proce
     finally:
         if process.returncode is None:
             process.terminate()
-            await process.wait()
+            try:
+                await asyncio.wait_for(process.wait(), PATIENCE)
+            except TimeoutError:
+                process.kill()
+                raise
 
 
 async def wait_until_ready(server: Server) -> None:

@@ -1,7 +1,9 @@
-"""uvicorn with our limits."""
+"""uvicorn with our limits, and processes that end when they are told to twice or when their parent has died."""
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import socket
@@ -10,12 +12,14 @@ import threading
 import time
 import webbrowser
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import click
 import httpx2
 import uvicorn
 from uvicorn.supervisors import ChangeReload
+from uvicorn.supervisors.multiprocess import Multiprocess
 
 from edda.app import EddaApp
 from edda.cli.connection import MOST_PER_ADDRESS, PER_ADDRESS
@@ -34,6 +38,7 @@ _SETTINGS: dict[str, Any] = {
 }
 _LIFESPAN_FAILED = 3
 """The exit code that uvicorn has for it."""
+_ENDED_AT_ONCE = 1
 _PATIENCE = 60.0
 """Seconds until nobody waits for the page any more."""
 
@@ -54,14 +59,15 @@ class Limits:
 def serve_many(target: str, host: str, port: int, workers: int, options: WebOptions, limits: Limits) -> None:
     _leave_quietly()
     _announce(_address(host, port), options)
-    uvicorn.run(target, host=host, port=port, workers=workers, **limits.settings())
+    config = _Config(target, host=host, port=port, workers=workers, **limits.settings())
+    _Supervisor(config, sockets=[config.bind_socket()]).run()
 
 
 def serve_one(
     app: str | EddaApp, host: str, port: int, options: WebOptions, limits: Limits, *, opened: bool = False
 ) -> None:
     _leave_quietly()
-    server = _Server(uvicorn.Config(app, host=host, port=port, **limits.settings()), options, opened)
+    server = _AnnouncedServer(_Config(app, host=host, port=port, **limits.settings()), options, opened)
     try:
         server.run()
     except KeyboardInterrupt:
@@ -72,13 +78,13 @@ def serve_one(
 
 def serve_changing(target: str, host: str, port: int, options: WebOptions, *, opened: bool) -> None:
     """In a process of its own, that is replaced whenever a file below this folder changes."""
-    config = uvicorn.Config(target, host=host, port=port, reload=True, **Limits().settings())
+    config = _Config(target, host=host, port=port, reload=True, **Limits().settings())
     listening = config.bind_socket()
     address = _address(host, listening.getsockname()[1])
     _announce(address, options)
     if opened:
         _open_page(address)
-    ChangeReload(config, target=uvicorn.Server(config).run, sockets=[listening]).run()
+    ChangeReload(config, target=_Server(config).run, sockets=[listening]).run()
 
 
 def _leave_quietly() -> None:
@@ -86,7 +92,50 @@ def _leave_quietly() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
+class _Config(uvicorn.Config):
+    def load(self) -> None:
+        """Called once in each process that serves."""
+        threading.Thread(target=_stop_with_parent, name="edda-parent", daemon=True).start()
+        super().load()
+
+
+def _stop_with_parent() -> None:
+    """Drains the server when the process that started it has died without telling it, as with SIGKILL."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    multiprocessing.connection.wait([parent.sentinel])
+    click.echo(f"edda: parent process {parent.pid} has ended, process {os.getpid()} stops", err=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 class _Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Python calls this in the main thread even while a step blocks the event loop.
+
+        The same signal has to come twice: Ctrl-C reaches the children of `--workers` as SIGINT from the terminal and
+        then as SIGTERM from their parent, and that is one request.
+        """
+        if sig in self._captured_signals:
+            os._exit(_ENDED_AT_ONCE)
+        super().handle_exit(sig, frame)
+
+
+class _Supervisor(Multiprocess):
+    """The parent of `--workers`: starts the serving processes, and replaces one that dies or does not answer."""
+
+    def join_all(self) -> None:
+        """A second SIGTERM or Ctrl-C while the children drain kills them."""
+        while any(child.process.is_alive() for child in self.processes):
+            if {signal.SIGTERM, signal.SIGINT} & {*self.signal_queue}:
+                for child in self.processes:
+                    child.process.kill()
+                sys.exit(_ENDED_AT_ONCE)
+            time.sleep(0.05)
+        super().join_all()
+
+
+class _AnnouncedServer(_Server):
     def __init__(self, config: uvicorn.Config, options: WebOptions, opened: bool) -> None:
         super().__init__(config)
         self._options = options

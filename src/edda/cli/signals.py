@@ -1,22 +1,27 @@
-"""Being told to stop."""
+"""Stopping a command by SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from types import FrameType
 
 
 def stop_event() -> asyncio.Event:
-    """Set by SIGTERM or Ctrl-C; a second one ends the process at once."""
-    stop = asyncio.Event()
+    """Set by SIGTERM or Ctrl-C; a second one ends the process at once, also while a step blocks the event loop.
 
-    def on_signal() -> None:
-        if stop.is_set():
+    `loop.add_signal_handler` would call back in the loop, so a blocked loop would ignore both signals.
+    """
+    stop, loop, count = asyncio.Event(), asyncio.get_running_loop(), 0
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
             os._exit(1)
-        stop.set()
+        loop.call_soon_threadsafe(stop.set)
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        signal.signal(number, on_signal)
     return stop
