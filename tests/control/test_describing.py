@@ -7,7 +7,6 @@ import asyncio
 import importlib.util
 import inspect
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from tests.engine.conftest import MakeApp, url_of
 from tests.engine.facts import until, until_status
 
 MANY = 200
-SLICE = 0.25
-"""Seconds of the processor's time: one workflow takes some milliseconds, all of them took the loop for a second."""
 STEPS = "\n".join(
     f"    if number > {number}:\n        await step(ctx, number, text={number!r})" for number in range(20)
 )
@@ -73,16 +70,13 @@ async def test_many_workflows_are_described_on_the_main_thread_one_at_a_time(
     make_app_on: MakeApp, make_database: MakeDatabase, tmp_path: Path, readers: set[threading.Thread]
 ) -> None:
     define_many(tmp_path)
-    turns: list[float] = []
+    described: list[str] = []
     describing = asyncio.Event()
 
     def describe(flow: Workflow[Any, Any]) -> bytes:
         describing.set()
-        begun = time.thread_time()
-        try:
-            return describe_workflow(flow)
-        finally:
-            turns.append(time.thread_time() - begun)
+        described.append(flow.name)
+        return describe_workflow(flow)
 
     database = make_database("sqlite")
     looker = await make_app_on(on=database, worker=False, workflows=())
@@ -90,13 +84,11 @@ async def test_many_workflows_are_described_on_the_main_thread_one_at_a_time(
     lore = Lore(looker.engine.storage, looker.engine.clock, "shop", registry.get, names, describe)
     lore.start()
     await describing.wait()
-    between = len(turns)
-    assert between < MANY, "others have their turn in between"
+    assert len(described) == 1, "other tasks have their turn after each workflow"
     await until_told(looker, MANY)
     await lore.stop()
     assert readers == {threading.main_thread()}
-    assert len(turns) == MANY
-    assert max(turns) < SLICE
+    assert len(described) == MANY
     shown = await looker.control.get_definition("flow_7")
     assert shown.structure is not None
     assert len(shown.structure["nodes"]) == 20
