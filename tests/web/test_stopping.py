@@ -70,7 +70,8 @@ async def test_a_blocked_worker_ends_at_the_second_signal(tmp_path: Path) -> Non
     async with running(["-m", "edda", "migrate", "--db", url]) as migrating:
         assert await ended(migrating) == 0
     async with running(["-m", "edda", "worker", "hanging:app"], **environment) as process:
-        async with running(["-m", "edda", "events", "send", "order.created", "--db", url]) as sending:
+        send = ["-m", "edda", "events", "send", "order.created", "--app", "hanging:app", "--data", "{}"]
+        async with running(send, **environment) as sending:
             assert await ended(sending) == 0
         await Server(process, 0).hear("the loop is blocked")
         process.terminate()
