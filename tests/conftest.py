@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from edda.storage.memory import MemoryStorage
 from edda.storage.memory_database import MemoryDatabase
-from edda.storage.ports import Probe, Storage
+from edda.storage.ports import StatementProbe, Storage
 from tests import databases
 from tests.sampling import is_sampled, sample
 
@@ -39,7 +39,7 @@ class Database(ABC):
     kind: str
 
     @abstractmethod
-    def storage(self, probe: Probe | None = None) -> Storage: ...
+    def storage(self, probe: StatementProbe | None = None) -> Storage: ...
 
     def drop(self) -> None:
         return  # the data goes with its folder or with this process
@@ -51,7 +51,7 @@ class InMemory(Database):
     def __init__(self) -> None:
         self.data = MemoryDatabase()
 
-    def storage(self, probe: Probe | None = None) -> Storage:
+    def storage(self, probe: StatementProbe | None = None) -> Storage:
         return MemoryStorage(database=self.data, probe=probe)
 
 
@@ -61,7 +61,7 @@ class InFile(Database):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def storage(self, probe: Probe | None = None) -> Storage:
+    def storage(self, probe: StatementProbe | None = None) -> Storage:
         from edda.storage.sqlite import SQLiteStorage
 
         # Tests end processes, never the machine: no commit has to wait for the disk.
@@ -87,7 +87,7 @@ class OnServer(Database):
 class OnPostgres(OnServer):
     kind = "postgres"
 
-    def storage(self, probe: Probe | None = None) -> Storage:
+    def storage(self, probe: StatementProbe | None = None) -> Storage:
         from edda.storage.postgres import PostgresStorage
 
         return PostgresStorage(self.url, pool_size=2, probe=probe)
@@ -96,7 +96,7 @@ class OnPostgres(OnServer):
 class OnMySQL(OnServer):
     kind = "mysql"
 
-    def storage(self, probe: Probe | None = None) -> Storage:
+    def storage(self, probe: StatementProbe | None = None) -> Storage:
         from edda.storage.mysql import MySQLStorage
 
         return MySQLStorage(self._at_next_node(), pool_size=2, probe=probe)
@@ -168,7 +168,7 @@ def database(request: pytest.FixtureRequest, make_database: MakeDatabase) -> Dat
 
 
 class MakeStorage(Protocol):
-    async def __call__(self, probe: Probe | None = None) -> Storage: ...
+    async def __call__(self, probe: StatementProbe | None = None) -> Storage: ...
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ async def make_storage(database: Database) -> AsyncIterator[MakeStorage]:
     """Opens one more storage on the test's database, not migrated: what a second process sees."""
     made: list[Storage] = []
 
-    async def make(probe: Probe | None = None) -> Storage:
+    async def make(probe: StatementProbe | None = None) -> Storage:
         storage = database.storage(probe)
         made.append(storage)
         await storage.open()

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import pytest
 
-from edda.testing import How
+from edda.testing import CrashMode
 
 SETTING = "EDDA_TEST_SAMPLE"
 FOLDERS = ("tests/engine/", "tests/outbox/", "tests/control/")
@@ -41,7 +41,7 @@ def sample(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def _dies_after(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
-    return callspec is not None and callspec.params.get("how") is How.AFTER
+    return callspec is not None and callspec.params.get("how") is CrashMode.AFTER
 
 
 def _kind_of(item: pytest.Item) -> str | None:

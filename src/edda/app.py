@@ -40,13 +40,13 @@ from edda.engine.settings import Settings, check_whole
 from edda.engine.sinks import Sink
 from edda.errors import AppError, MigrationError, UnknownWorkflowError
 from edda.instances import InstancePage, Instances
-from edda.storage.ports import Probe, Storage
-from edda.web import State, Token, Web, Webhook, WebOptions, find_tokens
-from edda.web.answers import Answer
+from edda.storage.ports import StatementProbe, Storage
+from edda.web import State, Token, WebApp, Webhook, WebOptions, find_tokens
+from edda.web.answers import Response
 from edda.web.api import controller_for
 from edda.web.asgi import Receive, Scope, Send
-from edda.web.callers import Caller
-from edda.web.inside import Pages
+from edda.web.callers import Principal
+from edda.web.inside import Viewer
 from edda.web.request import Request
 from edda.workflow.channels import publish
 from edda.workflow.context import as_microseconds
@@ -54,7 +54,7 @@ from edda.workflow.current import Client, add_started, here, remove_started, set
 from edda.workflow.handle import WorkflowHandle
 from edda.workflow.handlers import as_workflow
 from edda.workflow.sending import as_cloudevent, complete, describe_event
-from edda.workflow.workflow import Starter, Workflow, as_starter, registry
+from edda.workflow.workflow import BoundWorkflow, Workflow, as_starter, registry
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -105,7 +105,7 @@ class EddaApp:
         clock: Clock | None = None,
         ids: Ids | None = None,
         storage: Storage | None = None,
-        probe: Probe | None = None,
+        probe: StatementProbe | None = None,
         **ignored: Any,
     ) -> None:
         refuse_unknown("EddaApp()", ignored.keys() - _IGNORED, known_options(EddaApp))
@@ -122,11 +122,11 @@ class EddaApp:
         )
         self._limit = CallLimit(self._settings.call_timeout)
         self._handlers: dict[str, list[Workflow[Any, Any]]] = {}
-        self._web = Web(
+        self._web = WebApp(
             self,
             _with_access(_with_webhooks(web or WebOptions(), webhooks), auth, tokens),
             control=lambda: self.control,
-            pages=_Pages(lambda caller: controller_for(self.control, caller)),
+            pages=_LazyViewer(lambda caller: controller_for(self.control, caller)),
         )
         self._storage = storage or open_storage(self.db_url, pool_size=pool_size, probe=probe, now=_now_of(clock))
         self._sink = _sink_of(broker_url, sink, outbox_secret) if outbox_enabled else None
@@ -316,10 +316,10 @@ class EddaApp:
 
     # Runs
 
-    async def start(self, workflow: Workflow[P, R] | Starter[P, R], *args: P.args, **kwargs: P.kwargs) -> str:
+    async def start(self, workflow: Workflow[P, R] | BoundWorkflow[P, R], *args: P.args, **kwargs: P.kwargs) -> str:
         return await as_starter(workflow, "app.start").on(self.engine).start(*args, **kwargs)
 
-    async def run(self, workflow: Workflow[P, R] | Starter[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def run(self, workflow: Workflow[P, R] | BoundWorkflow[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         result: R = await as_starter(workflow, "app.run").on(self.engine).run(*args, **kwargs)
         return result
 
@@ -444,20 +444,20 @@ class EddaApp:
             await self._storage.now()
 
 
-class _Pages:
+class _LazyViewer:
     """The viewer, loaded when somebody looks: most processes show no page, and templates take a while to load."""
 
-    def __init__(self, control: Callable[[Caller], Controller]) -> None:
+    def __init__(self, control: Callable[[Principal], Controller]) -> None:
         self._control = control
 
-    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
         return await self._viewer.answer(request, caller, body)
 
-    def excuse(self, request: Request, caller: Caller | None, refusal: Answer) -> Answer:
+    def excuse(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
         return self._viewer.excuse(request, caller, refusal)
 
     @cached_property
-    def _viewer(self) -> Pages:
+    def _viewer(self) -> Viewer:
         from edda.viewer.pages import Viewer
 
         return Viewer(self._control)

@@ -11,7 +11,7 @@ from urllib.parse import urlencode, urlsplit
 from edda.core.urls import show_url
 from edda.engine.settings import Settings
 from edda.errors import AppError
-from edda.storage.ports import Probe, Storage
+from edda.storage.ports import StatementProbe, Storage
 from edda.storage.url_options import refuse_unknown_options, split_options
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def settings_for(url: str) -> Settings:
 
 
 def open_storage(
-    url: str, *, pool_size: int = 5, probe: Probe | None = None, now: Callable[[], int] = lambda: time.time_ns() // 1000
+    url: str, *, pool_size: int = 5, probe: StatementProbe | None = None, now: Callable[[], int] = lambda: time.time_ns() // 1000
 ) -> Storage:
     """The adapter for a database URL, plain or with a driver's name in it."""
     scheme = urlsplit(url).scheme
@@ -90,7 +90,7 @@ def most_connections(pool_size: int = 5) -> int:
     return 6 * pool_size + 4
 
 
-def open_sessions(storage: Storage, engine: AsyncEngine | None, pool_size: int, probe: Probe | None) -> Sessions:
+def open_sessions(storage: Storage, engine: AsyncEngine | None, pool_size: int, probe: StatementProbe | None) -> Sessions:
     """SQLAlchemy on the storage's own database; imported only now."""
     target = storage.session_target()
     try:

@@ -14,7 +14,7 @@ from edda.engine.calls import CallLimit
 from edda.engine.clock import DatabaseClock
 from edda.engine.dismissal import dismiss
 from edda.engine.relayer import Relayer, RelaySettings
-from edda.engine.retention import Retention
+from edda.engine.retention import Pruner
 from edda.engine.settings import Settings
 from edda.engine.sinks import TIMEOUT, Sink
 from edda.engine.tasks import start_task
@@ -72,7 +72,7 @@ class OutboxRelayer:
         clock = DatabaseClock()
         self._relayer = Relayer(self._storage, self._sink, clock=clock, codec=self._codec, settings=self._settings)
         self._relayer.start()
-        pruning = Retention(self._storage, clock, self._keeping).run_for_outbox()
+        pruning = Pruner(self._storage, clock, self._keeping).run_for_outbox()
         self._pruning = start_task(pruning, name="edda-outbox-retention")
 
     async def stop(self, grace: float = GRACE) -> None:

@@ -24,7 +24,7 @@ from edda.control.describing import read_structures
 from edda.engine.tasks import start_task
 from edda.errors import AppError
 from edda.web import State
-from edda.web.answers import Answer, come_back
+from edda.web.answers import Response, come_back
 from edda.web.asgi import Headers, Message, Scope
 from edda.web.excuses import explain
 from edda.workflow.workflow import registry
@@ -34,7 +34,7 @@ logger = logging.getLogger("edda.web")
 _CHUNK = 64 * 1024
 _LIVENESS = "/_edda/livez"
 _DISCONNECT: Message = {"type": "http.disconnect"}
-_NOBODY = Answer(400)
+_NOBODY = Response(400)
 """For a client that has gone: the server wants an answer all the same."""
 _LOGGED = ("QUERY_STRING", "RAW_URI", "REQUEST_URI")
 """Out of which servers write their logs, after the answer."""
@@ -61,7 +61,7 @@ class WSGIApp:
         _at_exit(self.close)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        exchange = _Exchange(environ)
+        exchange = _RequestBridge(environ)
         answer = exchange.carry() if self._find_thread().take(exchange) else self._goodbye()
         _hide_token(environ, exchange.scope)
         start_response(_status_line(answer.status), _text(answer.headers))
@@ -92,7 +92,7 @@ class WSGIApp:
         self._of_parent, self._running = self._running, None  # kept: to end a loop here would reach into the parent's
         self._lock = threading.Lock()
 
-    def _goodbye(self) -> Answer:
+    def _goodbye(self) -> Response:
         return _whole(come_back(503, "the app is shutting down", self._app.web_options.retry_after))
 
 
@@ -113,7 +113,7 @@ class _LoopThread:
 
     # On the threads of the server
 
-    def take(self, exchange: _Exchange) -> bool:
+    def take(self, exchange: _RequestBridge) -> bool:
         """False if it is too late; what is taken is answered."""
         with self._lock:
             if not self._leaving:
@@ -148,12 +148,12 @@ class _LoopThread:
         except Exception:  # nobody waits for this thread but to see it end
             logger.exception("the app did not shut down in order")
 
-    def _begin(self, exchange: _Exchange) -> None:
+    def _begin(self, exchange: _RequestBridge) -> None:
         task = start_task(self._serve(exchange), loop=self._loop)
         self._exchanges.add(task)
         task.add_done_callback(self._exchanges.discard)
 
-    async def _serve(self, exchange: _Exchange) -> None:
+    async def _serve(self, exchange: _RequestBridge) -> None:
         exchange.arrive()
         try:
             if exchange.path != _LIVENESS:  # which asks whether the process turns, not whether there is a database
@@ -182,20 +182,20 @@ class _LoopThread:
         await self._app.initialize()
 
 
-class _Exchange:
+class _RequestBridge:
     """One request. The server's thread carries what the loop asks for, until the loop has no more questions."""
 
     def __init__(self, environ: WSGIEnvironment) -> None:
         self.path: str = environ.get("PATH_INFO", "")
         self.scope = _scope(environ)
-        self.answer: Answer | None = None
+        self.answer: Response | None = None
         self._body = _Body(environ)
         self._questions: SimpleQueue[asyncio.Future[Message] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop
 
     # On the thread of the server
 
-    def carry(self) -> Answer:
+    def carry(self) -> Response:
         while (question := self._questions.get()) is not None:
             message = self._body.read()
             with suppress(RuntimeError):  # the loop did not wait for it, and is closed
@@ -214,11 +214,11 @@ class _Exchange:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.answer = Answer(message["status"], b"", tuple(message["headers"]))
+            self.answer = Response(message["status"], b"", tuple(message["headers"]))
         else:
             assert self.answer is not None
             body = self.answer.body + message.get("body", b"")
-            self.answer = Answer(self.answer.status, body, self.answer.headers)
+            self.answer = Response(self.answer.status, body, self.answer.headers)
 
     def leave(self) -> None:
         self._questions.put(None)
@@ -301,8 +301,8 @@ def _hide_token(environ: WSGIEnvironment, scope: Scope) -> None:
         environ.update({key: environ[key].replace(before, after) for key in _LOGGED if key in environ})
 
 
-def _whole(answer: Answer) -> Answer:
-    return Answer(answer.status, answer.body, tuple(answer.all_headers()))
+def _whole(answer: Response) -> Response:
+    return Response(answer.status, answer.body, tuple(answer.all_headers()))
 
 
 def _status_line(status: int) -> str:

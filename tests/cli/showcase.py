@@ -19,7 +19,7 @@ from edda.control.views import (
     ChannelView,
     ConsumerView,
     DefinitionView,
-    Done,
+    ActionResult,
     EntryView,
     ErrorView,
     EventDetail,
@@ -35,7 +35,7 @@ from edda.control.views import (
     RunDetail,
     RunSearch,
     RunView,
-    StartOrder,
+    StartRequest,
     StatsView,
     Timeline,
     WaitView,
@@ -122,31 +122,31 @@ class Showcase:
     async def export_run(self, run_id: str) -> dict[str, Any]:
         return {"detail": await self.get_run(run_id), "generations": []}
 
-    async def start_run(self, order: StartOrder) -> Done:
+    async def start_run(self, order: StartRequest) -> ActionResult:
         return self._do(order, order.id or "new-1")
 
-    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> Done:
+    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> ActionResult:
         return self._do(("cancel", run_id, reason), run_id)
 
-    async def retry_run(self, run_id: str, order: RetryOrder) -> Done:
+    async def retry_run(self, run_id: str, order: RetryOrder) -> ActionResult:
         return self._do(("retry", run_id, order), run_id)
 
-    async def resume_run(self, run_id: str) -> Done:
+    async def resume_run(self, run_id: str) -> ActionResult:
         return self._do(("resume", run_id), run_id)
 
-    async def delete_run(self, run_id: str) -> Done:
+    async def delete_run(self, run_id: str) -> ActionResult:
         return self._do(("delete", run_id), run_id)
 
-    async def act_on_runs(self, order: BulkOrder) -> Done:
+    async def act_on_runs(self, order: BulkOrder) -> ActionResult:
         self.asked.append(order)
         count = len(order.ids) or len(self.runs)
-        return Done(True, f"{order.action}: {count} done", count)
+        return ActionResult(True, f"{order.action}: {count} done", count)
 
-    def _do(self, what: Any, subject: str) -> Done:
+    def _do(self, what: Any, subject: str) -> ActionResult:
         self.asked.append(what)
         if self.refuses:
             raise ActionRefusedError(f"run {subject} has ended:\nuse retry")
-        return Done(True, f"{subject} is done", 1, subject)
+        return ActionResult(True, f"{subject} is done", 1, subject)
 
     # Events, channels, the outbox
 
@@ -158,10 +158,10 @@ class Showcase:
         event = EventView(number, "e-1", "/shop", "payment.completed", NOON)
         return EventDetail(event, {"subject": "A-17"}, {"amount": 3}, (ConsumerView("order-3", "ship", "pay", NOON),))
 
-    async def send_event(self, order: EventOrder) -> Done:
+    async def send_event(self, order: EventOrder) -> ActionResult:
         return self._do(order, "e-2")
 
-    async def resend_event(self, number: int) -> Done:
+    async def resend_event(self, number: int) -> ActionResult:
         return self._do(("resend", number), "e-3")
 
     async def list_waits(self, type: str | None, cursor: str | None, limit: int) -> Page[WaitView]:
@@ -170,16 +170,16 @@ class Showcase:
     async def list_channels(self) -> tuple[ChannelView, ...]:
         return (ChannelView("prices", 2, NOON),)
 
-    async def publish_message(self, order: MessageOrder) -> Done:
+    async def publish_message(self, order: MessageOrder) -> ActionResult:
         return self._do(order, "m-1")
 
     async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
         return Page((OutgoingView(1, "o-1", "order.shipped", "/shop", "A-17", "dead", 3, NOON, reason="410 Gone"),))
 
-    async def retry_outbox(self, order: OutboxOrder) -> Done:
+    async def retry_outbox(self, order: OutboxOrder) -> ActionResult:
         return self._do(order, "o-1")
 
-    async def drop_outbox(self, order: OutboxOrder) -> Done:
+    async def drop_outbox(self, order: OutboxOrder) -> ActionResult:
         return self._do(order, "o-1")
 
     # The whole

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from edda.cli import main
 from edda.cli.target import Target
 from edda.control.controller import Controller
-from edda.control.views import BulkOrder, EventOrder, OutboxOrder, RetryOrder, RunSearch, StartOrder
+from edda.control.views import BulkOrder, EventOrder, OutboxOrder, RetryOrder, RunSearch, StartRequest
 from tests.cli.showcase import COMPLETED, FAILED, NOON, WAITING, Showcase, a_run, with_bars
 
 Edda = Callable[..., Result]
@@ -155,9 +155,9 @@ def test_a_run_is_started_with_json_or_with_single_arguments(edda: Edda, showcas
     arguments = ["--arg", "order_id=C", "--arg", "count=3", "--arg", 'lines=[{"sku": 1}]', "--id", "mine"]
     assert edda("runs", "start", "ship", *arguments).output == "mine\n"
     assert showcase.asked == [
-        StartOrder("ship", {"order_id": "A"}),
-        StartOrder("ship", {"order_id": "B"}),
-        StartOrder("ship", {"order_id": "C", "count": 3, "lines": [{"sku": 1}]}, "mine"),
+        StartRequest("ship", {"order_id": "A"}),
+        StartRequest("ship", {"order_id": "B"}),
+        StartRequest("ship", {"order_id": "C", "count": 3, "lines": [{"sku": 1}]}, "mine"),
     ]
 
 

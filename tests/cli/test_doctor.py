@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edda.cli.doctor import Finding, _look_there
-from edda.core.model import Outgoing, Refused, Release
+from edda.cli.doctor import CheckResult, _look_there
+from edda.core.model import OutboxEvent, Rejected, Suspend
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from tests.conftest import MakeDatabase
@@ -14,14 +14,14 @@ from tests.storage.records import LATER, born, bundle, start
 from tests.storage.worker import Worker
 
 
-async def look(url: str) -> dict[str, Finding]:
+async def look(url: str) -> dict[str, CheckResult]:
     return {finding.subject: finding for finding in await _look_there(url)}
 
 
 async def kill_dead_event(storage: Storage) -> None:
-    await storage.enqueue([Outgoing("e-1", "key", "order.paid", "/shop", b"{}", 1)])
+    await storage.enqueue([OutboxEvent("e-1", "key", "order.paid", "/shop", b"{}", 1)])
     (claimed,) = await storage.claim_outgoing(10, 1_000_000)
-    await storage.settle_outgoing([Refused(claimed.seq, claimed.attempts, "400")])
+    await storage.settle_outgoing([Rejected(claimed.seq, claimed.attempts, "400")])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mysql"])
@@ -35,7 +35,7 @@ async def test_work_without_a_worker_that_is_alive_is_found(kind: str, make_data
         await worker.register(3_600_000_000)
         await storage.start([start(f"run-{number}", workflow="order") for number in range(3)])
         assert len((await worker.claim("order")).runs) == 3
-        assert (await look(url_of(database)))["workers"] == Finding("workers", "1 alive")
+        assert (await look(url_of(database)))["workers"] == CheckResult("workers", "1 alive")
         await worker.beat(lease=-1_000_000)
         lost = (await look(url_of(database)))["workers"]
         assert (lost.ok, lost.words) == (False, "none is alive; 3 runs are owned by a lost worker")
@@ -59,7 +59,7 @@ async def test_what_needs_somebody_is_found(kind: str, make_database: MakeDataba
         assert [before[subject].ok for subject in subjects] == [True] * 4
         worker = Worker(storage, "worker-1")
         await worker.register(3_600_000_000)
-        await worker.write(born("parked", move=Release(0, LATER, RunStatus.PARKED, "NonDeterminismError: charge:1")))
+        await worker.write(born("parked", move=Suspend(0, LATER, RunStatus.PARKED, "NonDeterminismError: charge:1")))
         await storage.start([start("suspect", workflow="order")])
         await storage.start([start("killer", workflow="order")])
         for name in ("a", "b"):
@@ -70,7 +70,7 @@ async def test_what_needs_somebody_is_found(kind: str, make_database: MakeDataba
         suspects = (await storage.claim_suspects(worker.id, ["order"], 10, False)).runs
         await worker.write(
             *(
-                bundle(run.run_id, epoch=run.epoch, move=Release(0, None, RunStatus.PARKED, "ProcessDiedError"))
+                bundle(run.run_id, epoch=run.epoch, move=Suspend(0, None, RunStatus.PARKED, "ProcessDiedError"))
                 for run in suspects
                 if run.run_id == "killer"
             )

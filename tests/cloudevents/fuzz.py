@@ -17,7 +17,7 @@ from time import perf_counter
 
 from edda.cloudevents import http_binding, json_format
 from edda.cloudevents.event import CloudEvent
-from edda.cloudevents.http_binding import Mode
+from edda.cloudevents.http_binding import ContentMode
 from edda.errors import EventError
 
 SECRET = "SECRET"
@@ -266,7 +266,7 @@ def _check_event(event: CloudEvent) -> None:
 
 
 def _travel(event: CloudEvent) -> CloudEvent:
-    headers, body = http_binding.emit(event, Mode.BINARY)
+    headers, body = http_binding.emit(event, ContentMode.BINARY)
     return http_binding.parse(_pairs(dict(headers)), body).events[0]
 
 

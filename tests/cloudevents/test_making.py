@@ -211,8 +211,8 @@ def test_what_is_sent_again_has_every_attribute_it_had_at_first() -> None:
         extensions={"tenant": "blå", "count": 5, "urgent": True},
     )
     stored = json_format.emit(event)
-    first = [http_binding.emit(event, mode) for mode in http_binding.Mode]
-    again = [http_binding.emit(json_format.parse_stored(stored), mode) for mode in http_binding.Mode]
+    first = [http_binding.emit(event, mode) for mode in http_binding.ContentMode]
+    again = [http_binding.emit(json_format.parse_stored(stored), mode) for mode in http_binding.ContentMode]
     assert again == first
     assert json_format.parse_stored(stored) == event
 

@@ -6,7 +6,7 @@ import pytest
 
 from edda.cloudevents import http_binding
 from edda.cloudevents.event import make
-from edda.cloudevents.http_binding import Mode
+from edda.cloudevents.http_binding import ContentMode
 
 from .messages import ABSENT, BATCH, STRUCTURED, binary, content_type, parse, refused, structured
 
@@ -14,13 +14,13 @@ from .messages import ABSENT, BATCH, STRUCTURED, binary, content_type, parse, re
 @pytest.mark.parametrize(
     ("value", "body", "mode"),
     [
-        ("application/cloudevents+json", structured(), Mode.STRUCTURED),
-        ("Application/CloudEvents+JSON; charset=UTF-8", structured(), Mode.STRUCTURED),
-        ("application/cloudevents-batch+json", b"[" + structured() + b"]", Mode.BATCH),
-        ("APPLICATION/CLOUDEVENTS-BATCH+JSON", b"[" + structured() + b"]", Mode.BATCH),
+        ("application/cloudevents+json", structured(), ContentMode.STRUCTURED),
+        ("Application/CloudEvents+JSON; charset=UTF-8", structured(), ContentMode.STRUCTURED),
+        ("application/cloudevents-batch+json", b"[" + structured() + b"]", ContentMode.BATCH),
+        ("APPLICATION/CLOUDEVENTS-BATCH+JSON", b"[" + structured() + b"]", ContentMode.BATCH),
     ],
 )
-def test_the_content_type_tells_the_mode_in_any_case(value: str, body: bytes, mode: Mode) -> None:
+def test_the_content_type_tells_the_mode_in_any_case(value: str, body: bytes, mode: ContentMode) -> None:
     """C1."""
     assert http_binding.parse(content_type(value), body).mode is mode
 
@@ -28,11 +28,11 @@ def test_the_content_type_tells_the_mode_in_any_case(value: str, body: bytes, mo
 def test_any_other_content_type_or_none_means_binary() -> None:
     """C1."""
     for value in ("application/json", "application/x-cloudevents+json", None):
-        assert http_binding.parse(*binary(b"1", value)).mode is Mode.BINARY
+        assert http_binding.parse(*binary(b"1", value)).mode is ContentMode.BINARY
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-def test_what_is_emitted_in_a_mode_is_read_in_that_mode(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", list(ContentMode))
+def test_what_is_emitted_in_a_mode_is_read_in_that_mode(mode: ContentMode) -> None:
     """C1, emitting."""
     headers, body = http_binding.emit(make("order.paid", "/orders", "A-1", {"x": 1}), mode)
     assert http_binding.parse([(name.encode(), value.encode()) for name, value in headers], body).mode is mode
@@ -40,7 +40,7 @@ def test_what_is_emitted_in_a_mode_is_read_in_that_mode(mode: Mode) -> None:
 
 def test_a_mode_is_also_taken_by_its_name_and_an_unknown_one_is_refused() -> None:
     event = make("order.paid", "/orders", "A-1")
-    assert http_binding.emit(event, "structured") == http_binding.emit(event, Mode.STRUCTURED)
+    assert http_binding.emit(event, "structured") == http_binding.emit(event, ContentMode.STRUCTURED)
     with pytest.raises(ValueError, match="pigeon"):
         http_binding.emit(event, "pigeon")
 
@@ -54,7 +54,7 @@ def test_in_structured_mode_the_body_counts_and_the_headers_do_not() -> None:
 
 def test_a_structured_message_is_emitted_without_headers_that_could_contradict_it() -> None:
     """C2, emitting."""
-    headers, _ = http_binding.emit(make("order.paid", "/orders", "A-1"), Mode.STRUCTURED)
+    headers, _ = http_binding.emit(make("order.paid", "/orders", "A-1"), ContentMode.STRUCTURED)
     assert [name for name, _ in headers] == ["content-type"]
 
 
@@ -107,6 +107,6 @@ def test_what_has_no_sign_of_a_cloudevent_is_answered_with_415(value: str) -> No
 def test_an_event_whose_data_is_of_a_format_of_cloudevents_is_sent_structured(value: str) -> None:
     """C1: in binary mode the type of its data would say what the message is."""
     event = make("order.paid", "/orders", "A-1", b"[1]", datacontenttype=value)
-    headers, body = http_binding.emit(event, Mode.BINARY)
+    headers, body = http_binding.emit(event, ContentMode.BINARY)
     message = http_binding.parse([(name.encode(), text.encode()) for name, text in headers], body)
-    assert (message.mode, message.events) == (Mode.STRUCTURED, (event,))
+    assert (message.mode, message.events) == (ContentMode.STRUCTURED, (event,))

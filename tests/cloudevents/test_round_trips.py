@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edda.cloudevents import http_binding, json_format
 from edda.cloudevents.event import CloudEvent, make
-from edda.cloudevents.http_binding import Mode
+from edda.cloudevents.http_binding import ContentMode
 
 RESERVED = {"id", "source", "type", "time", "subject", "specversion", "data", "datacontenttype", "dataschema"}
 FORBIDDEN = [
@@ -61,7 +61,7 @@ def binary_messages(draw: st.DrawFn) -> tuple[list[tuple[str, str]], bytes]:
     return [*headers, *([] if content_type is None else [("content-type", content_type)])], body
 
 
-def travel(event: CloudEvent, mode: Mode) -> CloudEvent:
+def travel(event: CloudEvent, mode: ContentMode) -> CloudEvent:
     headers, body = http_binding.emit(event, mode)
     message = http_binding.parse([(name.encode(), value.encode()) for name, value in headers], body)
     assert message.mode is mode
@@ -73,11 +73,11 @@ def travel(event: CloudEvent, mode: Mode) -> CloudEvent:
 def test_binary_to_structured_to_batch_to_binary_changes_nothing(message: tuple[list[tuple[str, str]], bytes]) -> None:
     headers, body = message
     (event,) = http_binding.parse([(name.encode(), value.encode()) for name, value in headers], body).events
-    arrived = travel(travel(event, Mode.STRUCTURED), Mode.BATCH)
+    arrived = travel(travel(event, ContentMode.STRUCTURED), ContentMode.BATCH)
     assert arrived == event
     if event.datacontenttype is not None and "content-type" not in dict(headers):  # JSON: its type is made explicit
         headers, body = [*headers, ("content-type", "application/json")], body.strip()
-    assert http_binding.emit(arrived, Mode.BINARY) == (headers, body)
+    assert http_binding.emit(arrived, ContentMode.BINARY) == (headers, body)
     assert json_format.parse_stored(json_format.emit(event)) == event
 
 
@@ -87,7 +87,7 @@ def test_binary_to_structured_to_batch_to_binary_changes_nothing(message: tuple[
 )
 def test_structured_to_batch_to_structured_keeps_even_the_kinds_of_extensions(data: Any, extensions: Any) -> None:
     event = make("t", "/s", "1", data, extensions=extensions)
-    arrived = travel(travel(event, Mode.STRUCTURED), Mode.BATCH)
+    arrived = travel(travel(event, ContentMode.STRUCTURED), ContentMode.BATCH)
     assert arrived == event
     assert {name: type(value) for name, value in arrived.extensions.items()} == {
         name: type(value) for name, value in extensions.items()

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from edda import EddaApp, RunStatus, WorkflowContext, create_wsgi_app, wait_event, workflow
 from edda.control.describing import describe_workflow
-from edda.engine.lore import Lore
+from edda.engine.lore import DefinitionPublisher
 from edda.workflow.workflow import Workflow, registry
 from tests.conftest import MakeDatabase
 from tests.engine.conftest import MakeApp, url_of
@@ -81,7 +81,7 @@ async def test_many_workflows_are_described_on_the_main_thread_one_at_a_time(
     database = make_database("sqlite")
     looker = await make_app_on(on=database, worker=False, workflows=())
     names = registry.names
-    lore = Lore(looker.engine.storage, looker.engine.clock, "shop", registry.get, names, describe)
+    lore = DefinitionPublisher(looker.engine.storage, looker.engine.clock, "shop", registry.get, names, describe)
     lore.start()
     await describing.wait()
     assert len(described) == 1, "other tasks have their turn after each workflow"

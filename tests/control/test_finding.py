@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from edda.control import finding
-from edda.control.finding import Finder
+from edda.control.finding import RunSearcher
 from edda.control.views import RunSearch
 from edda.core.codec import Codec
 from edda.core.model import RunId, Start
@@ -21,7 +21,7 @@ EARLIER = datetime.fromtimestamp(5, UTC)
 
 
 @pytest.fixture
-async def finder(monkeypatch: pytest.MonkeyPatch) -> Finder:
+async def finder(monkeypatch: pytest.MonkeyPatch) -> RunSearcher:
     """Of the runs order-0 to order-9, a second apart, of which it searches four."""
     monkeypatch.setattr(finding, "TEXT_REACH", 4)
     monkeypatch.setattr(finding, "INPUT_REACH", 4)
@@ -29,21 +29,21 @@ async def finder(monkeypatch: pytest.MonkeyPatch) -> Finder:
     await storage.open()
     inputs = {n: codec.encode({"even": n % 2 == 0, "number": n}) for n in range(10)}
     await storage.start([Start(RunId(f"order-{n}"), "shop", input, n * SECOND) for n, input in inputs.items()])
-    return Finder(storage, codec, Redaction(["iban"]))
+    return RunSearcher(storage, codec, Redaction(["iban"]))
 
 
-async def names(finder: Finder, search: RunSearch) -> list[str]:
+async def names(finder: RunSearcher, search: RunSearch) -> list[str]:
     return [run.run_id for run in (await finder.find(search)).runs]
 
 
-async def test_text_is_searched_in_the_newest_ids(finder: Finder) -> None:
+async def test_text_is_searched_in_the_newest_ids(finder: RunSearcher) -> None:
     found = await finder.find(RunSearch(q="ORDER"))
     assert [run.run_id for run in found.runs] == ["order-9", "order-8", "order-7", "order-6"]
     assert found.horizon == 5 * SECOND
     assert await finder.count(RunSearch(q="order")) == {RunStatus.RUNNING: 4}
 
 
-async def test_the_pages_of_one_search_end_where_the_first_one_says(finder: Finder) -> None:
+async def test_the_pages_of_one_search_end_where_the_first_one_says(finder: RunSearcher) -> None:
     first = await finder.find(RunSearch(q="order", limit=3))
     second = await finder.find(RunSearch(q="order", limit=3, cursor=finding.write_cursor(first.after)))
     assert [run.run_id for run in second.runs] == ["order-6"]
@@ -51,24 +51,24 @@ async def test_the_pages_of_one_search_end_where_the_first_one_says(finder: Find
     assert first.horizon == second.horizon == 5 * SECOND
 
 
-async def test_a_whole_id_is_found_however_old_it_is(finder: Finder) -> None:
+async def test_a_whole_id_is_found_however_old_it_is(finder: RunSearcher) -> None:
     assert await names(finder, RunSearch(q="order-1")) == ["order-1"]
 
 
-async def test_older_ids_are_searched_by_asking_for_an_earlier_time(finder: Finder) -> None:
+async def test_older_ids_are_searched_by_asking_for_an_earlier_time(finder: RunSearcher) -> None:
     found = await finder.find(RunSearch(q="order", until=EARLIER))
     assert [run.run_id for run in found.runs] == ["order-4", "order-3", "order-2", "order-1"]
     assert found.horizon == 0
 
 
-async def test_who_has_searched_everything_says_nothing(finder: Finder) -> None:
+async def test_who_has_searched_everything_says_nothing(finder: RunSearcher) -> None:
     assert (
         await finder.find(RunSearch(q="order", since=EARLIER, until=datetime.fromtimestamp(8, UTC)))
     ).horizon is None
     assert (await finder.find(RunSearch())).horizon is None
 
 
-async def test_inputs_are_searched_in_the_newest_runs_and_then_further_back(finder: Finder) -> None:
+async def test_inputs_are_searched_in_the_newest_runs_and_then_further_back(finder: RunSearcher) -> None:
     first = await finder.find(RunSearch(input=("number=3",)))
     assert first.runs == []
     assert first.horizon == 5 * SECOND
@@ -78,7 +78,7 @@ async def test_inputs_are_searched_in_the_newest_runs_and_then_further_back(find
     assert [run.run_id for run in third.runs] == ["order-3"]
 
 
-async def test_what_is_counted_before_something_is_done_to_all_is_what_it_is_done_to(finder: Finder) -> None:
+async def test_what_is_counted_before_something_is_done_to_all_is_what_it_is_done_to(finder: RunSearcher) -> None:
     search = RunSearch(input=("even=true",))
     for reach in (3, 6, 100):
         counted = sum((await finder.count(search, reach)).values())
@@ -98,7 +98,7 @@ async def test_what_is_counted_before_something_is_done_to_all_is_what_it_is_don
         "API-Key=x",
     ],
 )
-async def test_what_is_redacted_cannot_be_searched_for(finder: Finder, condition: str) -> None:
+async def test_what_is_redacted_cannot_be_searched_for(finder: RunSearcher, condition: str) -> None:
     """Or whoever may look could find it out by asking."""
     for search in (finder.find, finder.count):
         with pytest.raises(ArgumentError, match="is redacted") as refusal:

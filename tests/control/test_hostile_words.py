@@ -18,7 +18,7 @@ from edda.control.views import (
     OutboxOrder,
     RetryOrder,
     RunSearch,
-    StartOrder,
+    StartRequest,
 )
 from edda.errors import EddaError
 
@@ -61,9 +61,9 @@ ASK: dict[str, Ask] = {
     "resume": lambda control, word: control.resume_run(word),
     "delete": lambda control, word: control.delete_run(word),
     "many": lambda control, word: control.act_on_runs(BulkOrder("cancel", ids=(word,), reason=word)),
-    "start": lambda control, word: control.start_run(StartOrder("echo", {"word": word}, id=word)),
-    "field": lambda control, word: control.start_run(StartOrder("echo", {word: word})),
-    "unknown": lambda control, word: control.start_run(StartOrder(word)),
+    "start": lambda control, word: control.start_run(StartRequest("echo", {"word": word}, id=word)),
+    "field": lambda control, word: control.start_run(StartRequest("echo", {word: word})),
+    "unknown": lambda control, word: control.start_run(StartRequest(word)),
     "event": lambda control, word: control.send_event(EventOrder(word, source=word, data=word, id=word, target=word)),
     "extension": lambda control, word: control.send_event(EventOrder("news", extensions={word: word})),
     "events": lambda control, word: control.list_events(EventSearch(type=word, source=word, id=word)),

@@ -35,7 +35,7 @@ from edda.control.views import (
     OutboxOrder,
     RetryOrder,
     RunSearch,
-    StartOrder,
+    StartRequest,
 )
 from edda.core.codec import Codec
 from edda.errors import ActionRefusedError, ArgumentError, InstanceNotFoundError, NotFoundError
@@ -274,16 +274,16 @@ async def test_a_search_that_makes_no_sense_is_refused(app: EddaApp, search: dic
 async def test_a_run_is_started_from_json_by_the_signature_of_its_workflow(app: EddaApp) -> None:
     control = control_of(app)
     a_shop()
-    done = await control.start_run(StartOrder("order", {"order_id": "B", "due": "2026-11-15"}, id="my-run"))
+    done = await control.start_run(StartRequest("order", {"order_id": "B", "due": "2026-11-15"}, id="my-run"))
     assert (done.subject, (await control.get_run("my-run")).input["due"]) == ("my-run", "2026-11-15")
     with pytest.raises(ArgumentError) as refused:
-        await control.start_run(StartOrder("order", {"due": "soon", "colour": "red"}))
+        await control.start_run(StartRequest("order", {"due": "soon", "colour": "red"}))
     for field in ("order_id: is required", "due: ", "colour: "):
         assert field in str(refused.value)
     with pytest.raises(NotFoundError, match="known here are: order"):
-        await control.start_run(StartOrder("nothing"))
+        await control.start_run(StartRequest("nothing"))
     with pytest.raises(ArgumentError):
-        await control.start_run(StartOrder("order", {"order_id": "B"}, id="x" * 300))
+        await control.start_run(StartRequest("order", {"order_id": "B"}, id="x" * 300))
 
 
 async def test_who_has_not_the_code_cannot_start_but_can_steer(make_app: MakeApp) -> None:
@@ -302,7 +302,7 @@ async def test_who_has_not_the_code_cannot_start_but_can_steer(make_app: MakeApp
     assert described.schema["required"] == ["order_id"]
     assert described.structure is not None
     with pytest.raises(ActionRefusedError, match="lacks the code"):
-        await control.start_run(StartOrder("order", {"order_id": "B"}))
+        await control.start_run(StartRequest("order", {"order_id": "B"}))
     await control.cancel_run(run_id, "no more")
     await until_status(app, run_id, RunStatus.CANCELLED)
     assert (await control.get_run(run_id)).run.words == "was cancelled: no more"
@@ -342,7 +342,7 @@ async def test_many_runs_are_acted_on_at_once_after_they_were_counted(app: EddaA
 async def test_every_action_is_noted_with_who_did_it_and_from_where(app: EddaApp) -> None:
     control = control_of(app).with_caller("ann", "10.0.0.1")
     a_shop()
-    started = await control.start_run(StartOrder("order", {"order_id": "A", "password": "s3cr3t"}))
+    started = await control.start_run(StartRequest("order", {"order_id": "A", "password": "s3cr3t"}))
     run_id = started.subject or ""
     await until_status(app, run_id, RunStatus.WAITING_FOR_EVENT)
     await control.cancel_run(run_id, "enough")

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from edda import RunStatus, WorkflowContext, wait_event, workflow
 from edda.core.schemas import input_schema, schema_of
 from edda.core.signature import Signature
-from edda.core.survey import Definition, Form
-from edda.engine.lore import Lore
+from edda.core.survey import Definition, EventSchema
+from edda.engine.lore import DefinitionPublisher
 from edda.errors import StorageUnavailableError
 from tests.engine.conftest import MakeApp
 from tests.engine.facts import until, until_status
@@ -136,7 +136,7 @@ class Deaf:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def define(self, definitions: tuple[Definition, ...], forms: tuple[Form, ...]) -> None:
+    async def define(self, definitions: tuple[Definition, ...], forms: tuple[EventSchema, ...]) -> None:
         self.asked += 1
         raise StorageUnavailableError("away")
 
@@ -144,8 +144,8 @@ class Deaf:
 @pytest.mark.parametrize("model", [Item, Plain, "nonsense"])
 async def test_what_cannot_be_kept_is_not_missed(model: Any) -> None:
     storage, unused = Deaf(), lambda *_: ()
-    made: Any = Lore
-    lore: Lore = made(storage, None, "shop", unused, unused, unused)
+    made: Any = DefinitionPublisher
+    lore: DefinitionPublisher = made(storage, None, "shop", unused, unused, unused)
     lore.start()
     for _ in range(3):
         lore.add_form("order", "paid", model)

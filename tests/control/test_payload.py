@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edda.cloudevents import json_format
 from edda.cloudevents.event import make
-from edda.control.payload import ENCRYPTED, MOST_BYTES, Payloads
+from edda.control.payload import ENCRYPTED, MOST_BYTES, PayloadPresenter
 from edda.core.channels import Message, pack_message
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
@@ -24,7 +24,7 @@ from edda.core.redaction import Redaction
 from edda.core.veil import HIDDEN
 
 CODEC = Codec()
-PAYLOADS = Payloads(CODEC, Redaction(["iban", "card.number", "*.note"]))
+PAYLOADS = PayloadPresenter(CODEC, Redaction(["iban", "card.number", "*.note"]))
 
 
 class Mask:
@@ -116,13 +116,13 @@ def test_what_is_sealed_is_said_to_be_encrypted() -> None:
     sealed = Codec(transform=Mask()).encode({"a": 1})
     error = encode_failure(Codec(transform=Mask()), ValueError("x"))
     for codec in (CODEC, Codec(transform=WrongKey())):
-        payloads = Payloads(codec, Redaction())
+        payloads = PayloadPresenter(codec, Redaction())
         assert payloads.value(sealed) == ENCRYPTED
         assert payloads.event(sealed) == ENCRYPTED
         shown = payloads.error(error)
         assert shown is not None
         assert shown.message == ENCRYPTED
-    assert Payloads(Codec(transform=Mask()), Redaction()).value(sealed) == {"a": 1}
+    assert PayloadPresenter(Codec(transform=Mask()), Redaction()).value(sealed) == {"a": 1}
 
 
 def test_what_a_newer_release_wrote_is_noted() -> None:
@@ -176,7 +176,7 @@ def test_the_text_of_an_error_is_shown_without_credentials(text: str, shown: str
 
 def test_the_text_of_an_error_is_shown_without_the_secrets_of_its_run() -> None:
     codec = Codec()
-    payloads = Payloads(codec, Redaction(["card.number"]))
+    payloads = PayloadPresenter(codec, Redaction(["card.number"]))
     given = {
         "password": "it's \n odd",
         "card": {"number": 4111111111111111, "holder": "Smith"},

@@ -20,7 +20,7 @@ from edda import (
 )
 from edda.core.model import EntryKind, RunId
 from edda.errors import ActionRefusedError, InstanceNotFoundError, RetryExhaustedError
-from edda.testing import CrashPoints, How
+from edda.testing import CrashPoints, CrashMode
 from edda.workflow.saga import on_failure
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database
@@ -420,7 +420,7 @@ async def test_a_crash_at_any_statement_of_a_retry_leaves_the_run_as_it_was_or_o
     await _retry_through(database, listening, await _failed_run(app, order))
     points = list(listening.seen())
     assert points
-    for how in (How.BEFORE, How.AFTER, How.UNKNOWN):
+    for how in (CrashMode.BEFORE, CrashMode.AFTER, CrashMode.UNKNOWN):
         for point in points:
             broken = True
             run_id = await _failed_run(app, order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edda.control.timeline import Glance, draw_timeline
+from edda.control.timeline import TimelineInput, draw_timeline
 from edda.control.views import Bar, BarState, ErrorView, Timeline
 from edda.core.model import MICROSECONDS, Entry, EntryKind, RunId, RunRecord, Wait, WorkerId
 from edda.core.states import RunStatus
@@ -30,7 +30,7 @@ def draw(
     ended_at = at(100) if status in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED) else None
     base: dict[str, Any] = {"owner": None, "ready_at": None, "reason": None, "ended_at": ended_at, "value": None}
     record = RunRecord(RunId("r"), "order", 0, status, b"{}", BORN, None, **{**base, **known})
-    glance = Glance(
+    glance = TimelineInput(
         record, 0, BORN, waits, at(200), lambda value: ErrorView("E", value.decode()), lambda value: ("child-1", True)
     )
     return draw_timeline(entries, glance)

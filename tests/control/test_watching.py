@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from edda.control.watching import Watch
+from edda.control.watching import ChangeFeed
 from edda.errors import StorageUnavailableError
 from tests.engine.facts import until
 
@@ -29,7 +29,7 @@ class Pulse:
         return self.mark
 
 
-async def listen(watch: Watch, heard: list[str]) -> None:
+async def listen(watch: ChangeFeed, heard: list[str]) -> None:
     async with aclosing(watch.marks()) as marks:
         async for mark in marks:
             heard.append(mark)
@@ -43,7 +43,7 @@ async def stop(*listeners: asyncio.Task[None]) -> None:
 
 async def test_everybody_hears_each_change_once() -> None:
     pulse = Pulse()
-    watch = Watch(pulse.look, QUICK)
+    watch = ChangeFeed(pulse.look, QUICK)
     first: list[str] = []
     second: list[str] = []
     listeners = [asyncio.create_task(listen(watch, heard)) for heard in (first, second)]
@@ -60,7 +60,7 @@ async def test_everybody_hears_each_change_once() -> None:
 
 async def test_nobody_looks_when_nobody_watches() -> None:
     pulse = Pulse()
-    watch = Watch(pulse.look, QUICK)
+    watch = ChangeFeed(pulse.look, QUICK)
     heard: list[str] = []
     listener = asyncio.create_task(listen(watch, heard))
     await until(lambda: pulse.looks > 3, "somebody looks")
@@ -72,7 +72,7 @@ async def test_nobody_looks_when_nobody_watches() -> None:
 
 async def test_a_database_that_is_away_for_a_while_is_asked_again() -> None:
     pulse = Pulse()
-    watch = Watch(pulse.look, QUICK)
+    watch = ChangeFeed(pulse.look, QUICK)
     heard: list[str] = []
     listener = asyncio.create_task(listen(watch, heard))
     await until(lambda: watch.is_looking, "somebody looks")
@@ -86,7 +86,7 @@ async def test_a_database_that_is_away_for_a_while_is_asked_again() -> None:
 
 async def test_watching_ends_with_the_database() -> None:
     pulse = Pulse()
-    watch = Watch(pulse.look, QUICK)
+    watch = ChangeFeed(pulse.look, QUICK)
     heard: list[str] = []
     listener = asyncio.create_task(listen(watch, heard))
     await until(lambda: watch.is_looking, "somebody looks")
@@ -99,4 +99,4 @@ async def test_who_cannot_look_at_all_is_told() -> None:
     pulse = Pulse()
     pulse.error = StorageUnavailableError("away")
     with pytest.raises(StorageUnavailableError):
-        await listen(Watch(pulse.look, QUICK), [])
+        await listen(ChangeFeed(pulse.look, QUICK), [])

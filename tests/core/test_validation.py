@@ -19,7 +19,7 @@ import pydantic.dataclasses
 import pytest
 import typing_extensions
 
-from edda.core.validation import Misfit, validate
+from edda.core.validation import ValidationFailure, validate
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def read(raw: str, model: Any) -> Any:
 
 
 def complaints(raw: str, model: Any) -> dict[str, str]:
-    with pytest.raises(Misfit) as caught:
+    with pytest.raises(ValidationFailure) as caught:
         read(raw, model)
     return dict(caught.value.errors)
 
@@ -221,7 +221,7 @@ def test_what_does_not_fit_is_named_by_its_path(raw: str, model: Any, expected: 
 
 
 def test_a_misfit_reads_as_one_line_for_each_field() -> None:
-    with pytest.raises(Misfit) as caught:
+    with pytest.raises(ValidationFailure) as caught:
         read('{"id": "x", "name": 5}', WideRow)
     assert str(caught.value) == f"id: {NOT_AN_INTEGER}, got str\nname: Input should be a valid string, got int"
 
@@ -253,13 +253,13 @@ Tagged = Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
 )
 def test_no_value_is_repeated(model: Any, data: Any) -> None:
     """It may be that of a field which is redacted."""
-    with pytest.raises(Misfit) as caught:
+    with pytest.raises(ValidationFailure) as caught:
         read(json.dumps(data), model)
     assert "hunter2" not in f"{caught.value!s}{caught.value!r}"
 
 
 def test_of_very_many_errors_the_first_are_shown_and_the_others_counted() -> None:
-    with pytest.raises(Misfit) as caught:
+    with pytest.raises(ValidationFailure) as caught:
         read(json.dumps(["x"] * 1_234), list[int])
     assert len(caught.value.errors) == 101
     assert caught.value.errors[-1] == ("…", "1,134 more")

@@ -17,8 +17,8 @@ from edda.core.states import ENDED, OPEN
 from edda.engine.ids import Ids
 from edda.engine.settings import Settings
 from edda.errors import EddaError, StorageUnavailableError
-from edda.storage.ports import Pulse, Storage
-from edda.testing import CrashPoints, How, Point
+from edda.storage.ports import HeartbeatConnection, Storage
+from edda.testing import CrashPoints, CrashMode, CrashPoint
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database
 
@@ -50,7 +50,7 @@ class Disturbed(Struct, frozen=True):
 class Witness:
     """Looks at a database from outside, and can end the leases of the dead."""
 
-    def __init__(self, database: Database, storage: Storage, pulse: Pulse) -> None:
+    def __init__(self, database: Database, storage: Storage, pulse: HeartbeatConnection) -> None:
         self.database = database
         self.storage = storage
         self._pulse = pulse
@@ -138,7 +138,7 @@ class Player:
         await app.shutdown(1)
         return Outcome(result, world.of(self.run_id))
 
-    async def disturbed(self, point: Point, how: How) -> Disturbed:
+    async def disturbed(self, point: CrashPoint, how: CrashMode) -> Disturbed:
         loop, struck = asyncio.get_running_loop(), asyncio.Event()
         probe = CrashPoints(point, how, on_strike=lambda: loop.call_soon_threadsafe(struck.set))
         app = self.app(probe)
@@ -235,7 +235,7 @@ class Founder(Player):
 
 
 async def crash_side_by_side(
-    lanes: Sequence[Witness], new_player: Callable[[Witness], Player], points: Sequence[Point], how: How
+    lanes: Sequence[Witness], new_player: Callable[[Witness], Player], points: Sequence[CrashPoint], how: CrashMode
 ) -> None:
     """A share of the points on each database."""
     shares = [points[number :: len(lanes)] for number in range(len(lanes))]
@@ -244,7 +244,7 @@ async def crash_side_by_side(
     assert missed <= len(points) * UNREACHED, f"{missed} of {len(points)} points were not reached"
 
 
-async def _crash_at_each(new_player: Callable[[], Player], points: Iterable[Point], how: How) -> int:
+async def _crash_at_each(new_player: Callable[[], Player], points: Iterable[CrashPoint], how: CrashMode) -> int:
     """How many points were not reached, though each was tried a few times."""
     missed = 0
     for point in points:
@@ -256,7 +256,7 @@ async def _crash_at_each(new_player: Callable[[], Player], points: Iterable[Poin
     return missed
 
 
-async def _crash(player: Player, point: Point, how: How) -> bool:
+async def _crash(player: Player, point: CrashPoint, how: CrashMode) -> bool:
     """Whether it was reached; the outcome must be right in any case."""
     await player.prepare()
     disturbed = await player.disturbed(point, how)

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from edda.testing import CrashPoints, How, Point
+from edda.testing import CrashPoints, CrashMode, CrashPoint
 from tests.conftest import MakeDatabase
 from tests.sampling import is_sampled
 
@@ -21,12 +21,12 @@ all, and the suite has six workers."""
 STRAIGHT = SCENARIOS[0]
 
 
-@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("how", CrashMode)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize("kind", DURABLE)
 @pytest.mark.timeout(300)
 async def test_a_crash_at_any_statement_changes_nothing(
-    kind: str, scenario: Scenario, how: How, make_database: MakeDatabase
+    kind: str, scenario: Scenario, how: CrashMode, make_database: MakeDatabase
 ) -> None:
     async with AsyncExitStack() as stack:
         lanes = [await stack.enter_async_context(witness_of(make_database(kind))) for _ in range(LANES)]
@@ -38,14 +38,14 @@ async def test_a_crash_at_any_statement_changes_nothing(
         await crash_side_by_side(lanes, lambda lane: Player(lane, scenario), points, how)
 
 
-async def points_of(witness: Witness, scenario: Scenario, how: How, probe: CrashPoints) -> list[Point]:
+async def points_of(witness: Witness, scenario: Scenario, how: CrashMode, probe: CrashPoints) -> list[CrashPoint]:
     """All of them; in a sample, what is the same for every scenario is left to one of them."""
     if not is_sampled() or scenario is STRAIGHT:
         return list(probe.seen())
     return telling(witness.database.kind, how, probe.seen(), await common_points(witness))
 
 
-async def common_points(witness: Witness) -> set[Point]:
+async def common_points(witness: Witness) -> set[CrashPoint]:
     """What every app sends at its start, and what every run is read with."""
     start, plain = CrashPoints(), CrashPoints()
     app = Player(witness, STRAIGHT).app(start)
@@ -56,11 +56,11 @@ async def common_points(witness: Witness) -> set[Point]:
     return at_start | {point for point in plain.seen() if not CHANGES.search(point.statement)}
 
 
-@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("how", CrashMode)
 @pytest.mark.parametrize("kind", DURABLE)
 @pytest.mark.timeout(300)
 async def test_a_crash_while_taking_over_leaves_the_run_to_the_next(
-    kind: str, how: How, make_database: MakeDatabase
+    kind: str, how: CrashMode, make_database: MakeDatabase
 ) -> None:
     async with witness_of(make_database(kind)) as witness:
         probe = CrashPoints()
@@ -72,11 +72,11 @@ async def test_a_crash_while_taking_over_leaves_the_run_to_the_next(
         await crash_side_by_side([witness], lambda lane: Taker(lane, HOLDING), points, how)
 
 
-@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("how", CrashMode)
 @pytest.mark.parametrize("kind", DURABLE)
 @pytest.mark.timeout(300)
 async def test_a_run_born_in_a_batch_is_there_if_its_start_returned(
-    kind: str, how: How, make_database: MakeDatabase
+    kind: str, how: CrashMode, make_database: MakeDatabase
 ) -> None:
     async with witness_of(make_database(kind)) as witness:
         probe = CrashPoints()

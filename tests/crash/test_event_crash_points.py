@@ -10,7 +10,7 @@ import pytest
 from edda import EddaApp
 from edda.core.model import EntryKind
 from edda.engine.intake import run_of
-from edda.testing import CrashPoints, How, Point
+from edda.testing import CrashPoints, CrashMode, CrashPoint
 from tests.conftest import MakeDatabase
 
 from .event_scenarios import EVENT_SCENARIOS, SUMMONED, event_for
@@ -45,12 +45,12 @@ class Summoner(Reader):
         await app.receive([self.event])
 
 
-@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("how", CrashMode)
 @pytest.mark.parametrize("scenario", [*EVENT_SCENARIOS, SUMMONED], ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize("kind", DURABLE)
 @pytest.mark.timeout(300)
 async def test_a_crash_at_any_statement_loses_no_event_and_repeats_none(
-    kind: str, scenario: Scenario, how: How, make_database: MakeDatabase
+    kind: str, scenario: Scenario, how: CrashMode, make_database: MakeDatabase
 ) -> None:
     async with AsyncExitStack() as stack:
         lanes = [await stack.enter_async_context(witness_of(make_database(kind))) for _ in range(LANES)]
@@ -62,7 +62,7 @@ def player_of(witness: Witness, scenario: Scenario) -> Player:
     return (Summoner if scenario is SUMMONED else Reader)(witness, scenario)
 
 
-async def points_of(witness: Witness, scenario: Scenario) -> list[Point]:
+async def points_of(witness: Witness, scenario: Scenario) -> list[CrashPoint]:
     """Crashes at what is the same for every scenario are tested with the others."""
     probe = CrashPoints()
     calm = await player_of(witness, scenario).undisturbed(probe)

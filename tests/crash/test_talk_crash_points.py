@@ -20,7 +20,7 @@ from edda.core.codec import Codec
 from edda.core.model import Entry, EntryKind, RunId
 from edda.core.states import ENDED
 from edda.engine.relayer import Relayer, RelaySettings
-from edda.testing import CrashPoints, How, Point
+from edda.testing import CrashPoints, CrashMode, CrashPoint
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database, MakeDatabase
 from tests.engine.conftest import url_of
@@ -175,12 +175,12 @@ def quick_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edda.engine.work.LEASE", QUICK_LEASE)
 
 
-@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("how", CrashMode)
 @pytest.mark.parametrize("scenario", TALK_SCENARIOS, ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize("kind", DURABLE)
 @pytest.mark.timeout(300)
 async def test_a_crash_at_any_statement_separates_nothing_that_belongs_together(
-    kind: str, scenario: Talk, how: How, make_database: MakeDatabase
+    kind: str, scenario: Talk, how: CrashMode, make_database: MakeDatabase
 ) -> None:
     async with AsyncExitStack() as stack:
         lanes = [await stack.enter_async_context(witness_of(make_database(kind))) for _ in range(LANES)]
@@ -190,14 +190,14 @@ async def test_a_crash_at_any_statement_separates_nothing_that_belongs_together(
         await crash_side_by_side(lanes, lambda lane: Talker(lane, engines[lane], scenario), points, how)
 
 
-def _counts(kind: str, how: How, point: Point) -> bool:
+def _counts(kind: str, how: CrashMode, point: CrashPoint) -> bool:
     is_change = CHANGES.search(point.statement) is not None
-    if how is How.UNKNOWN:
+    if how is CrashMode.UNKNOWN:
         return (kind != "sqlite" or "COMMIT" in point.statement) if is_change else is_first_or_all(point)
     return is_change and LASTS[kind].search(point.statement) is not None
 
 
-async def points_of(new_player: Callable[[Talk], Talker], scenario: Talk) -> list[Point]:
+async def points_of(new_player: Callable[[Talk], Talker], scenario: Talk) -> list[CrashPoint]:
     """What every app sends at its start and at its end, and every run besides its history, is tested elsewhere."""
     start, plain, probe = CrashPoints(), CrashPoints(), CrashPoints()
     app = new_player(PLAIN).app(start)

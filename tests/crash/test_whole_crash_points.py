@@ -15,7 +15,7 @@ import pytest
 from edda import EddaApp, RunStatus
 from edda.core.model import Entry, EntryKind, RunId
 from edda.core.states import ENDED
-from edda.testing import CrashPoints, How, Point
+from edda.testing import CrashPoints, CrashMode, CrashPoint
 from edda.workflow.workflow import Workflow
 from tests.conftest import MakeDatabase
 
@@ -99,12 +99,12 @@ def _is_success(entry: Entry) -> bool:
     return entry.ok and entry.kind in {EntryKind.STEP, EntryKind.LATE}
 
 
-@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("how", CrashMode)
 @pytest.mark.parametrize("scenario", WHOLE_SCENARIOS, ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize("kind", DURABLE)
 @pytest.mark.timeout(300)
 async def test_a_crash_at_any_statement_leaves_nothing_half_done(
-    kind: str, scenario: Whole, how: How, make_database: MakeDatabase
+    kind: str, scenario: Whole, how: CrashMode, make_database: MakeDatabase
 ) -> None:
     async with AsyncExitStack() as stack:
         lanes = [await stack.enter_async_context(witness_of(make_database(kind))) for _ in range(LANES)]
@@ -112,7 +112,7 @@ async def test_a_crash_at_any_statement_leaves_nothing_half_done(
         await crash_side_by_side(lanes, lambda lane: Keeper(lane, scenario), points, how)
 
 
-async def points_of(witness: Witness, scenario: Whole) -> list[Point]:
+async def points_of(witness: Witness, scenario: Whole) -> list[CrashPoint]:
     """What every app sends at its start, and what every run is read with, is tested with the other scenarios."""
     start, plain = CrashPoints(), CrashPoints()
     app = Keeper(witness, PLAIN).app(start)
@@ -125,11 +125,11 @@ async def points_of(witness: Witness, scenario: Whole) -> list[Point]:
     return [point for point in points if point not in common and point.statement not in looks and not _is_chance(point)]
 
 
-def _is_chance(point: Point) -> bool:
+def _is_chance(point: CrashPoint) -> bool:
     return point.nth > MOST_PERIODS and PERIODIC.search(point.statement) is not None
 
 
-async def _play_calmly(witness: Witness, scenario: Whole) -> list[Point]:
+async def _play_calmly(witness: Witness, scenario: Whole) -> list[CrashPoint]:
     """The points from the moment on that the scenario is about, up to its end."""
     probe, player = CrashPoints(), Keeper(witness, scenario)
     app = player.app(probe)
@@ -144,6 +144,6 @@ async def _play_calmly(witness: Witness, scenario: Whole) -> list[Point]:
     return points
 
 
-async def _look_when_reached(run_id: str, probe: CrashPoints) -> set[Point]:
+async def _look_when_reached(run_id: str, probe: CrashPoints) -> set[CrashPoint]:
     await ledger.reached[run_id].wait()
     return set(probe.seen())

@@ -20,7 +20,7 @@ from edda.errors import (
     StorageRejectedError,
     StorageUnavailableError,
 )
-from edda.web import State, Token, TokenScope, Web, WebOptions
+from edda.web import State, Token, TokenScope, WebApp, WebOptions
 from tests.web.calls import EVENT, Reply, ask, chunk
 from tests.web.fakes import FakeService
 
@@ -51,33 +51,33 @@ def without(header: str) -> dict[str, str]:
 
 
 def request(**changes: Any) -> Callable[[FakeService], Any]:
-    return lambda service: ask(Web(service), **changes)
+    return lambda service: ask(WebApp(service), **changes)
 
 
 def with_options(options: WebOptions, **changes: Any) -> Callable[[FakeService], Any]:
-    return lambda service: ask(Web(service, options), **changes)
+    return lambda service: ask(WebApp(service, options), **changes)
 
 
 def while_failing(error: Exception, **changes: Any) -> Callable[[FakeService], Any]:
     async def call(service: FakeService) -> Reply:
         service.error = error
-        return await ask(Web(service), **changes)
+        return await ask(WebApp(service), **changes)
 
     return call
 
 
 async def cancel_what_has_ended(service: FakeService) -> Reply:
     service.ended.add("run-1")
-    return await ask(Web(service), path="/cancel/run-1", body=b"")
+    return await ask(WebApp(service), path="/cancel/run-1", body=b"")
 
 
 async def send_slowly(service: FakeService) -> Reply:
     messages = [chunk(b"") for _ in range(100_000)]
-    return await ask(Web(service, WebOptions(body_timeout=0.01)), messages=messages)
+    return await ask(WebApp(service, WebOptions(body_timeout=0.01)), messages=messages)
 
 
 async def send_while_another_waits(service: FakeService) -> Reply:
-    web = Web(service, WebOptions(max_concurrent=1))
+    web = WebApp(service, WebOptions(max_concurrent=1))
     service.open.clear()
     waiting = asyncio.create_task(ask(web))
     await service.until_waiting()
@@ -89,12 +89,12 @@ async def send_while_another_waits(service: FakeService) -> Reply:
 
 async def send_to_a_database_that_says_nothing(service: FakeService) -> Reply:
     service.open.clear()
-    return await ask(Web(service, WebOptions(service_timeout=0.01)))
+    return await ask(WebApp(service, WebOptions(service_timeout=0.01)))
 
 
 async def send_while_draining(service: FakeService) -> Reply:
     service.state = State.DRAINING
-    return await ask(Web(service))
+    return await ask(WebApp(service))
 
 
 AWAY: tuple[type[EddaError], ...] = (
@@ -151,5 +151,5 @@ async def test_no_answer_is_on_the_page_that_is_never_given(given: set[Answer]) 
 
 
 async def test_the_refusal_that_the_page_shows_is_a_real_one() -> None:
-    reply = await ask(Web(FakeService()), headers=without("ce-source"))
+    reply = await ask(WebApp(FakeService()), headers=without("ce-source"))
     assert reply.body.decode() in (DOCS / "reference" / "http.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 
 from edda import EddaApp, RunStatus, WorkflowContext, publish, receive, subscribe, workflow
 from edda.core.channels import log_type, unpack_message
-from edda.core.model import Bundle, End, EntryKind, Fence, Recur, Written
+from edda.core.model import RunWrite, End, EntryKind, Fence, Recur, BatchResult
 
 from .facts import PATIENCE, until, until_status
 
@@ -74,13 +74,13 @@ async def kill(app: EddaApp, witness: EddaApp) -> None:
 class Held:
     """Stands before the database: the first batch with such a bundle waits until it is let go."""
 
-    def __init__(self, app: EddaApp, monkeypatch: pytest.MonkeyPatch, holds: Callable[[Bundle], bool]) -> None:
+    def __init__(self, app: EddaApp, monkeypatch: pytest.MonkeyPatch, holds: Callable[[RunWrite], bool]) -> None:
         self._reached, self._let_go = asyncio.Event(), asyncio.Event()
         self._holds = holds
         self._write = app.engine.storage.write
         monkeypatch.setattr(app.engine.storage, "write", self.write)
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         if any(self._holds(bundle) for bundle in batch):
             self._reached.set()
             await self._let_go.wait()
@@ -93,18 +93,18 @@ class Held:
         self._let_go.set()
 
 
-def is_timeout(bundle: Bundle) -> bool:
+def is_timeout(bundle: RunWrite) -> bool:
     """Waiting for a message is over."""
     return any(entry.kind is EntryKind.MESSAGE and not entry.ok for entry in bundle.entries)
 
 
-def is_received(bundle: Bundle) -> bool:
+def is_received(bundle: RunWrite) -> bool:
     return any(entry.kind is EntryKind.MESSAGE and entry.ok for entry in bundle.entries)
 
 
-def is_end(bundle: Bundle) -> bool:
+def is_end(bundle: RunWrite) -> bool:
     return isinstance(bundle.move, End)
 
 
-def is_recur(bundle: Bundle) -> bool:
+def is_recur(bundle: RunWrite) -> bool:
     return isinstance(bundle.move, Recur)

@@ -23,7 +23,7 @@ from edda import (
     wait_event,
     workflow,
 )
-from edda.core.model import Accepted, EntryKind, Incoming
+from edda.core.model import AcceptResult, EntryKind, NewEvent
 from edda.workflow.workflow import registry
 
 from .conftest import MakeApp
@@ -322,8 +322,8 @@ async def test_what_was_forwarded_is_not_forwarded_again_though_the_process_died
     accept = first.engine.storage.accept
 
     async def accept_and_stop(
-        post: Sequence[Incoming], versions: Mapping[str, int], numbers: Sequence[int] = ()
-    ) -> Accepted | None:
+        post: Sequence[NewEvent], versions: Mapping[str, int], numbers: Sequence[int] = ()
+    ) -> AcceptResult | None:
         await accept(post, versions, numbers)
         forwarded.set()
         await asyncio.Event().wait()

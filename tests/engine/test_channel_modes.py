@@ -29,7 +29,7 @@ from edda import (
     wait_event,
     workflow,
 )
-from edda.core.model import Bundle, EntryKind, Fence, Written
+from edda.core.model import RunWrite, EntryKind, Fence, BatchResult
 from edda.errors import NotInWorkflowError, StorageRejectedError
 from edda.workflow.workflow import registry
 
@@ -683,7 +683,7 @@ class Counted:
         self._write = app.engine.storage.write
         monkeypatch.setattr(app.engine.storage, "write", self.write)
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         self.batches += 1
         return await self._write(fence, batch, token)
 

@@ -8,11 +8,11 @@ import pytest
 
 from edda import RetryPolicy, WorkflowContext, activity, sleep, workflow
 from edda.core.codec import Codec
-from edda.core.model import Bundle, ClaimedRun, Crashes, Entry, EntryKind, RunId, WorkerId, WorkerInfo
+from edda.core.model import RunWrite, ClaimedRun, Crashes, Entry, EntryKind, RunId, WorkerId, WorkerInfo
 from edda.engine.crashes import CrashGuard
 from edda.engine.settings import Settings
-from edda.engine.steps import Judge
-from edda.workflow.activity import StepCall
+from edda.engine.steps import OutcomePolicy
+from edda.workflow.activity import ActivityCall
 from edda.workflow.execution import Command
 
 from .conftest import MakeApp
@@ -31,14 +31,14 @@ def guard(crashes: Crashes = DEADLY, *entries: Entry) -> CrashGuard:
     return CrashGuard(ClaimedRun(RUN, "order", 0, 1, b"", 0, None, 0, 0, entries, (), crashes=crashes), Settings())
 
 
-def judge() -> Judge:
-    return Judge(RUN, Codec(), RetryPolicy(), lambda: 0)
+def judge() -> OutcomePolicy:
+    return OutcomePolicy(RUN, Codec(), RetryPolicy(), lambda: 0)
 
 
 def command(id: str, needs: int, policy: RetryPolicy | None = None) -> Command:
     made = Command(EntryKind.STEP, id, id.partition(":")[0], b"", lambda _: None)
     made.needs, made.replayed = needs, True
-    made.call = StepCall.__new__(StepCall)
+    made.call = ActivityCall.__new__(ActivityCall)
     object.__setattr__(made.call, "retry_policy", policy)
     return made
 
@@ -47,8 +47,8 @@ def by_id(*commands: Command) -> dict[str, Command]:
     return {one.id: one for one in commands}
 
 
-def bundle(*entries: Entry) -> Bundle:
-    return Bundle(RUN, 0, 1, entries)
+def bundle(*entries: Entry) -> RunWrite:
+    return RunWrite(RUN, 0, 1, entries)
 
 
 def test_a_step_of_another_branch_makes_nothing_void() -> None:

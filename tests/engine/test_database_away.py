@@ -29,11 +29,11 @@ from edda.control.views import (
     OutboxOrder,
     RetryOrder,
     RunSearch,
-    StartOrder,
+    StartRequest,
 )
 from edda.engine.settings import Settings
 from edda.errors import OutcomeUnknownError, StorageUnavailableError
-from edda.workflow.workflow import Starter, Workflow
+from edda.workflow.workflow import BoundWorkflow, Workflow
 from tests.conftest import MakeDatabase
 from tests.proxy import DatabaseProxy
 
@@ -122,7 +122,7 @@ CALLS: dict[str, Use] = {
     "LocalController.get_history": lambda shop: shop.app.control.get_history("waits", HistorySearch()),
     "LocalController.get_timeline": lambda shop: shop.app.control.get_timeline("waits"),
     "LocalController.export_run": lambda shop: shop.app.control.export_run("waits"),
-    "LocalController.start_run": lambda shop: shop.app.control.start_run(StartOrder("quick")),
+    "LocalController.start_run": lambda shop: shop.app.control.start_run(StartRequest("quick")),
     "LocalController.cancel_run": lambda shop: shop.app.control.cancel_run("waits"),
     "LocalController.retry_run": lambda shop: shop.app.control.retry_run("failed", RetryOrder()),
     "LocalController.resume_run": lambda shop: shop.app.control.resume_run("waits"),
@@ -178,7 +178,7 @@ def is_awaited(member: Any) -> bool:
 
 
 def public_calls() -> Iterator[str]:
-    for kind in (EddaApp, OutboxRelayer, Workflow, Starter, WorkflowHandle, LocalController):
+    for kind in (EddaApp, OutboxRelayer, Workflow, BoundWorkflow, WorkflowHandle, LocalController):
         for name, member in inspect.getmembers(kind):
             if not name.startswith("_") and is_awaited(member):
                 yield f"{kind.__name__}.{name}"

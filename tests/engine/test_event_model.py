@@ -31,7 +31,7 @@ from edda.engine.worker import Worker
 from edda.storage.memory import MemoryStorage
 from edda.storage.memory_database import MemoryDatabase
 from edda.testing import VirtualApp
-from edda.workflow.children import Started
+from edda.workflow.children import ChildStarted
 from edda.workflow.context import as_microseconds
 
 from .event_model import Ask, AskKind, Event, Outcome, OutcomeKind, Story, World, child_id
@@ -228,7 +228,7 @@ class Comparison(RuleBasedStateMachine):
         births = [entry for entry in entries if entry.kind is EntryKind.START]
         for number, entry in enumerate(births):
             child = child_id(id, number)
-            self.ids[child] = self.app.engine.codec.decode(entry.value, Started).run_id
+            self.ids[child] = self.app.engine.codec.decode(entry.value, ChildStarted).run_id
             await self.read(child)
 
     def outcome(self, entry: Entry) -> Outcome:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edda import EddaApp, EventTimeoutError, WorkflowContext, activity, sleep, wait_event, workflow
-from edda.core.model import Bundle, EntryKind, Fence, Written
+from edda.core.model import RunWrite, EntryKind, Fence, BatchResult
 from edda.testing import VirtualApp
 
 from .conftest import MakeApp
@@ -83,7 +83,7 @@ class HeldTimeout:
         self._write = app.engine.storage.write
         monkeypatch.setattr(app.engine.storage, "write", self.write)
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         entries = [entry for bundle in batch for entry in bundle.entries]
         if any(entry.kind is EntryKind.EVENT and not entry.ok for entry in entries):
             self.decided.set()
@@ -226,7 +226,7 @@ async def test_a_crash_before_the_wait_was_stored_does_not_turn_its_event_into_a
     door = await make_app(worker=False)
     write = first.engine.storage.write
 
-    async def write_but_no_wait(fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write_but_no_wait(fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         if any(wait.type == "paid" for bundle in batch for wait in bundle.waits):
             asked.set()
             await asyncio.Event().wait()

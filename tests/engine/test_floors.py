@@ -8,7 +8,7 @@ from edda.core.channels import ChannelMode
 from edda.core.codec import Codec
 from edda.core.model import ClaimedRun, Entry, EntryKind, RunId
 from edda.engine import floors as floors_module
-from edda.engine.floors import Floors
+from edda.engine.floors import EventCursors
 from edda.workflow.channels import MessageCall
 from edda.workflow.events import EventCall
 from edda.workflow.execution import Command
@@ -36,9 +36,9 @@ def given_back(seq: int, event: int, type: str = "paid") -> Entry:
     return Entry(seq, EntryKind.STRAY, f"paid:{seq}", type, True, 0, n=seq, event=event)
 
 
-def floors_of(*entries: Entry) -> Floors:
+def floors_of(*entries: Entry) -> EventCursors:
     run = ClaimedRun(RunId("run"), "order", 0, 1, b"", 0, None, len(entries), 0, entries, ())
-    return Floors(run, CODEC)
+    return EventCursors(run, CODEC)
 
 
 def test_a_key_is_asked_for_from_the_last_event_that_came_by_it() -> None:

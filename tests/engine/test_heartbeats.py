@@ -23,7 +23,7 @@ from edda import (
 )
 from edda.core.model import EntryKind
 from edda.engine import progress
-from edda.engine.progress import Progress
+from edda.engine.progress import ActivityHeartbeat
 from edda.errors import NotInWorkflowError, PayloadError
 from edda.testing.clock import VirtualAlarm
 
@@ -259,7 +259,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 def test_ten_hours_of_details_leave_some_two_hundred_entries(clock: Time) -> None:
     kept: list[tuple[float, bytes]] = []
     loop: Any = clock
-    body = Progress(loop, None, lambda details: kept.append((clock.now - 1000, details)))
+    body = ActivityHeartbeat(loop, None, lambda details: kept.append((clock.now - 1000, details)))
     for second in range(36_000):
         for _ in range(2):
             body.beat(str(second).encode())
@@ -275,7 +275,7 @@ def test_ten_hours_of_details_leave_some_two_hundred_entries(clock: Time) -> Non
 def test_the_last_details_are_recorded_though_nothing_follows(clock: Time) -> None:
     kept: list[bytes] = []
     loop: Any = clock
-    body = Progress(loop, None, kept.append)
+    body = ActivityHeartbeat(loop, None, kept.append)
     body.beat(b"1")
     body.beat(b"2")
     body.beat(b"3")
@@ -287,7 +287,7 @@ def test_the_last_details_are_recorded_though_nothing_follows(clock: Time) -> No
 def test_nobody_listens_to_an_attempt_that_was_given_up(clock: Time) -> None:
     kept: list[bytes] = []
     loop: Any = clock
-    body = Progress(loop, None, kept.append)
+    body = ActivityHeartbeat(loop, None, kept.append)
     body.beat(b"1")
     body.beat(b"2")
     body.give_up()

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from edda import EddaApp, RunStatus, WorkflowContext, activity, sleep, workflow
-from edda.core.model import Bundle, Claim, EntryKind, Fence, RunId, WorkerId, WorkerInfo, Written
+from edda.core.model import RunWrite, Claim, EntryKind, Fence, RunId, WorkerId, WorkerInfo, BatchResult
 from edda.engine.settings import Settings
 from edda.engine.worker import Worker
 from edda.errors import StorageUnavailableError
@@ -218,7 +218,7 @@ async def test_a_batch_of_a_clone_is_not_taken_for_our_own(make_app: MakeApp, mo
     app = await make_app(settings=MORTAL)
     lost, write = worker_of(app), app.engine.storage.write
 
-    async def write_as_the_clone(fence: Fence, batch: Sequence[Bundle], *token: int) -> Written | None:
+    async def write_as_the_clone(fence: Fence, batch: Sequence[RunWrite], *token: int) -> BatchResult | None:
         if any(entry.step == "work:2" for bundle in batch for entry in bundle.entries):
             monkeypatch.setattr(app.engine.storage, "write", write)
             assert await write(fence, [], *(one ^ 1 for one in token)) is not None
@@ -250,7 +250,7 @@ async def test_a_batch_whose_answer_was_lost_is_known_by_its_token(
     app = await make_app(settings=MORTAL)
     same, write = worker_of(app), app.engine.storage.write
 
-    async def write_without_an_answer(fence: Fence, batch: Sequence[Bundle], *token: int) -> Written | None:
+    async def write_without_an_answer(fence: Fence, batch: Sequence[RunWrite], *token: int) -> BatchResult | None:
         answer = await write(fence, batch, *token)
         if any(entry.step == "work:2" for bundle in batch for entry in bundle.entries) and answer is not None:
             raise StorageUnavailableError("the answer was lost on purpose")
@@ -292,7 +292,7 @@ async def test_a_record_that_another_worker_has_written_drops_the_run_and_never_
     ghost = WorkerInfo(WorkerId("ghost"), "ghost", "elsewhere", 1)
     await storage.register(ghost, 60_000_000)
     theirs = replace(entry, value=app.engine.codec.encode("theirs"))
-    bundles = [Bundle(RunId(run_id), 1, 0, (theirs,)) for run_id in run_ids]
+    bundles = [RunWrite(RunId(run_id), 1, 0, (theirs,)) for run_id in run_ids]
     assert await storage.write(Fence(ghost.id, 0, 0), bundles) is not None
     with caplog.at_level(logging.WARNING, "edda"):
         let_go.set()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from edda import EddaApp, RunStatus, WorkflowContext, activity, workflow
-from edda.core.model import Bundle, End, Fence, RunId, Written
+from edda.core.model import RunWrite, End, Fence, RunId, BatchResult
 from edda.errors import StorageRejectedError
 
 from .conftest import MakeApp
@@ -27,7 +27,7 @@ class Refusing:
         self._write = app.engine.storage.write
         monkeypatch.setattr(app.engine.storage, "write", self.write)
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle], *token: int) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[RunWrite], *token: int) -> BatchResult | None:
         ends = [bundle.move for bundle in batch if isinstance(bundle.move, End) and self.refuses(bundle.move)]
         if ends:
             self.refused += ends

@@ -11,7 +11,7 @@ import pytest
 
 from edda import EddaApp, WorkflowContext, activity, wait_event, workflow
 from edda.core.model import RunId
-from edda.engine.retention import Retention
+from edda.engine.retention import Pruner
 from edda.engine.settings import Settings
 from edda.errors import InstanceNotFoundError
 from edda.testing import VirtualApp, VirtualClock
@@ -27,7 +27,7 @@ async def prune(app: EddaApp, days: float, *, messages: float = 7.0, runs: float
     """As a worker would in so many days."""
     clock = VirtualClock(await app.engine.storage.now() + int(days * DAY))
     settings = Settings(message_retention_days=messages, run_retention_days=runs)
-    return await Retention(app.engine.storage, clock, settings).prune()
+    return await Pruner(app.engine.storage, clock, settings).prune()
 
 
 async def ids(app: EddaApp) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from edda import EddaApp, RetryExhaustedError, RetryPolicy, WorkflowContext, activity, sleep, workflow
 from edda.engine.settings import Settings
-from edda.engine.slots import Slot, Slots
+from edda.engine.slots import Slot, ConcurrencyLimiter
 
 from .conftest import MakeApp
 from .facts import until
@@ -304,7 +304,7 @@ async def test_a_slot_that_is_freed_while_the_worker_drains_begins_nothing(make_
 
 
 def test_a_slot_that_is_refused_goes_to_the_next() -> None:
-    slots, taken = Slots(), list[Slot]()
+    slots, taken = ConcurrencyLimiter(), list[Slot]()
     slots.ask("work", 1, "a", lambda slot: taken.append(slot) or True)  # type: ignore[func-returns-value]
     for number in range(2000):
         slots.ask("work", 1, number, lambda slot: False)

@@ -56,7 +56,7 @@ ERRORS: tuple[Callable[[], Exception], ...] = (
     lambda: StorageConflictError("rolled back"),
     lambda: Defect("not an error that a storage may raise"),
 )
-NOT_OF_A_WORKER = (ports.Survey, ports.Steering)
+NOT_OF_A_WORKER = (ports.Queries, ports.Admin)
 """Queries and commands of people, which are answered by an error at once."""
 LIFE = {"open", "close", "migrate", "pending_migrations"}
 

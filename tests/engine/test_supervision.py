@@ -17,17 +17,17 @@ import pytest
 import edda
 from edda import EddaApp, WorkflowContext, activity, publish, receive, sleep, subscribe, wait_event, workflow
 from edda.engine import supervision
-from edda.engine.forwarder import Forwarder
+from edda.engine.forwarder import StagedEventMover
 from edda.engine.heartbeat import Heartbeat
 from edda.engine.hooks import HookCaller, HooksBase
-from edda.engine.intake import Intake
+from edda.engine.intake import EventIngest
 from edda.engine.journal import JournalWriter
-from edda.engine.lore import Lore
+from edda.engine.lore import DefinitionPublisher
 from edda.engine.relayer import Relayer
-from edda.engine.retention import Retention
+from edda.engine.retention import Pruner
 from edda.engine.run import LiveRun
 from edda.engine.settings import Settings
-from edda.engine.waits import Waits
+from edda.engine.waits import EventWaits
 from edda.engine.watchdog import Watchdog
 from edda.engine.worker import Worker
 from edda.errors import EddaError
@@ -141,15 +141,15 @@ PARTS: dict[str, tuple[type, str]] = {
     "sweep": (Worker, "_take_over_all"),
     "neighbours": (Worker, "_bury_neighbours"),
     "listen": (Worker, "_read_mail"),
-    "prune": (Retention, "prune"),
+    "prune": (Pruner, "prune"),
     "mail": (Worker, "_read_mail"),
     "announce": (Worker, "_announce"),
     "watchers": (Worker, "_fetch_watchers"),
-    "forwarder": (Forwarder, "forward"),
+    "forwarder": (StagedEventMover, "forward"),
     "relayer": (Relayer, "_look"),
     "outbox line": (Relayer, "_try"),
-    "intake": (Intake, "_take"),
-    "lore": (Lore, "_describe_all"),
+    "intake": (EventIngest, "_take"),
+    "lore": (DefinitionPublisher, "_describe_all"),
     "hooks": (HookCaller, "watch"),
     "wait": (Worker, "prepare_wait"),
     "child": (Worker, "attend"),
@@ -157,7 +157,7 @@ PARTS: dict[str, tuple[type, str]] = {
     "pump": (LiveRun, "_go_on"),
     "timer": (LiveRun, "_fire_one"),
     "flushed": (LiveRun, "_goes"),
-    "registering waits": (Waits, "settle"),
+    "registering waits": (EventWaits, "settle"),
     "body settled": (LiveRun, "_accept_issued"),
 }
 
@@ -321,7 +321,7 @@ async def test_an_answer_of_a_sqlite_thread_that_cannot_be_handed_over_is_said_t
         real(*job)
 
     monkeypatch.setattr(lane, "_perform", perform)
-    one = lane.Lane("edda-test", lambda: None)
+    one = lane.JobThread("edda-test", lambda: None)
     try:
         async with asyncio.timeout(20):
             for _ in range(2):

@@ -17,7 +17,7 @@ from edda.cloudevents.event import CloudEvent
 from edda.core.codec import Codec
 from edda.core.match import describe
 from edda.core.redaction import Redaction
-from edda.core.validation import Misfit, validate
+from edda.core.validation import ValidationFailure, validate
 from edda.engine.backoff import Backoff
 from edda.errors import AppError, EventValidationError, PayloadError, StorageUnavailableError
 from edda.workflow.events import received
@@ -67,7 +67,7 @@ def test_the_doctor_has_a_remedy_that_fits(url: str, error: Exception, remedy: s
 
 @pytest.mark.parametrize("number", [b"1e400", b"-1E+999", b"1" + b"0" * 400 + b".0"])
 def test_a_number_beyond_a_float_is_no_infinity(number: bytes) -> None:
-    with pytest.raises(Misfit, match="a number in it is larger than a float can be"):
+    with pytest.raises(ValidationFailure, match="a number in it is larger than a float can be"):
         validate(None, b'{"amount": ' + number + b"}", Paid)
 
 

@@ -23,12 +23,12 @@ from edda import (
     on_failure,
     workflow,
 )
-from edda.core.model import Done, EntryKind, RunId
-from edda.engine.work import Work
+from edda.core.model import StepCommit, EntryKind, RunId
+from edda.engine.work import StepEffects
 from edda.errors import PayloadError, StorageUnavailableError
 from edda.storage import joint as joints
-from edda.storage.joint import StepRecord
-from edda.testing import How, SimulatedCrash
+from edda.storage.joint import StepCommitWrite
+from edda.testing import CrashMode, SimulatedCrash
 from tests.conftest import Database, MakeDatabase
 
 from .conftest import MORTAL, RESTLESS, MakeApp, url_of
@@ -337,14 +337,14 @@ async def test_on_sqlite_a_cancel_comes_after_the_transaction(app: EddaApp, orde
 @pytest.fixture
 def slow_commit(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
     """Set when a step's commit begins, and to be set for it to go on."""
-    begun, go, commit = asyncio.Event(), asyncio.Event(), Work.commit
+    begun, go, commit = asyncio.Event(), asyncio.Event(), StepEffects.commit
 
-    async def slowly(work: Work, value: bytes) -> None:
+    async def slowly(work: StepEffects, value: bytes) -> None:
         begun.set()
         await go.wait()
         await commit(work, value)
 
-    monkeypatch.setattr(Work, "commit", slowly)
+    monkeypatch.setattr(StepEffects, "commit", slowly)
     return begun, go
 
 
@@ -523,7 +523,7 @@ async def test_a_process_that_is_killed_while_it_commits_leaves_nothing_behind(
 class Strike:
     """At a step's record or the commit of it: the process dies before or after, or lives on without the answer."""
 
-    def __init__(self, what: str, how: How) -> None:
+    def __init__(self, what: str, how: CrashMode) -> None:
         self._what = what
         self._how = how
         self._is_near = False
@@ -534,12 +534,12 @@ class Strike:
     def before(self, statement: str) -> None:
         self._refuse_if_dead()
         self._is_near = self._is_near or "INSERT INTO edda_done" in statement
-        if self._how is How.BEFORE and self._is_here(statement):
+        if self._how is CrashMode.BEFORE and self._is_here(statement):
             self._strike()
 
     def after(self, statement: str) -> None:
         self._refuse_if_dead()
-        if self._how is not How.BEFORE and self._is_here(statement):
+        if self._how is not CrashMode.BEFORE and self._is_here(statement):
             self._strike()
 
     def _is_here(self, statement: str) -> bool:
@@ -549,7 +549,7 @@ class Strike:
     def _strike(self) -> None:
         self.has_struck = True
         self._loop.call_soon_threadsafe(self.struck.set)
-        self.is_dead = self._how is not How.UNKNOWN
+        self.is_dead = self._how is not CrashMode.UNKNOWN
         self._refuse_if_dead()
         raise StorageUnavailableError("the answer was lost")
 
@@ -568,10 +568,10 @@ async def app_struck_by(database: Database, strike: Strike) -> AsyncIterator[Edd
         await app.shutdown(grace=0.0)
 
 
-@pytest.mark.parametrize("how", [How.BEFORE, How.AFTER])
+@pytest.mark.parametrize("how", [CrashMode.BEFORE, CrashMode.AFTER])
 @pytest.mark.parametrize("what", ["record", "commit"])
 async def test_rows_and_record_are_there_together_wherever_the_process_dies(
-    make_app: MakeApp, database: Database, orders: Orders, write: Write, how: How, what: str
+    make_app: MakeApp, database: Database, orders: Orders, write: Write, how: CrashMode, what: str
 ) -> None:
     bodies = 0
 
@@ -587,7 +587,7 @@ async def test_rows_and_record_are_there_together_wherever_the_process_dies(
         await strike.struck.wait()
         second = await make_app()
         await kill(first, second)
-    expected = 1 if (what, how) == ("commit", How.AFTER) else 2
+    expected = 1 if (what, how) == ("commit", CrashMode.AFTER) else 2
     assert await result_of(second, run_id) == expected
     assert await orders.items() == [f"lute {expected}"]
     assert await second.engine.storage.done(RunId(run_id), 0, "step:1") is None
@@ -613,7 +613,7 @@ async def test_what_a_killed_process_committed_is_undone_if_the_run_was_cancelle
         await place(ctx, "lute")
         await asyncio.sleep(3600)
 
-    strike = Strike("commit", How.AFTER)
+    strike = Strike("commit", CrashMode.AFTER)
     async with app_struck_by(database, strike) as first:
         run_id = await first.start(shop)
         await strike.struck.wait()
@@ -677,7 +677,7 @@ async def test_a_commit_whose_answer_was_lost_is_known_to_have_gone_through(
         await write(ctx, f"lute {bodies}")
         return bodies
 
-    strike = Strike("commit", How.UNKNOWN)
+    strike = Strike("commit", CrashMode.UNKNOWN)
     async with app_struck_by(database, strike) as app:
         run_id = await app.start(of_one_step(body, retry_policy=policy))
         assert await result_of(app, run_id) == 1
@@ -698,7 +698,7 @@ async def test_a_transaction_that_was_lost_before_the_commit_is_tried_again(
         await write(ctx, f"lute {bodies}")
         return bodies
 
-    strike = Strike("record", How.UNKNOWN)
+    strike = Strike("record", CrashMode.UNKNOWN)
     async with app_struck_by(database, strike) as app:
         assert await app.run(of_one_step(body, retry_policy=AT_ONCE)) == 2
         assert strike.struck.is_set()
@@ -713,18 +713,18 @@ async def test_a_commit_that_is_still_on_its_way_is_waited_for(app: EddaApp, mon
         await asyncio.sleep(1)
         await joint.commit()
 
-    async def commit(work: Work, value: bytes) -> None:
+    async def commit(work: StepEffects, value: bytes) -> None:
         worker = app.engine.worker
         assert worker is not None
         key = work._key
         await work._drop()
         joint = await storage.begin()
-        done = Done(key.step, key.attempt, value, 0)
-        await joints.record(joint, StepRecord(worker.worker_id, key.run_id, key.epoch, key.gen, done))
+        done = StepCommit(key.step, key.attempt, value, 0)
+        await joints.record(joint, StepCommitWrite(worker.worker_id, key.run_id, key.epoch, key.gen, done))
         committing.append(asyncio.create_task(commit_late(joint)))
         raise StorageUnavailableError("the connection was lost")
 
-    monkeypatch.setattr(Work, "commit", commit)
+    monkeypatch.setattr(StepEffects, "commit", commit)
 
     async def body(ctx: WorkflowContext) -> str:
         async with ctx.transaction():

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from edda.cloudevents.event import CloudEvent
-from edda.core.model import OutgoingRecord, Receipt
+from edda.core.model import OutboxRow, SendResult
 from edda.storage.ports import Storage
 
 Behaviour = Callable[[CloudEvent, int], Awaitable[None]]
@@ -52,7 +52,7 @@ class Sabotaged:
         self.claims = 0
         self.looks = 0
         self.before_claim: Callable[[], None] = lambda: None
-        self.before_settling: Callable[[Sequence[Receipt]], None] = lambda receipts: None
+        self.before_settling: Callable[[Sequence[SendResult]], None] = lambda receipts: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
@@ -61,12 +61,12 @@ class Sabotaged:
         self.looks += 1
         return await self._storage.next_outgoing()
 
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
+    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         self.claims += 1
         self.before_claim()
         return await self._storage.claim_outgoing(limit, lease)
 
-    async def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
+    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
         self.before_settling(receipts)
         await self._storage.settle_outgoing(receipts)
 

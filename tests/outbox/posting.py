@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from edda.cloudevents import json_format
 from edda.cloudevents.event import make
 from edda.core.codec import Codec
-from edda.core.model import Outgoing, OutgoingRecord, OutgoingState
+from edda.core.model import OutboxEvent, OutboxRow, OutboxState
 from edda.storage.ports import Storage
 
 
@@ -17,12 +17,12 @@ async def put(storage: Storage, ids: Iterable[object], *, key: str | None = None
     await storage.announce()
 
 
-def outgoing(id: str, key: str, codec: Codec) -> Outgoing:
+def outgoing(id: str, key: str, codec: Codec) -> OutboxEvent:
     event = make("order.shipped", "/shop", id, {"key": key}, time="2026-01-31T18:30:00Z", subject=key)
-    return Outgoing(id, key, event.type, event.source, codec.seal(json_format.emit_stored(event)), created_at=0)
+    return OutboxEvent(id, key, event.type, event.source, codec.seal(json_format.emit_stored(event)), created_at=0)
 
 
-async def records(storage: Storage, state: OutgoingState | None = None) -> dict[str, OutgoingRecord]:
+async def records(storage: Storage, state: OutboxState | None = None) -> dict[str, OutboxRow]:
     return {record.event.id: record for record in await storage.find_outgoing(state, limit=10_000)}
 
 
@@ -32,7 +32,7 @@ async def states(storage: Storage) -> dict[str, str]:
 
 async def are_over(storage: Storage) -> bool:
     """Whether nothing waits to be sent."""
-    return not await storage.find_outgoing(OutgoingState.PENDING, limit=1)
+    return not await storage.find_outgoing(OutboxState.PENDING, limit=1)
 
 
 def in_order(ids: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edda.cli import main
-from edda.core.model import Postponed, Refused, Sent
+from edda.core.model import SendLater, Rejected, Sent
 from edda.databases import open_storage
 from edda.storage.ports import Storage
 from tests.engine.facts import until
@@ -49,9 +49,9 @@ async def fill(shop: Storage) -> None:
     await shop.settle_outgoing(
         [
             Sent(one.seq),
-            Refused(two.seq, two.attempts, "400 Bad Request: no such order"),
-            Refused(three.seq, three.attempts, "410 Gone"),
-            Postponed(four.seq, four.attempts, later, "503 busy"),
+            Rejected(two.seq, two.attempts, "400 Bad Request: no such order"),
+            Rejected(three.seq, three.attempts, "410 Gone"),
+            SendLater(four.seq, four.attempts, later, "503 busy"),
         ]
     )
 

@@ -12,10 +12,10 @@ import pytest
 
 from edda.cloudevents.event import CloudEvent
 from edda.core.codec import Codec
-from edda.core.model import MICROSECONDS, OutgoingState, Postponed, Receipt
+from edda.core.model import MICROSECONDS, OutboxState, SendLater, SendResult
 from edda.engine.clock import DatabaseClock
 from edda.engine.relayer import RelaySettings
-from edda.engine.retention import Retention
+from edda.engine.retention import Pruner
 from edda.engine.settings import Settings
 from edda.errors import (
     EventPostponedError,
@@ -81,7 +81,7 @@ async def test_one_that_fails_holds_up_its_own_key_and_no_other(storage: Storage
     await until(lambda: len(sink.taken) == 10, "the others are sent")
     assert not {"bad", "behind", "later"} & set(sink.taken)
     bad = (await records(storage))["bad"]
-    assert bad.state is OutgoingState.PENDING
+    assert bad.state is OutboxState.PENDING
     assert bad.reason == "not now"
     mended.set()
     await until(lambda: are_over(storage), "all are sent")
@@ -130,7 +130,7 @@ async def test_a_dead_event_is_kept_with_its_reason_and_holds_nobody_up(
     relayer = await make_relayer(sink)
     await until(lambda: are_over(storage), "nothing is left")
     assert sink.taken == ["0", "1", "3", "4"]
-    dead = (await records(storage, OutgoingState.DEAD))["2"]
+    dead = (await records(storage, OutboxState.DEAD))["2"]
     assert dead.reason == "400 Bad Request:  no such  thing"
     assert relayer.refused == 1
     sink.behaviour = ListSink().behaviour
@@ -162,7 +162,7 @@ async def test_claims_that_were_handed_back_are_no_failures(storage: Storage, ma
     await put(storage, ["1"])
     for _ in range(12):
         (record,) = await storage.claim_outgoing(1, MICROSECONDS)
-        await storage.settle_outgoing([Postponed(record.seq, record.attempts, 0, "handed back")])
+        await storage.settle_outgoing([SendLater(record.seq, record.attempts, 0, "handed back")])
     relayer = await make_relayer(ListSink(fail), RelaySettings(first_pause=5.0, longest_pause=5000.0))
     await until(lambda: relayer.is_quiet and relayer.postponed == 1, "it was tried")
     assert (await records(storage))["1"].due - await storage.now() <= 5 * MICROSECONDS
@@ -240,7 +240,7 @@ async def test_a_key_has_one_line_at_a_time(storage: Storage, make_relayer: Make
     relayer = await make_relayer(sink, on=counted.as_storage)
     await until(lambda: sink.under_way == 1, "it is under way")
     lapsed = (await records(storage))["1"]  # as after a sleep of this process that was longer than its lease
-    await storage.settle_outgoing([Postponed(lapsed.seq, lapsed.attempts, 0, "asleep")])
+    await storage.settle_outgoing([SendLater(lapsed.seq, lapsed.attempts, 0, "asleep")])
     counted.claims = 0
     relayer.nudge()
     await until(lambda: counted.claims > 0, "it was claimed again")
@@ -286,7 +286,7 @@ async def test_what_is_not_there_within_the_grace_is_for_others(
     await until(lambda: stuck.under_way == 1, "the first is under way")
     await first.stop(0.1)
     for record in (await records(storage)).values():
-        assert record.state is OutgoingState.PENDING
+        assert record.state is OutboxState.PENDING
         assert record.due <= await storage.now(), "nobody has to wait for the lease"
     sink = ListSink()
     await make_relayer(sink, on=await make_storage())
@@ -319,7 +319,7 @@ async def test_what_was_sent_is_not_sent_again_because_its_receipt_was_late(
     faulty = Sabotaged(storage)
     refused: list[int] = []
 
-    def lose_some(receipts: Sequence[Receipt]) -> None:
+    def lose_some(receipts: Sequence[SendResult]) -> None:
         if len(refused) < 4:
             refused.append(len(receipts))
             raise StorageUnavailableError("away")
@@ -340,7 +340,7 @@ async def test_a_receipt_that_the_database_refuses_is_nobody_elses_trouble(
     await put(storage, range(6))
     poison = (await records(storage))["3"].seq
 
-    def refuse(receipts: Sequence[Receipt]) -> None:
+    def refuse(receipts: Sequence[SendResult]) -> None:
         if any(receipt.seq == poison for receipt in receipts):
             raise StorageRejectedError("no")
 
@@ -413,7 +413,7 @@ async def test_what_was_sent_is_removed_when_it_is_old_and_what_is_dead_is_not(
     await put(storage, ["new"])
     for days, removed in ((6.9, 0), (7.1, 1), (400, 0)):
         clock = VirtualClock(await storage.now() + int(days * DAY))
-        assert await Retention(storage, clock, Settings()).prune_sent() == removed
+        assert await Pruner(storage, clock, Settings()).prune_sent() == removed
     assert await states(storage) == {"bad": "dead", "new": "pending"}
 
 

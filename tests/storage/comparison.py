@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 from msgspec.structs import replace
 
-from edda.core.model import ClaimedRun, Delivery, RunFilter, RunId, RunRecord, Start, WorkerId
+from edda.core.model import ClaimedRun, InboxItem, RunFilter, RunId, RunRecord, Start, WorkerId
 from edda.errors import StorageError
 from edda.storage.memory import MemoryStorage
 from edda.storage.ports import Storage
@@ -88,7 +88,7 @@ class Comparison(RuleBasedStateMachine):
     def _claimed(self, storage: Storage, run: ClaimedRun) -> ClaimedRun:
         return replace(run, mail=(), start_seq=self.place(storage, run.start_seq))
 
-    def _letters(self, storage: Storage, letters: Sequence[Delivery]) -> list[Delivery]:
+    def _letters(self, storage: Storage, letters: Sequence[InboxItem]) -> list[InboxItem]:
         return [replace(x, at=0, event=x.event and self.place(storage, x.event)) for x in letters]
 
     def place(self, storage: Storage, number: int) -> int:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from edda.core.model import Dispatch, Done, Outgoing, RunId, WorkerId
+from edda.core.model import StagedEvent, StepCommit, OutboxEvent, RunId, WorkerId
 from edda.storage import joint as joints
-from edda.storage.joint import StepRecord
-from edda.storage.ports import Joint, Storage
+from edda.storage.joint import StepCommitWrite
+from edda.storage.ports import SharedTransaction, Storage
 
 SQL_KINDS = ("sqlite", "postgres", "mysql")
 
 
 @asynccontextmanager
-async def transaction(storage: Storage) -> AsyncIterator[Joint]:
+async def transaction(storage: Storage) -> AsyncIterator[SharedTransaction]:
     """Committed at its end, and rolled back by any error."""
     joint = await storage.begin()
     try:
@@ -33,16 +33,16 @@ def step_record(
     epoch: int = 1,
     gen: int = 0,
     value: bytes = b"paid",
-    dispatches: Sequence[Dispatch] = (),
-    outgoing: Sequence[Outgoing] = (),
+    dispatches: Sequence[StagedEvent] = (),
+    outgoing: Sequence[OutboxEvent] = (),
     taken: Sequence[int] = (),
-) -> StepRecord:
-    done = Done(step, 2, value, 4_000)
+) -> StepCommitWrite:
+    done = StepCommit(step, 2, value, 4_000)
     said = tuple(dispatches), tuple(outgoing), tuple(taken)
-    return StepRecord(WorkerId(worker), RunId(run_id), epoch, gen, done, *said)
+    return StepCommitWrite(WorkerId(worker), RunId(run_id), epoch, gen, done, *said)
 
 
-async def record(storage: Storage, *records: StepRecord) -> None:
+async def record(storage: Storage, *records: StepCommitWrite) -> None:
     async with transaction(storage) as joint:
         for each in records:
             await joints.record(joint, each)

@@ -16,7 +16,7 @@ from typing import Any
 
 from edda.core.model import RunId
 from edda.errors import StorageUnavailableError
-from edda.storage.ports import Probe
+from edda.storage.ports import StatementProbe
 from edda.storage.sqlite import SQLiteStorage
 from edda.storage.sqlite.lock import leave_turn, share_turn
 
@@ -59,7 +59,7 @@ def kill(child: BaseProcess) -> None:
     child.join(PATIENCE)
 
 
-async def opened(path: str, probe: Probe | None = None) -> SQLiteStorage:
+async def opened(path: str, probe: StatementProbe | None = None) -> SQLiteStorage:
     storage = SQLiteStorage(path, probe=probe)
     await storage.open()
     await storage.migrate()

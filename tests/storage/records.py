@@ -9,21 +9,21 @@ from msgspec.structs import replace
 
 from edda.core.model import (
     MICROSECONDS,
-    Bundle,
-    Dispatch,
-    DispatchKind,
+    RunWrite,
+    StagedEvent,
+    StagedKind,
     End,
     Entry,
     EntryKind,
     Event,
     EventKey,
-    Fact,
-    Incoming,
-    Letter,
-    Move,
-    Outgoing,
+    RunValue,
+    NewEvent,
+    RunSignal,
+    Transition,
+    OutboxEvent,
     Recur,
-    Release,
+    Suspend,
     RunId,
     Start,
     Wait,
@@ -39,7 +39,7 @@ WORKFLOW = "checkout"
 SOURCE = "/shop"
 TYPE = "order.paid"
 
-ASLEEP = Release(0, None, RunStatus.WAITING_FOR_EVENT, TYPE)
+ASLEEP = Suspend(0, None, RunStatus.WAITING_FOR_EVENT, TYPE)
 """Until an event comes, with an inbox where nothing ever was."""
 
 
@@ -66,7 +66,7 @@ def entry(seq: int, value: bytes = b"", n: int | None = None, event: int | None 
 def bundle(
     run_id: str,
     *entries: Entry,
-    move: Move | None = None,
+    move: Transition | None = None,
     start: Start | None = None,
     epoch: int = 1,
     waits: Sequence[Wait] = (),
@@ -74,14 +74,14 @@ def bundle(
     frees: Sequence[int] = (),
     gen: int = 0,
     children: Sequence[Start] = (),
-    letters: Sequence[Letter] = (),
+    letters: Sequence[RunSignal] = (),
     undoing: bool = False,
-    dispatches: Sequence[Dispatch] = (),
-    outgoing: Sequence[Outgoing] = (),
-    facts: Sequence[Fact] = (),
+    dispatches: Sequence[StagedEvent] = (),
+    outgoing: Sequence[OutboxEvent] = (),
+    facts: Sequence[RunValue] = (),
     recorded: Sequence[str] = (),
-) -> Bundle:
-    return Bundle(
+) -> RunWrite:
+    return RunWrite(
         RunId(run_id),
         epoch,
         gen,
@@ -104,13 +104,13 @@ def bundle(
 def born(
     run_id: str,
     *entries: Entry,
-    move: Move | None = None,
+    move: Transition | None = None,
     workflow: str = WORKFLOW,
     waits: Sequence[Wait] = (),
     children: Sequence[Start] = (),
-    letters: Sequence[Letter] = (),
+    letters: Sequence[RunSignal] = (),
     undoing: bool = False,
-) -> Bundle:
+) -> RunWrite:
     """A run started by the worker that writes it."""
     return bundle(
         run_id,
@@ -128,12 +128,12 @@ def child(run_id: str, parent: str, step: str | None = "child:1", depth: int = 1
     return replace(start(run_id), parent=RunId(parent), parent_step=step, depth=depth)
 
 
-def letter(run_id: str, value: bytes = b"its end", step: str = "child:1") -> Letter:
-    return Letter(RunId(run_id), EntryKind.CHILD, step, value)
+def letter(run_id: str, value: bytes = b"its end", step: str = "child:1") -> RunSignal:
+    return RunSignal(RunId(run_id), EntryKind.CHILD, step, value)
 
 
-def stop(run_id: str, value: bytes = b"stop") -> Letter:
-    return Letter(RunId(run_id), EntryKind.CANCEL, value=value)
+def stop(run_id: str, value: bytes = b"stop") -> RunSignal:
+    return RunSignal(RunId(run_id), EntryKind.CANCEL, value=value)
 
 
 def done(value: bytes = b"result", watchers: int = 0) -> End:
@@ -144,12 +144,12 @@ def ended(status: RunStatus, at: int = 9_000) -> End:
     return End(status, b"result", at)
 
 
-def parked(reason: str = "the code changed", ready_at: int | None = LATER) -> Release:
-    return Release(0, ready_at, RunStatus.PARKED, reason)
+def parked(reason: str = "the code changed", ready_at: int | None = LATER) -> Suspend:
+    return Suspend(0, ready_at, RunStatus.PARKED, reason)
 
 
-def asleep(reason: str | None = TYPE, status: RunStatus = RunStatus.WAITING_FOR_EVENT) -> Release:
-    return Release(0, None, status, reason)
+def asleep(reason: str | None = TYPE, status: RunStatus = RunStatus.WAITING_FOR_EVENT) -> Suspend:
+    return Suspend(0, None, status, reason)
 
 
 def again(absorbed: int = 0, at: int = 5_000) -> Recur:
@@ -175,18 +175,18 @@ def incoming(
     target: str | None = None,
     starts: Sequence[Start] = (),
     once: Sequence[str] = (),
-) -> Incoming:
+) -> NewEvent:
     """An event that fits waits for these names, and one wait of all under each name of `once`; its body is its id."""
     event = Event(source, id, type, None if target is None else RunId(target), id.encode())
     shared = [EventKey(key(name), key(name, target)) for name in names]
     single = [EventKey(key(name), key(name, target), once=True) for name in once]
-    return Incoming(event, (*shared, *single), tuple(starts))
+    return NewEvent(event, (*shared, *single), tuple(starts))
 
 
-def dispatch(name: str, kind: DispatchKind = DispatchKind.MESSAGE) -> Dispatch:
-    return Dispatch(kind, b"body of " + name.encode())
+def dispatch(name: str, kind: StagedKind = StagedKind.MESSAGE) -> StagedEvent:
+    return StagedEvent(kind, b"body of " + name.encode())
 
 
-def outgoing(id: str, key: str = "orders", *, run_id: str | None = None) -> Outgoing:
+def outgoing(id: str, key: str = "orders", *, run_id: str | None = None) -> OutboxEvent:
     body = b"body of " + id.encode()
-    return Outgoing(id, key, TYPE, SOURCE, body, 3_000, None if run_id is None else RunId(run_id))
+    return OutboxEvent(id, key, TYPE, SOURCE, body, 3_000, None if run_id is None else RunId(run_id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import MICROSECONDS, Fence, Outgoing, Release, RunId, WorkerId, WorkerInfo
+from edda.core.model import MICROSECONDS, Fence, OutboxEvent, Suspend, RunId, WorkerId, WorkerInfo
 from edda.core.states import RunStatus
 from edda.storage.ports import RECLAIM, Storage
 
@@ -23,9 +23,9 @@ async def test_runs_that_were_ready_are_ready_again_and_timers_keep_their_time(s
     await storage.start([start("ready", created_at=before, ready_at=before)])
     await storage.start([start("delayed", created_at=before, ready_at=before + HOUR)])
     asleep = bundle(
-        "asleep", start=start("asleep", created_at=before), move=Release(0, before, RunStatus.WAITING_FOR_TIMER)
+        "asleep", start=start("asleep", created_at=before), move=Suspend(0, before, RunStatus.WAITING_FOR_TIMER)
     )
-    handed_back = bundle("handed back", start=start("handed back"), move=Release(0, before, RunStatus.RUNNING))
+    handed_back = bundle("handed back", start=start("handed back"), move=Suspend(0, before, RunStatus.RUNNING))
     assert await storage.write(Fence(worker, 0, 0), [asleep, handed_back]) is not None
     assert await storage.is_ahead()
     assert await claimable(storage, worker) == set()
@@ -53,7 +53,7 @@ async def test_a_lease_ends_no_later_than_a_new_one(storage: Storage) -> None:
 
 async def test_claimed_events_of_the_outbox_are_due_within_a_minute(storage: Storage) -> None:
     now = await storage.now()
-    await storage.enqueue([Outgoing("e1", "key", "type", "/source", b"{}", now)])
+    await storage.enqueue([OutboxEvent("e1", "key", "type", "/source", b"{}", now)])
     assert len(await storage.claim_outgoing(10, HOUR)) == 1
     await storage.mend_times(LEASE)
     due = await storage.next_outgoing()

@@ -12,22 +12,22 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from msgspec.structs import replace
 
 from edda.core.model import (
-    Absorb,
-    Accepted,
-    Bundle,
+    AckInbox,
+    AcceptResult,
+    RunWrite,
     End,
     EntryKind,
-    Incoming,
-    Move,
-    Release,
+    NewEvent,
+    Transition,
+    Suspend,
     RunId,
     StoredEvent,
     Wait,
-    Watcher,
+    EndWatcher,
     WorkerId,
 )
 from edda.core.states import RunStatus
-from edda.storage.memory_tables import Sched
+from edda.storage.memory_tables import OpenRun
 from edda.storage.ports import Storage
 from tests.conftest import new_database
 
@@ -68,10 +68,10 @@ class Waiting(Comparison):
         new = [run for run in chosen if run not in self.model.database.runs]
         self._write([self._draw_birth(data, run) for run in new])
 
-    def _draw_birth(self, data: st.DataObject, run: RunId) -> Bundle:
+    def _draw_birth(self, data: st.DataObject, run: RunId) -> RunWrite:
         start = replace(data.draw(starts(run), label="start"), ready_at=None)
-        move = data.draw(st.sampled_from([None, Absorb(0), _asleep(0)]), label="move")
-        return Bundle(run, 1, 0, (entry(1),), start, move, self._draw_waits(data, run, floors=False))
+        move = data.draw(st.sampled_from([None, AckInbox(0), _asleep(0)]), label="move")
+        return RunWrite(run, 1, 0, (entry(1),), start, move, self._draw_waits(data, run, floors=False))
 
     @precondition(lambda self: self.awake)
     @rule(everything=st.booleans(), data=st.data())
@@ -79,9 +79,9 @@ class Waiting(Comparison):
         """Runs that have read everything, or some of their mail, ask for events and stay or fall asleep."""
         self._write([self._draw_wait(data, sched, everything) for sched in self._draw_awake(data)])
 
-    def _draw_wait(self, data: st.DataObject, sched: Sched, everything: bool) -> Bundle:
+    def _draw_wait(self, data: st.DataObject, sched: OpenRun, everything: bool) -> RunWrite:
         absorbed = sched.delivered if everything else data.draw(st.integers(sched.absorbed, sched.delivered))
-        moves: list[Move] = [Absorb(absorbed), _asleep(absorbed)]
+        moves: list[Transition] = [AckInbox(absorbed), _asleep(absorbed)]
         move = data.draw(st.sampled_from(moves), label="move")
         waits = self._draw_waits(data, sched.run_id, floors=True)
         drops = set(data.draw(steps, label="drops")) - {wait.step for wait in waits}
@@ -96,17 +96,17 @@ class Waiting(Comparison):
     def give_back(self, end: int, data: st.DataObject) -> None:
         self._write([self._draw_frees(data, sched, end == 0) for sched in self._draw_awake(data)])
 
-    def _draw_frees(self, data: st.DataObject, sched: Sched, end: bool) -> Bundle:
-        move = self._draw_end(data, sched) if end else Absorb(sched.delivered)
+    def _draw_frees(self, data: st.DataObject, sched: OpenRun, end: bool) -> RunWrite:
+        move = self._draw_end(data, sched) if end else AckInbox(sched.delivered)
         return _bundle(sched, move, frees=self._draw_brought(data, sched))
 
-    def _draw_brought(self, data: st.DataObject, sched: Sched) -> tuple[int, ...]:
+    def _draw_brought(self, data: st.DataObject, sched: OpenRun) -> tuple[int, ...]:
         inbox = self.model.database.inboxes.get(sched.run_id, {})
         brought = [n for n, letter in inbox.items() if letter.kind is EntryKind.EVENT]
         frees = data.draw(st.lists(st.sampled_from(brought), unique=True) if brought else st.just([]), label="frees")
         return tuple(frees)
 
-    def _draw_end(self, data: st.DataObject, sched: Sched) -> End:
+    def _draw_end(self, data: st.DataObject, sched: OpenRun) -> End:
         """What its last entries read is read, even if it overlooks a watcher and has to stay."""
         overlooked = data.draw(st.booleans(), label="overlooks a watcher")
         absorbed = data.draw(st.none() | st.integers(sched.absorbed, sched.delivered), label="absorbed")
@@ -118,25 +118,25 @@ class Waiting(Comparison):
         """Runs go on as their next generation, if they have read everything."""
         self._write([self._draw_recur(data, sched, read) for sched in self._draw_awake(data)])
 
-    def _draw_recur(self, data: st.DataObject, sched: Sched, read: bool) -> Bundle:
+    def _draw_recur(self, data: st.DataObject, sched: OpenRun, read: bool) -> RunWrite:
         move = again(sched.delivered if read else sched.absorbed)
         drops = tuple(data.draw(steps, label="drops"))
         return _bundle(sched, move, drops=drops, frees=self._draw_brought(data, sched))
 
     @property
-    def awake(self) -> list[Sched]:
+    def awake(self) -> list[OpenRun]:
         return [sched for sched in self.model.database.scheds.values() if sched.owner is not None]
 
-    def _draw_awake(self, data: st.DataObject) -> list[Sched]:
+    def _draw_awake(self, data: st.DataObject) -> list[OpenRun]:
         by_run = {sched.run_id: sched for sched in self.awake}
         chosen = st.lists(st.sampled_from(sorted(by_run)), unique=True, min_size=1)
         return [by_run[run] for run in data.draw(chosen, label="runs")]
 
-    def _write(self, batch: Sequence[Bundle]) -> None:
+    def _write(self, batch: Sequence[RunWrite]) -> None:
         fence = self.model.database.fences[self.worker]
         self.ask(lambda storage: storage.write(fence, [self._numbered(storage, bundle) for bundle in batch]))
 
-    def _numbered(self, storage: Storage, bundle: Bundle) -> Bundle:
+    def _numbered(self, storage: Storage, bundle: RunWrite) -> RunWrite:
         """Floors are drawn as places in the log."""
         floors = [None if w.floor is None else self.number(storage, w.floor) for w in bundle.waits]
         waits = [replace(w, floor=floor) for w, floor in zip(bundle.waits, floors, strict=True)]
@@ -152,8 +152,8 @@ class Waiting(Comparison):
     def cancel(self, run: RunId) -> None:
         self.ask(lambda storage: storage.cancel(run, b"stop"))
 
-    @rule(run=runs, watcher=st.builds(Watcher, runs, watching))
-    def watch(self, run: RunId, watcher: Watcher) -> None:
+    @rule(run=runs, watcher=st.builds(EndWatcher, runs, watching))
+    def watch(self, run: RunId, watcher: EndWatcher) -> None:
         async def watch(storage: Storage) -> object:
             record = await storage.watch(run, watcher)
             return comparable([record] if record else [])
@@ -167,7 +167,7 @@ class Waiting(Comparison):
         if stale == 0:
             versions[TYPES[0]] = versions.get(TYPES[0], 0) + 1
 
-        async def accept(storage: Storage) -> Accepted | None:
+        async def accept(storage: Storage) -> AcceptResult | None:
             accepted = await storage.accept(post, versions)
             for position in sorted(accepted.fresh) if accepted else ():
                 stored = await storage.find_event(post[position].event.source, post[position].event.id)
@@ -246,20 +246,20 @@ class Waiting(Comparison):
 
 
 def _bundle(
-    sched: Sched, move: Move, *, waits: tuple[Wait, ...] = (), drops: tuple[str, ...] = (), frees: tuple[int, ...] = ()
-) -> Bundle:
-    return Bundle(sched.run_id, sched.epoch, sched.gen, (), None, move, waits, drops, frees)
+    sched: OpenRun, move: Transition, *, waits: tuple[Wait, ...] = (), drops: tuple[str, ...] = (), frees: tuple[int, ...] = ()
+) -> RunWrite:
+    return RunWrite(sched.run_id, sched.epoch, sched.gen, (), None, move, waits, drops, frees)
 
 
-def _asleep(absorbed: int) -> Release:
-    return Release(absorbed, None, RunStatus.WAITING_FOR_EVENT)
+def _asleep(absorbed: int) -> Suspend:
+    return Suspend(absorbed, None, RunStatus.WAITING_FOR_EVENT)
 
 
 def _wait(run: RunId, step: str, floor: int | None) -> Wait:
     return wait(run, step, step.partition("-")[0], floor=floor)
 
 
-def _incoming() -> st.SearchStrategy[Incoming]:
+def _incoming() -> st.SearchStrategy[NewEvent]:
     return st.builds(
         lambda id, names, target, starts: incoming(id, *names, type=EVENTS[id], target=target, starts=starts),
         st.sampled_from(sorted(EVENTS)),

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edda.core.model import Accepted, EntryKind, Event, RunId, StoredEvent
+from edda.core.model import AcceptResult, EntryKind, Event, RunId, StoredEvent
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -30,7 +30,7 @@ async def number(storage: Storage, id: str, source: str = SOURCE) -> int:
 async def test_an_event_comes_back_as_it_was_accepted(storage: Storage) -> None:
     before = await storage.now()
     event = incoming("e1", target="run-1")
-    assert await storage.accept([event], {}) == Accepted(frozenset({0}), woke=False)
+    assert await storage.accept([event], {}) == AcceptResult(frozenset({0}), woke=False)
     stored = await storage.find_event(SOURCE, "e1")
     assert stored is not None
     assert stored.event == event.event
@@ -60,25 +60,25 @@ async def test_events_were_received_in_the_order_of_their_numbers(storage: Stora
 
 
 async def test_an_empty_post_is_fine(storage: Storage) -> None:
-    assert await storage.accept([], {}) == Accepted(frozenset(), woke=False)
+    assert await storage.accept([], {}) == AcceptResult(frozenset(), woke=False)
 
 
 async def test_an_event_is_stored_once(storage: Storage) -> None:
     await storage.accept([incoming("e1")], {})
     first = await storage.find_event(SOURCE, "e1")
     again = await storage.accept([incoming("e1", type="other"), incoming("e2")], {})
-    assert again == Accepted(frozenset({1}), woke=False)
+    assert again == AcceptResult(frozenset({1}), woke=False)
     assert await storage.find_event(SOURCE, "e1") == first
 
 
 async def test_the_same_id_from_another_source_is_another_event(storage: Storage) -> None:
     post = [incoming("e1", source="/a"), incoming("e1", source="/b"), incoming("E1", source="/a")]
-    assert await storage.accept(post, {}) == Accepted(frozenset({0, 1, 2}), woke=False)
+    assert await storage.accept(post, {}) == AcceptResult(frozenset({0, 1, 2}), woke=False)
 
 
 async def test_of_two_equal_events_in_a_post_the_first_counts(storage: Storage) -> None:
     accepted = await storage.accept([incoming("e1", type="first"), incoming("e2"), incoming("e1", type="second")], {})
-    assert accepted == Accepted(frozenset({0, 1}), woke=False)
+    assert accepted == AcceptResult(frozenset({0, 1}), woke=False)
     stored = await storage.find_event(SOURCE, "e1")
     assert stored is not None
     assert stored.event.type == "first"
@@ -114,7 +114,7 @@ async def test_a_post_with_an_event_that_cannot_be_stored_is_refused_whole(
     assert await storage.find_event(SOURCE, "e1") is None
     assert await storage.get(R2) is None
     assert len(await storage.waits(R1)) == 1
-    assert await storage.accept([good], {}) == Accepted(frozenset({0}), woke=True)
+    assert await storage.accept([good], {}) == AcceptResult(frozenset({0}), woke=True)
 
 
 @pytest.mark.parametrize("text", ["größer-🧾", "'; DROP TABLE edda_event; --", "a\\b%s%%_", " a\tb "])
@@ -134,7 +134,7 @@ async def test_a_sleeping_run_is_woken_by_its_event(storage: Storage, worker: Wo
     await worker.send(born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order-1")]))
     assert (await worker.claim()).runs == ()
     accepted = await storage.accept([incoming("e0", "order-2"), incoming("e1", "order-1")], {})
-    assert accepted == Accepted(frozenset({0, 1}), woke=True)
+    assert accepted == AcceptResult(frozenset({0, 1}), woke=True)
     record = await storage.get(R1)
     assert record is not None
     assert (record.status, record.ready_at, record.reason) == (RunStatus.RUNNING, 0, None)
@@ -148,7 +148,7 @@ async def test_a_sleeping_run_is_woken_by_its_event(storage: Storage, worker: Wo
 
 async def test_an_event_that_nobody_waits_for_wakes_nobody(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order-1")]))
-    assert await storage.accept([incoming("e1", "order-2"), incoming("e2")], {}) == Accepted(
+    assert await storage.accept([incoming("e1", "order-2"), incoming("e2")], {}) == AcceptResult(
         frozenset({0, 1}), woke=False
     )
     assert (await worker.claim()).runs == ()
@@ -156,7 +156,7 @@ async def test_an_event_that_nobody_waits_for_wakes_nobody(storage: Storage, wor
 
 async def test_a_run_in_a_workers_hands_stays_there_and_has_mail(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "w", "order")]))
-    assert await storage.accept([incoming("e1", "order")], {}) == Accepted(frozenset({0}), woke=True)
+    assert await storage.accept([incoming("e1", "order")], {}) == AcceptResult(frozenset({0}), woke=True)
     assert await storage.owned(worker.id) == {R1: 1}
     (letter,) = await storage.mail(worker.id)
     assert (letter.run_id, letter.n, letter.step, letter.value) == (R1, 1, "w", b"e1")
@@ -180,7 +180,7 @@ async def test_an_event_known_already_wakes_nobody_again(storage: Storage, worke
     await storage.accept([incoming("e1")], {})
     await worker.send(born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")]))
     again = incoming("e1", "order", starts=[start("run-2")])
-    assert await storage.accept([again], {}) == Accepted(frozenset(), woke=False)
+    assert await storage.accept([again], {}) == AcceptResult(frozenset(), woke=False)
     assert await storage.get(R2) is None
     assert (await worker.claim()).runs == ()
 
@@ -259,7 +259,7 @@ async def test_acceptors_at_the_same_time_wake_a_run_for_each_event(
 
 async def test_a_new_event_starts_its_runs(storage: Storage, worker: Worker) -> None:
     starts = [start("run-1"), start("run-2", ready_at=LATER)]
-    assert await storage.accept([incoming("e1", starts=starts)], {}) == Accepted(frozenset({0}), woke=True)
+    assert await storage.accept([incoming("e1", starts=starts)], {}) == AcceptResult(frozenset({0}), woke=True)
     (run,) = (await worker.claim()).runs
     assert (run.run_id, run.epoch, run.input, run.start_seq) == (R1, 1, starts[0].input, await number(storage, "e1"))
     record = await storage.get(R2)
@@ -269,7 +269,7 @@ async def test_a_new_event_starts_its_runs(storage: Storage, worker: Worker) -> 
 
 async def test_a_run_that_exists_is_not_started_again(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    assert await storage.accept([incoming("e1", starts=[start("run-1")])], {}) == Accepted(frozenset({0}), woke=False)
+    assert await storage.accept([incoming("e1", starts=[start("run-1")])], {}) == AcceptResult(frozenset({0}), woke=False)
     assert await storage.owned(worker.id) == {R1: 1}
 
 
@@ -303,11 +303,11 @@ async def test_a_post_made_with_other_shapes_than_the_known_ones_is_not_stored(
         assert await storage.accept(post, versions) is None
     assert await storage.find_event(SOURCE, "e0") is None
     assert await storage.get(R2) is None
-    assert await storage.accept(post, {TYPE: 1, "other": 0}) == Accepted(frozenset({0, 1}), woke=True)
+    assert await storage.accept(post, {TYPE: 1, "other": 0}) == AcceptResult(frozenset({0, 1}), woke=True)
 
 
 async def test_versions_of_types_that_are_not_in_the_post_do_not_matter(storage: Storage) -> None:
-    assert await storage.accept([incoming("e1")], {TYPE: 0, "other": 7}) == Accepted(frozenset({0}), woke=False)
+    assert await storage.accept([incoming("e1")], {TYPE: 0, "other": 7}) == AcceptResult(frozenset({0}), woke=False)
 
 
 # Looking

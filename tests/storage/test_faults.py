@@ -9,17 +9,17 @@ from uuid import uuid4
 import pytest
 
 from edda.core.model import (
-    Absorb,
-    Bundle,
+    AckInbox,
+    RunWrite,
     End,
     Fence,
-    Incoming,
-    Release,
+    NewEvent,
+    Suspend,
     RunFilter,
     RunId,
     RunRecord,
     WorkerId,
-    Written,
+    BatchResult,
 )
 from edda.core.states import RunStatus
 from edda.errors import StorageUnavailableError
@@ -44,7 +44,7 @@ async def wait_on(storage: Storage, worker: Worker) -> None:
     fence = await worker.storage.read_fence(worker.id)
     assert fence is not None
     run = f"run-{uuid4()}"
-    again = bundle("run-1", move=Absorb(0), waits=[wait("run-1", "w", "order")])
+    again = bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "order")])
     await storage.write(fence, [again, born(run, move=ASLEEP, waits=[wait(run, "w", "order")])])
 
 
@@ -173,11 +173,11 @@ async def test_a_beat_on_a_lost_connection_says_so_and_the_next_one_works(
     await pulse.close()
 
 
-def every_form(turn: int) -> list[Bundle]:
-    rest = Release(0, LATER, RunStatus.WAITING_FOR_TIMER)
+def every_form(turn: int) -> list[RunWrite]:
+    rest = Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER)
     return [
         bundle(f"{turn}-keep", entry(1), entry(2)),
-        bundle(f"{turn}-absorb", entry(1), move=Absorb(0)),
+        bundle(f"{turn}-absorb", entry(1), move=AckInbox(0)),
         bundle(f"{turn}-rest", entry(1), move=rest),
         bundle(f"{turn}-end", entry(1), move=done()),
         born(f"{turn}-new", entry(1)),
@@ -188,7 +188,7 @@ def every_form(turn: int) -> list[Bundle]:
     ]
 
 
-def before_every_form(turn: int) -> list[Bundle]:
+def before_every_form(turn: int) -> list[RunWrite]:
     return [born(f"{turn}-{name}") for name in ("keep", "absorb", "rest", "end", "wait")]
 
 
@@ -197,7 +197,7 @@ async def is_in(storage: Storage, turn: int) -> bool:
     facts = []
     for each in every_form(turn):
         facts.append(await storage.history(each.run_id) == each.entries)
-        if each.start or isinstance(each.move, Release | End):  # the other forms show in the history alone
+        if each.start or isinstance(each.move, Suspend | End):  # the other forms show in the history alone
             run = await storage.get(each.run_id)
             facts.append(run is not None and _as_written(run, each))
         if each.waits:
@@ -206,9 +206,9 @@ async def is_in(storage: Storage, turn: int) -> bool:
     return all(facts)
 
 
-def _as_written(run: RunRecord, written: Bundle) -> bool:
+def _as_written(run: RunRecord, written: RunWrite) -> bool:
     match written.move:
-        case Release(ready_at=ready_at):
+        case Suspend(ready_at=ready_at):
             return run.owner is None and run.ready_at == ready_at
         case End(value=value):
             return run.value == value
@@ -302,7 +302,7 @@ async def test_a_process_that_dies_in_an_accept_leaves_all_of_the_post_or_nothin
     assert outcomes == [False] * (len(outcomes) - 1) + [True]
 
 
-async def is_accepted(storage: Storage, worker: Worker, post: Sequence[Incoming]) -> bool:
+async def is_accepted(storage: Storage, worker: Worker, post: Sequence[NewEvent]) -> bool:
     """Whether the post is in; it fails if only a part of it is."""
     bodies = [letter.value for letter in await storage.mail(worker.id)]
     facts = [await storage.get(post[0].starts[0].run_id) is not None]
@@ -331,7 +331,7 @@ async def test_a_process_that_dies_in_any_other_transaction_leaves_a_database_ot
         assert await storage.get(RunId("run-1")) is not None
         fence = await storage.read_fence(busy.id)
         assert fence is not None
-        assert await storage.write(fence, []) == Written()
+        assert await storage.write(fence, []) == BatchResult()
     else:
         raise AssertionError("it never came to its end")
     assert await storage.cancel(RunId("run-2"), b"stop") in ("requested", "already")

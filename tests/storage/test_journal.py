@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edda.core.model import Absorb, Bundle, End, Entry, EntryKind, Fence, Release, RunId, WorkerId, Written
+from edda.core.model import AckInbox, RunWrite, End, Entry, EntryKind, Fence, Suspend, RunId, WorkerId, BatchResult
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -14,8 +14,8 @@ from .records import LATER, born, bundle, done, entry, start
 from .worker import Worker
 
 R1, R2, R3 = RunId("run-1"), RunId("run-2"), RunId("run-3")
-WAITING = Release(0, LATER, RunStatus.WAITING_FOR_TIMER, "sleeps")
-PARKED = Release(0, LATER, RunStatus.PARKED, "the code changed")
+WAITING = Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER, "sleeps")
+PARKED = Suspend(0, LATER, RunStatus.PARKED, "the code changed")
 
 
 # The fence
@@ -54,7 +54,7 @@ async def test_a_worker_without_a_fence_row_writes_nothing(storage: Storage) -> 
 async def test_a_batch_sent_again_is_in_once(storage: Storage, worker: Worker) -> None:
     batch = [born("run-1", entry(1))]
     before = worker.fence
-    assert await storage.write(before, batch) == Written()
+    assert await storage.write(before, batch) == BatchResult()
     assert await storage.write(before, batch) is None
     assert await storage.read_fence(worker.id) == Fence(worker.id, 1, 0)
     assert await storage.history(R1) == (entry(1),)
@@ -84,7 +84,7 @@ async def test_a_run_started_for_anybody_is_ready_when_it_says(storage: Storage,
 
 
 async def test_a_run_may_start_with_history(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", entry(1), entry(2), move=Absorb(0)))
+    await worker.write(born("run-1", entry(1), entry(2), move=AckInbox(0)))
     assert await storage.owned(worker.id) == {R1: 1}
     assert await storage.history(R1) == (entry(1), entry(2))
 
@@ -115,7 +115,7 @@ async def test_a_run_may_start_and_go_to_sleep_in_one_batch(storage: Storage, wo
 async def test_a_run_that_slept_from_its_first_batch_on_is_claimed_under_the_next_epoch(
     storage: Storage, worker: Worker
 ) -> None:
-    await worker.write(born("run-1", move=Release(0, 0, RunStatus.WAITING_FOR_TIMER)))
+    await worker.write(born("run-1", move=Suspend(0, 0, RunStatus.WAITING_FOR_TIMER)))
     (run,) = (await worker.claim()).runs
     assert run.epoch == 2
 
@@ -156,7 +156,7 @@ async def test_every_form_of_bundle_fits_into_one_batch(storage: Storage, worker
     await storage.cancel(RunId("old-3"), b"stop")
     again = await worker.write(
         bundle("old-0", entry(1)),
-        bundle("old-1", entry(1), move=Absorb(0)),
+        bundle("old-1", entry(1), move=AckInbox(0)),
         bundle("old-2", entry(1), move=WAITING),
         bundle("old-3", entry(1), move=WAITING),
         bundle("old-4", entry(1), move=done()),
@@ -184,7 +184,7 @@ async def test_what_is_absorbed_is_not_mail_any_more(storage: Storage, worker: W
     await worker.write(born("run-1"))
     await storage.cancel(R1, b"stop")
     assert [letter.n for letter in await storage.mail(worker.id)] == [1]
-    await worker.write(bundle("run-1", entry(1, n=1), move=Absorb(1)))
+    await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
     assert await storage.mail(worker.id) == ()
     assert await storage.history(R1) == (entry(1, n=1),)
 
@@ -204,7 +204,7 @@ async def test_a_released_run_rests_until_its_time(storage: Storage, worker: Wor
 
 async def test_a_run_may_rest_without_a_time(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await worker.write(bundle("run-1", move=Release(0, None, RunStatus.WAITING_FOR_EVENT, "order.paid")))
+    await worker.write(bundle("run-1", move=Suspend(0, None, RunStatus.WAITING_FOR_EVENT, "order.paid")))
     run = await storage.get(R1)
     assert run is not None
     assert (run.status, run.ready_at, run.reason) == (RunStatus.WAITING_FOR_EVENT, None, "order.paid")
@@ -226,7 +226,7 @@ async def test_a_run_with_unread_mail_is_ready_again_at_once(storage: Storage, w
 async def test_a_run_that_read_its_mail_may_rest(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.cancel(R1, b"stop")
-    rest = Release(1, LATER, RunStatus.WAITING_FOR_TIMER)
+    rest = Suspend(1, LATER, RunStatus.WAITING_FOR_TIMER)
     assert await worker.write(bundle("run-1", entry(1, n=1), move=rest)) == frozenset()
     run = await storage.get(R1)
     assert run is not None
@@ -236,16 +236,16 @@ async def test_a_run_that_read_its_mail_may_rest(storage: Storage, worker: Worke
 async def test_parking_is_counted_until_the_run_rests_for_another_reason(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     for attempts in (1, 2, 3):
-        await worker.write(bundle("run-1", move=Release(0, 0, RunStatus.PARKED, "the code changed"), epoch=attempts))
+        await worker.write(bundle("run-1", move=Suspend(0, 0, RunStatus.PARKED, "the code changed"), epoch=attempts))
         (run,) = (await worker.claim()).runs
         assert run.attempts == attempts
-    await worker.write(bundle("run-1", move=Release(0, 0, RunStatus.WAITING_FOR_TIMER), epoch=4))
+    await worker.write(bundle("run-1", move=Suspend(0, 0, RunStatus.WAITING_FOR_TIMER), epoch=4))
     (run,) = (await worker.claim()).runs
     assert run.attempts == 0
 
 
 async def test_a_run_parked_in_its_first_batch_counts_as_parked_once(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=Release(0, 0, RunStatus.PARKED, "the code changed")))
+    await worker.write(born("run-1", move=Suspend(0, 0, RunStatus.PARKED, "the code changed")))
     (run,) = (await worker.claim()).runs
     assert run.attempts == 1
 
@@ -287,7 +287,7 @@ async def test_an_end_does_not_wait_for_unread_mail(storage: Storage, worker: Wo
 # What the database refuses
 
 
-async def refuse(storage: Storage, worker: Worker, *bad: Bundle) -> None:
+async def refuse(storage: Storage, worker: Worker, *bad: RunWrite) -> None:
     """The batch is refused whole, and the next one passes with the same fence."""
     with pytest.raises(StorageRejectedError):
         await worker.write(born("run-2", entry(1)), *bad, born("run-3", entry(1), move=done()))

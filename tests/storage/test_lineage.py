@@ -8,19 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from edda.core.model import (
-    Absorb,
+    AckInbox,
     CancelOutcome,
     End,
     EntryKind,
     Fence,
-    Release,
+    Suspend,
     RunFilter,
     RunId,
     RunRecord,
     Start,
-    Watcher,
+    EndWatcher,
     WorkerId,
-    Written,
+    BatchResult,
 )
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
@@ -47,9 +47,9 @@ from .records import (
 from .worker import Worker
 
 R1, R2, R3 = RunId("run-1"), RunId("run-2"), RunId("run-3")
-RESTING = Release(0, LATER, RunStatus.WAITING_FOR_CHILD, "child:1")
-PARKED = Release(0, LATER, RunStatus.PARKED, "the code changed")
-REFUSED = Written(unmet={R1: frozenset()})
+RESTING = Suspend(0, LATER, RunStatus.WAITING_FOR_CHILD, "child:1")
+PARKED = Suspend(0, LATER, RunStatus.PARKED, "the code changed")
+REFUSED = BatchResult(unmet={R1: frozenset()})
 
 
 async def known(storage: Storage, run_id: str = "run-1") -> RunRecord:
@@ -69,7 +69,7 @@ async def test_a_child_is_ready_for_anybody_and_knows_its_parent(storage: Storag
     await storage.accept([incoming("e1"), incoming("e2")], {})
     await worker.write(born("run-1"))
     children = [Start(R2, WORKFLOW, b"input", 17, None, 99, R1, "child:1", 3)]
-    assert await worker.send(bundle("run-1", entry(1), children=children)) == Written()
+    assert await worker.send(bundle("run-1", entry(1), children=children)) == BatchResult()
     assert await storage.owned(worker.id) == {R1: 1}
     record = await known(storage, "run-2")
     assert (record.status, record.owner, record.parent, record.gen) == (RunStatus.RUNNING, None, R1, 0)
@@ -99,7 +99,7 @@ async def test_a_child_whose_id_exists_is_left_alone(storage: Storage, worker: W
     await worker.write(born("run-1"), born("run-2"), born("run-3", move=done()))
     before = await known(storage, "run-2"), await known(storage, "run-3")
     children = [child(run, "run-1") for run in ("run-2", "run-3", "run-4")]
-    assert await worker.send(bundle("run-1", entry(1), children=children)) == Written()
+    assert await worker.send(bundle("run-1", entry(1), children=children)) == BatchResult()
     assert (await known(storage, "run-2"), await known(storage, "run-3")) == before
     assert [run.run_id for run in (await worker.claim()).runs] == ["run-4"]
     assert await storage.history(R1) == (entry(1),)
@@ -117,7 +117,7 @@ async def test_of_two_children_with_one_id_the_first_is_started(storage: Storage
 async def test_a_run_may_be_born_with_children_and_letters(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-3"))
     first = born("run-1", entry(1), move=RESTING, children=[child("run-2", "run-1")], letters=[letter("run-3")])
-    assert await worker.send(first) == Written()
+    assert await worker.send(first) == BatchResult()
     assert await letters(storage, worker) == [("run-3", 1, EntryKind.CHILD, "child:1", b"its end")]
     assert [run.run_id for run in (await worker.claim()).runs] == [R2]
     assert (await known(storage)).status is RunStatus.WAITING_FOR_CHILD
@@ -126,7 +126,7 @@ async def test_a_run_may_be_born_with_children_and_letters(storage: Storage, wor
 async def test_a_run_may_be_born_with_children_and_end_at_once(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-3"))
     first = born("run-1", move=done(), children=[child("run-2", "run-1")], letters=[letter("run-3")])
-    assert await worker.send(first) == Written()
+    assert await worker.send(first) == BatchResult()
     assert (await known(storage)).status is RunStatus.COMPLETED
     assert [run.run_id for run in (await worker.claim()).runs] == [R2]
     assert len(await storage.mail(worker.id)) == 1
@@ -134,7 +134,7 @@ async def test_a_run_may_be_born_with_children_and_end_at_once(storage: Storage,
 
 async def test_children_of_an_end_that_is_refused_are_started(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await storage.watch(R1, Watcher(R3, "w"))
+    await storage.watch(R1, EndWatcher(R3, "w"))
     assert await worker.send(bundle("run-1", move=done(), children=[child("run-2", "run-1")])) == REFUSED
     assert [run.run_id for run in (await worker.claim()).runs] == [R2]
 
@@ -157,7 +157,7 @@ async def test_a_child_that_cannot_be_stored_refuses_the_batch(storage: Storage,
             await worker.send(bundle("run-1", entry(1), children=[bad]))
     assert await storage.history(R1) == ()
     assert await storage.get(R2) is None
-    assert await worker.send(bundle("run-1", entry(1), children=[child("run-2", "run-1")])) == Written()
+    assert await worker.send(bundle("run-1", entry(1), children=[child("run-2", "run-1")])) == BatchResult()
 
 
 async def test_a_start_stores_the_parent(storage: Storage, worker: Worker) -> None:
@@ -202,7 +202,7 @@ async def test_a_letter_to_an_owned_run_is_mail_for_its_owner(
     await other.write(born("run-2"))
     before = await storage.now()
     sent = bundle("run-1", move=done(), letters=[letter("run-2", b"42", "pay:1")])
-    assert await worker.send(sent) == Written()
+    assert await worker.send(sent) == BatchResult()
     (mail,) = await storage.mail(other.id)
     assert (mail.run_id, mail.n, mail.kind, mail.step, mail.value) == (R2, 1, EntryKind.CHILD, "pay:1", b"42")
     assert mail.event is None
@@ -213,7 +213,7 @@ async def test_a_letter_to_an_owned_run_is_mail_for_its_owner(
 
 async def test_a_letter_wakes_a_resting_run(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2", move=RESTING))
-    await worker.send(bundle("run-1", move=Absorb(0), letters=[letter("run-2")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), letters=[letter("run-2")]))
     record = await known(storage, R2)
     assert (record.status, record.ready_at, record.reason) == (RunStatus.RUNNING, 0, None)
     claimed = (await worker.claim()).runs
@@ -223,7 +223,7 @@ async def test_a_letter_wakes_a_resting_run(storage: Storage, worker: Worker) ->
 async def test_a_letter_leaves_a_parked_run_parked(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-3", move=PARKED))
     before = await known(storage, R3)
-    await worker.send(bundle("run-1", move=Absorb(0), letters=[letter("run-3")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), letters=[letter("run-3")]))
     record = await known(storage, R3)
     assert (record.status, record.ready_at, record.reason) == (RunStatus.PARKED, before.ready_at, before.reason)
     assert (await worker.claim()).runs == ()
@@ -234,7 +234,7 @@ async def test_a_letter_leaves_a_parked_run_parked(storage: Storage, worker: Wor
 
 async def test_a_cancel_from_another_run_has_a_parked_run_tried(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-3", move=PARKED))
-    await worker.send(bundle("run-1", move=Absorb(0), letters=[stop("run-3")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), letters=[stop("run-3")]))
     (claimed,) = (await worker.claim()).runs
     assert (claimed.run_id, claimed.end_if_parked, len(claimed.mail)) == (R3, True, 1)
 
@@ -242,7 +242,7 @@ async def test_a_cancel_from_another_run_has_a_parked_run_tried(storage: Storage
 async def test_a_letter_to_a_run_that_ended_or_never_was_is_dropped(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2", move=done()))
     sent = [letter("run-2"), stop("run-2"), letter("unknown"), stop("unknown")]
-    assert await worker.send(bundle("run-1", move=done(), letters=sent)) == Written()
+    assert await worker.send(bundle("run-1", move=done(), letters=sent)) == BatchResult()
     assert await storage.mail(worker.id) == ()
     assert await storage.prune_letters(LATER, 100) == 0
     assert await storage.get(RunId("unknown")) is None
@@ -252,7 +252,7 @@ async def test_letters_to_one_run_are_numbered_in_the_order_of_the_batch(storage
     await worker.write(*(born(run) for run in ("a", "b", "c", "target")))
     await storage.cancel(RunId("target"), b"stop")
     await worker.send(
-        bundle("c", move=Absorb(0), letters=[letter("target", b"c1"), letter("target", b"c2")]),
+        bundle("c", move=AckInbox(0), letters=[letter("target", b"c1"), letter("target", b"c2")]),
         bundle("a", move=done(), letters=[letter("target", b"a1")]),
         bundle("b", move=again(), letters=[letter("target", b"b1", step="other")]),
     )
@@ -270,10 +270,10 @@ async def test_letters_to_one_run_are_numbered_in_the_order_of_the_batch(storage
 async def test_a_letter_with_a_cancel_goes_in_once(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2"), born("run-3"))
     await worker.send(
-        bundle("run-1", move=Absorb(0), letters=[stop("run-3", b"first"), letter("run-3"), stop("run-3", b"second")]),
-        bundle("run-2", move=Absorb(0), letters=[stop("run-3", b"third")]),
+        bundle("run-1", move=AckInbox(0), letters=[stop("run-3", b"first"), letter("run-3"), stop("run-3", b"second")]),
+        bundle("run-2", move=AckInbox(0), letters=[stop("run-3", b"third")]),
     )
-    await worker.send(bundle("run-1", move=Absorb(0), letters=[stop("run-3", b"fourth")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), letters=[stop("run-3", b"fourth")]))
     assert await letters(storage, worker) == [
         ("run-3", 1, EntryKind.CANCEL, "", b"first"),
         ("run-3", 2, EntryKind.CHILD, "child:1", b"its end"),
@@ -284,14 +284,14 @@ async def test_a_letter_with_a_cancel_goes_in_once(storage: Storage, worker: Wor
 async def test_a_letter_cancels_no_run_that_was_cancelled_before(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2", move=RESTING))
     await storage.cancel(R2, b"first")
-    await worker.send(bundle("run-1", move=Absorb(0), letters=[stop("run-2", b"second")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), letters=[stop("run-2", b"second")]))
     (run,) = (await worker.claim()).runs
     assert [mail.value for mail in run.mail] == [b"first"]
 
 
 async def test_a_letter_with_a_cancel_wakes_a_resting_run(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2", move=ASLEEP))
-    await worker.send(bundle("run-1", move=Absorb(0), letters=[stop("run-2")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), letters=[stop("run-2")]))
     (run,) = (await worker.claim()).runs
     assert [(mail.kind, mail.value) for mail in run.mail] == [(EntryKind.CANCEL, b"stop")]
 
@@ -300,7 +300,7 @@ async def test_letters_of_a_run_that_stays_because_of_its_waits_are_sent(storage
     await worker.write(born("run-1"), born("run-2"))
     await storage.accept([incoming("e1", "order")], {})
     sent = bundle("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")], letters=[letter("run-2")])
-    assert await worker.send(sent) == Written(unmet={R1: frozenset({"w"})})
+    assert await worker.send(sent) == BatchResult(unmet={R1: frozenset({"w"})})
     assert [run for run, *_ in await letters(storage, worker)] == [R1, R2]
 
 
@@ -310,7 +310,7 @@ async def test_a_letter_that_cannot_be_stored_refuses_the_batch(storage: Storage
         await worker.send(bundle("run-1", entry(1), move=done(), letters=[letter("run-2", step="w\0")]))
     assert await storage.mail(worker.id) == ()
     assert await storage.history(R1) == ()
-    assert await worker.send(bundle("run-1", entry(1), move=done(), letters=[letter("run-2")])) == Written()
+    assert await worker.send(bundle("run-1", entry(1), move=done(), letters=[letter("run-2")])) == BatchResult()
 
 
 async def test_workers_that_write_to_each_other_do_not_stop_each_other(
@@ -324,8 +324,8 @@ async def test_workers_that_write_to_each_other_do_not_stop_each_other(
     async def talk(worker: Worker, mine: list[str], theirs: list[str]) -> None:
         for _ in range(10):
             sent = zip(mine, reversed(theirs), strict=True)
-            batch = [bundle(run, move=Absorb(0), letters=[letter(other)]) for run, other in sent]
-            assert await worker.send(*batch) == Written()
+            batch = [bundle(run, move=AckInbox(0), letters=[letter(other)]) for run, other in sent]
+            assert await worker.send(*batch) == BatchResult()
 
     async with asyncio.timeout(60):
         await asyncio.gather(talk(crew[0], *ours), talk(crew[1], *reversed(ours)))
@@ -340,7 +340,7 @@ async def test_workers_that_write_to_each_other_do_not_stop_each_other(
 
 async def test_a_watcher_is_told_to_whoever_claims_the_run(storage: Storage, worker: Worker) -> None:
     await storage.start([start("run-1"), start("run-2")])
-    watchers = [Watcher(R3, "b"), Watcher(R3, "a"), Watcher(R2, "z")]
+    watchers = [EndWatcher(R3, "b"), EndWatcher(R3, "a"), EndWatcher(R2, "z")]
     for watcher in watchers:
         assert await storage.watch(R1, watcher) == await known(storage)
     assert await storage.watchers(R1) == (watchers[2], watchers[1], watchers[0])
@@ -351,14 +351,14 @@ async def test_a_watcher_is_told_to_whoever_claims_the_run(storage: Storage, wor
 async def test_watching_twice_counts_once(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     for _ in range(2):
-        assert await storage.watch(R1, Watcher(R2, "w")) == await known(storage)
-    assert await storage.watchers(R1) == (Watcher(R2, "w"),)
-    assert await worker.send(bundle("run-1", move=done(watchers=1))) == Written()
+        assert await storage.watch(R1, EndWatcher(R2, "w")) == await known(storage)
+    assert await storage.watchers(R1) == (EndWatcher(R2, "w"),)
+    assert await worker.send(bundle("run-1", move=done(watchers=1))) == BatchResult()
 
 
 async def test_an_ended_run_is_not_watched_but_known(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", move=done(b"42")))
-    record = await storage.watch(R1, Watcher(R2, "w"))
+    record = await storage.watch(R1, EndWatcher(R2, "w"))
     assert record is not None
     assert (record.status, record.value) == (RunStatus.COMPLETED, b"42")
     assert record == await known(storage)
@@ -366,7 +366,7 @@ async def test_an_ended_run_is_not_watched_but_known(storage: Storage, worker: W
 
 
 async def test_a_run_that_never_was_cannot_be_watched(storage: Storage) -> None:
-    assert await storage.watch(R1, Watcher(R2, "w")) is None
+    assert await storage.watch(R1, EndWatcher(R2, "w")) is None
     assert await storage.watchers(R1) == ()
     assert await storage.get(R1) is None
 
@@ -374,7 +374,7 @@ async def test_a_run_that_never_was_cannot_be_watched(storage: Storage) -> None:
 async def test_watching_wakes_nobody(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", move=RESTING))
     before = await known(storage)
-    assert await storage.watch(R1, Watcher(R2, "w")) == before
+    assert await storage.watch(R1, EndWatcher(R2, "w")) == before
     assert await known(storage) == before
     assert (await worker.claim()).runs == ()
 
@@ -386,20 +386,20 @@ async def test_two_who_watch_at_once_are_both_counted(
     await worker.write(born("run-1"))
     for n in range(5):
         await asyncio.gather(
-            storage.watch(R1, Watcher(R2, f"w{n}")),
-            other.watch(R1, Watcher(R3, f"w{n}")),
-            other.watch(R1, Watcher(R2, f"w{n}")),
+            storage.watch(R1, EndWatcher(R2, f"w{n}")),
+            other.watch(R1, EndWatcher(R3, f"w{n}")),
+            other.watch(R1, EndWatcher(R2, f"w{n}")),
         )
     assert len(await storage.watchers(R1)) == 10
-    assert await worker.send(bundle("run-1", move=done(watchers=10))) == Written()
+    assert await worker.send(bundle("run-1", move=done(watchers=10))) == BatchResult()
 
 
 async def test_a_watcher_that_cannot_be_stored_is_refused(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     with pytest.raises(StorageRejectedError):
-        await storage.watch(R1, Watcher(R2, "w\0"))
+        await storage.watch(R1, EndWatcher(R2, "w\0"))
     assert await storage.watchers(R1) == ()
-    assert await worker.send(bundle("run-1", move=done())) == Written()
+    assert await worker.send(bundle("run-1", move=done())) == BatchResult()
 
 
 # Ends
@@ -408,9 +408,9 @@ async def test_a_watcher_that_cannot_be_stored_is_refused(storage: Storage, work
 async def test_an_end_that_knows_all_who_watch_happens(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2"))
     for step in ("a", "b"):
-        await storage.watch(R1, Watcher(R2, step))
+        await storage.watch(R1, EndWatcher(R2, step))
     told = [letter("run-2", step="a"), letter("run-2", step="b")]
-    assert await worker.send(bundle("run-1", entry(1), move=done(watchers=2), letters=told)) == Written()
+    assert await worker.send(bundle("run-1", entry(1), move=done(watchers=2), letters=told)) == BatchResult()
     assert (await known(storage)).status is RunStatus.COMPLETED
     assert [step for _, _, _, step, _ in await letters(storage, worker)] == ["a", "b"]
     assert await storage.watchers(R1) == ()
@@ -421,9 +421,9 @@ async def test_an_end_that_does_not_know_all_who_watch_keeps_result_and_letters_
     storage: Storage, worker: Worker, known_watchers: int
 ) -> None:
     await worker.write(born("run-1"), born("run-2"))
-    await worker.send(bundle("run-1", move=Absorb(0), waits=[wait("run-1", "w", "order")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "order")]))
     for step in ("a", "b"):
-        await storage.watch(R1, Watcher(R2, step))
+        await storage.watch(R1, EndWatcher(R2, step))
     ended = bundle("run-1", entry(1), move=done(watchers=known_watchers), letters=[letter("run-2"), stop("run-2")])
     assert await worker.send(ended, born("run-3", entry(1), move=done())) == REFUSED
     record = await known(storage)
@@ -434,7 +434,7 @@ async def test_an_end_that_does_not_know_all_who_watch_keeps_result_and_letters_
     assert len(await storage.watchers(R1)) == 2
     assert (await known(storage, "run-3")).status is RunStatus.COMPLETED
     told = [letter("run-2", step=step) for step in ("a", "b")]
-    assert await worker.send(bundle("run-1", entry(2), move=done(watchers=2), letters=told)) == Written()
+    assert await worker.send(bundle("run-1", entry(2), move=done(watchers=2), letters=told)) == BatchResult()
     assert len(await storage.mail(worker.id)) == 2
     assert await storage.waits(R1) == ()
 
@@ -442,15 +442,15 @@ async def test_an_end_that_does_not_know_all_who_watch_keeps_result_and_letters_
 async def test_an_end_is_refused_whatever_the_name_of_its_run(storage: Storage, worker: Worker) -> None:
     run = RunId('run "ü\\ 🎉 $')
     await worker.write(born(run))
-    await storage.watch(run, Watcher(run, run))
-    assert await worker.send(bundle(run, move=done())) == Written(unmet={run: frozenset()})
-    assert await worker.send(bundle(run, move=done(watchers=1))) == Written()
+    await storage.watch(run, EndWatcher(run, run))
+    assert await worker.send(bundle(run, move=done())) == BatchResult(unmet={run: frozenset()})
+    assert await worker.send(bundle(run, move=done(watchers=1))) == BatchResult()
 
 
 async def test_an_end_that_is_refused_leaves_mail_unread(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.cancel(R1, b"stop")
-    await storage.watch(R1, Watcher(R2, "w"))
+    await storage.watch(R1, EndWatcher(R2, "w"))
     assert await worker.send(bundle("run-1", move=done())) == REFUSED
     assert len(await storage.mail(worker.id)) == 1
 
@@ -465,7 +465,7 @@ async def test_of_an_end_and_a_watcher_at_once_one_sees_the_other(
         await worker.write(born(run))
         written, record = await asyncio.gather(
             worker.send(bundle(run, move=done(), letters=[letter("watcher", run.encode())])),
-            other.watch(run, Watcher(RunId("watcher"), run)),
+            other.watch(run, EndWatcher(RunId("watcher"), run)),
         )
         assert written is not None
         assert record is not None
@@ -481,7 +481,7 @@ async def test_of_an_end_and_a_watcher_at_once_one_sees_the_other(
 async def test_a_generation_follows_another_with_a_history_of_its_own(storage: Storage, worker: Worker) -> None:
     origin = Start(R1, WORKFLOW, b"input", 17, None, 99, R2, "child:1", 3)
     await worker.write(bundle("run-1", entry(1), start=origin))
-    assert await worker.send(bundle("run-1", entry(2), move=again(at=5_000))) == Written()
+    assert await worker.send(bundle("run-1", entry(2), move=again(at=5_000))) == BatchResult()
     record = await known(storage)
     assert (record.gen, record.status, record.owner) == (1, RunStatus.RUNNING, worker.id)
     assert (record.workflow, record.input, record.created_at, record.deadline, record.parent) == (
@@ -500,18 +500,18 @@ async def test_a_new_generation_keeps_owner_epoch_inbox_watchers_and_start(
     storage: Storage, worker: Worker, make_worker: MakeWorker
 ) -> None:
     await storage.accept([incoming("e1")], {})
-    await worker.write(born("run-1", move=Release(0, 0, RunStatus.WAITING_FOR_TIMER)))
+    await worker.write(born("run-1", move=Suspend(0, 0, RunStatus.WAITING_FOR_TIMER)))
     (before,) = (await worker.claim()).runs
     await storage.accept([incoming("e2")], {})
     await storage.cancel(R1, b"stop")
-    await storage.watch(R1, Watcher(R2, "w"))
-    assert await worker.send(bundle("run-1", entry(1, n=1), move=again(absorbed=1), epoch=2)) == Written()
+    await storage.watch(R1, EndWatcher(R2, "w"))
+    assert await worker.send(bundle("run-1", entry(1, n=1), move=again(absorbed=1), epoch=2)) == BatchResult()
     assert await storage.owned(worker.id) == {R1: before.epoch}
     assert await storage.mail(worker.id) == ()
     await storage.disown(R1)
     (run,) = (await (await make_worker("other")).claim()).runs
     assert (run.gen, run.epoch, run.absorbed, run.start_seq) == (1, before.epoch + 1, 1, before.start_seq)
-    assert (run.watchers, run.mail, run.input) == ((Watcher(R2, "w"),), (), b"input again")
+    assert (run.watchers, run.mail, run.input) == ((EndWatcher(R2, "w"),), (), b"input again")
     assert run.entries == (again().entry,)
     await storage.cancel(R1, b"once more")
     (mail,) = await storage.mail(WorkerId("other"))
@@ -527,10 +527,10 @@ async def test_a_new_generation_can_be_cancelled_anew(storage: Storage, worker: 
 
 
 async def test_a_new_generation_undoes_nothing_and_was_never_parked(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=Release(0, 1, RunStatus.PARKED)))
+    await worker.write(born("run-1", move=Suspend(0, 1, RunStatus.PARKED)))
     (run,) = (await worker.claim()).runs
     assert run.attempts == 1
-    await worker.send(bundle("run-1", move=Absorb(0), undoing=True, epoch=2))
+    await worker.send(bundle("run-1", move=AckInbox(0), undoing=True, epoch=2))
     assert (await known(storage)).status is RunStatus.COMPENSATING
     await worker.send(bundle("run-1", move=again(), epoch=2))
     assert (await known(storage)).status is RunStatus.RUNNING
@@ -550,7 +550,7 @@ async def test_a_new_generation_has_no_waits(storage: Storage, worker: Worker) -
 async def test_a_new_generation_is_refused_while_there_is_mail(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "w", "order")]), born("run-2"))
     await storage.cancel(R1, b"first")
-    await worker.write(bundle("run-2", move=Absorb(0), letters=[letter("run-1", b"second")]))
+    await worker.write(bundle("run-2", move=AckInbox(0), letters=[letter("run-1", b"second")]))
     refused = bundle("run-1", entry(1, n=1), move=again(absorbed=1), letters=[letter("run-2")])
     assert await worker.send(refused) == REFUSED
     record = await known(storage)
@@ -561,7 +561,7 @@ async def test_a_new_generation_is_refused_while_there_is_mail(storage: Storage,
     assert [each.step for each in await storage.waits(R1)] == ["w"]
     assert await storage.cancel(R1, b"third") is CancelOutcome.ALREADY
     read = bundle("run-1", entry(2, n=2), move=again(absorbed=2), letters=[letter("run-2")])
-    assert await worker.send(read) == Written()
+    assert await worker.send(read) == BatchResult()
     assert [run for run, *_ in await letters(storage, worker)] == [R2]
 
 
@@ -582,7 +582,7 @@ async def test_a_run_may_be_born_and_go_on_as_the_next_generation(storage: Stora
     await storage.accept([incoming("e1")], {})
     origin = Start(R1, WORKFLOW, b"input", 17, None, 99, R2, "child:1", 3)
     first = bundle("run-1", entry(1), start=origin, move=again(at=20), children=[child("run-3", "run-1")])
-    assert await worker.send(first) == Written()
+    assert await worker.send(first) == BatchResult()
     assert await storage.owned(worker.id) == {R1: 1}
     assert await storage.history(R1, 0) == (entry(1),)
     assert await storage.history(R1) == (again(at=20).entry,)
@@ -600,7 +600,7 @@ async def test_generations_follow_one_another(storage: Storage, worker: Worker) 
         await worker.send(bundle("run-1", entry(2), move=again(at=5_000 + gen), gen=gen))
     assert (await known(storage)).gen == 3
     assert [len(await storage.history(R1, gen)) for gen in range(5)] == [2, 2, 2, 1, 0]
-    assert await worker.send(bundle("run-1", move=done(b"42"), gen=3)) == Written()
+    assert await worker.send(bundle("run-1", move=done(b"42"), gen=3)) == BatchResult()
     record = await known(storage)
     assert (record.gen, record.status, record.value, record.input) == (3, RunStatus.COMPLETED, b"42", b"input again")
 
@@ -610,7 +610,7 @@ async def test_the_id_of_a_run_is_taken_in_whatever_generation(storage: Storage,
     await worker.send(bundle("run-1", move=again(at=50)))
     assert await storage.prune_runs(100, 100) == 1
     assert await storage.start([start("run-1")]) == frozenset()
-    assert await worker.send(bundle("run-2", children=[child("run-1", "run-2")])) == Written()
+    assert await worker.send(bundle("run-2", children=[child("run-1", "run-2")])) == BatchResult()
     await storage.accept([incoming("e1", starts=[start("run-1")])], {})
     assert (await known(storage)).gen == 1
     assert (await worker.claim()).runs == ()
@@ -625,11 +625,11 @@ async def test_a_run_that_undoes_is_compensating(storage: Storage, worker: Worke
     waiting = RunStatus.WAITING_FOR_TIMER
     await worker.write(
         born("owned", undoing=True),
-        born("resting", move=Release(0, LATER, waiting), undoing=True),
-        born("due", move=Release(0, 1, waiting), undoing=True),
+        born("resting", move=Suspend(0, LATER, waiting), undoing=True),
+        born("due", move=Suspend(0, 1, waiting), undoing=True),
         born("parked", move=PARKED, undoing=True),
-        born("parked and due", move=Release(0, 1, RunStatus.PARKED), undoing=True),
-        born("parked for good", move=Release(0, None, RunStatus.PARKED), undoing=True),
+        born("parked and due", move=Suspend(0, 1, RunStatus.PARKED), undoing=True),
+        born("parked for good", move=Suspend(0, None, RunStatus.PARKED), undoing=True),
         born("ended", move=done(), undoing=True),
         born("other"),
     )
@@ -655,13 +655,13 @@ async def test_a_run_goes_on_undoing_wherever_it_goes(storage: Storage, worker: 
     await worker.send(bundle("run-1", entry(1), move=RESTING, undoing=True))
     resting = await known(storage)
     assert (resting.status, resting.ready_at, resting.reason) == (RunStatus.COMPENSATING, LATER, "child:1")
-    await worker.send(bundle("run-2", move=Absorb(0), letters=[letter("run-1")]))
+    await worker.send(bundle("run-2", move=AckInbox(0), letters=[letter("run-1")]))
     assert (await known(storage)).status is RunStatus.COMPENSATING
     await worker.claim()
     assert (await known(storage)).status is RunStatus.COMPENSATING
-    await worker.send(bundle("run-1", move=Absorb(1), epoch=2))
+    await worker.send(bundle("run-1", move=AckInbox(1), epoch=2))
     assert (await known(storage)).status is RunStatus.COMPENSATING
-    await worker.send(bundle("run-1", move=Release(1, LATER, RunStatus.PARKED), epoch=2))
+    await worker.send(bundle("run-1", move=Suspend(1, LATER, RunStatus.PARKED), epoch=2))
     assert (await known(storage)).status is RunStatus.PARKED
     await storage.unpark([WORKFLOW])
     assert (await known(storage)).status is RunStatus.COMPENSATING
@@ -675,7 +675,7 @@ async def test_a_run_may_be_cancelled_while_it_undoes(storage: Storage, worker: 
 
 async def test_a_run_whose_end_is_refused_undoes_all_the_same(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await storage.watch(R1, Watcher(R2, "w"))
+    await storage.watch(R1, EndWatcher(R2, "w"))
     assert await worker.send(bundle("run-1", move=done(), undoing=True)) == REFUSED
     assert (await known(storage)).status is RunStatus.COMPENSATING
 
@@ -706,7 +706,7 @@ async def test_a_generation_goes_when_the_next_is_old_enough(storage: Storage, w
     assert await generations(storage) == [3]
     assert await known(storage) == before
     assert await storage.owned(worker.id) == {R1: 1}
-    assert await worker.send(bundle("run-1", entry(2), move=again(at=200), gen=3)) == Written()
+    assert await worker.send(bundle("run-1", entry(2), move=again(at=200), gen=3)) == BatchResult()
     assert (await known(storage)).gen == 4
 
 
@@ -731,7 +731,7 @@ async def test_generations_go_no_more_than_asked_for(storage: Storage, worker: W
 
 async def test_an_id_that_is_free_again_has_no_watchers(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await storage.watch(R1, Watcher(R2, "w"))
+    await storage.watch(R1, EndWatcher(R2, "w"))
     await worker.write(bundle("run-1", move=done(watchers=1)))
     await storage.prune_runs(LATER, 100)
     await storage.start([start("run-1")])
@@ -743,7 +743,7 @@ async def test_an_id_that_is_free_again_has_no_watchers(storage: Storage, worker
 async def test_what_a_refused_end_has_read_is_read(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.cancel(R1, b"stop")
-    await storage.watch(R1, Watcher(R2, "w"))
+    await storage.watch(R1, EndWatcher(R2, "w"))
     assert await worker.send(bundle("run-1", entry(1, n=1), move=replace(done(), absorbed=1))) == REFUSED
     assert await storage.mail(worker.id) == ()
     assert await storage.history(R1) == (entry(1, n=1),)

@@ -12,24 +12,24 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
 from edda.core.model import (
-    Absorb,
-    Bundle,
+    AckInbox,
+    RunWrite,
     End,
     Entry,
     EntryKind,
     Fence,
-    Letter,
-    Move,
+    RunSignal,
+    Transition,
     Recur,
-    Release,
+    Suspend,
     RunFilter,
     RunId,
     Takeover,
-    Watcher,
+    EndWatcher,
     WorkerId,
 )
 from edda.core.states import ENDED, OPEN, RunStatus
-from edda.storage.memory_tables import Sched
+from edda.storage.memory_tables import OpenRun
 from edda.storage.ports import Storage
 from tests.conftest import Database, new_database
 
@@ -93,7 +93,7 @@ class Life(Comparison):
         batch = self._draw_lineage(data, batch)
         self.ask(lambda storage: storage.write(fence, batch))
 
-    def _draw_bundle(self, data: st.DataObject, worker: WorkerId, run: RunId) -> Bundle | None:
+    def _draw_bundle(self, data: st.DataObject, worker: WorkerId, run: RunId) -> RunWrite | None:
         """What the engine could send: a new run, or something about a run of this worker."""
         sched = self.model.database.scheds.get(run)
         if sched is None:
@@ -105,22 +105,22 @@ class Life(Comparison):
         entries = self._draw_entries(data, run, letters, sched.gen)
         move = self._draw_move(data, sched, sched.delivered if read else sched.absorbed)
         if move is None and letters:
-            move = Absorb(sched.delivered)
-        return Bundle(run, sched.epoch, sched.gen, entries, None, move)
+            move = AckInbox(sched.delivered)
+        return RunWrite(run, sched.epoch, sched.gen, entries, None, move)
 
-    def _draw_start(self, data: st.DataObject, run: RunId) -> Bundle:
+    def _draw_start(self, data: st.DataObject, run: RunId) -> RunWrite:
         start = data.draw(starts(run), label="start")
         if start.ready_at is not None:
-            return Bundle(run, 0, 0, (), start)
+            return RunWrite(run, 0, 0, (), start)
         move = data.draw(_moves(0, 0, start.created_at), label="move")
-        return Bundle(run, 1, 0, self._draw_entries(data, run, range(0)), start, move)
+        return RunWrite(run, 1, 0, self._draw_entries(data, run, range(0)), start, move)
 
-    def _draw_move(self, data: st.DataObject, sched: Sched, absorbed: int) -> Move | None:
+    def _draw_move(self, data: st.DataObject, sched: OpenRun, absorbed: int) -> Transition | None:
         overlooked = data.draw(st.integers(0, 4), label="overlooks a watcher") == 0
         created_at = self.model.database.runs[sched.run_id][sched.gen].created_at
         return data.draw(_moves(absorbed, sched.watchers - overlooked, created_at), label="move")
 
-    def _draw_lineage(self, data: st.DataObject, batch: list[Bundle]) -> list[Bundle]:
+    def _draw_lineage(self, data: st.DataObject, batch: list[RunWrite]) -> list[RunWrite]:
         """Letters go neither to runs that write themselves nor to those that are being started."""
         strangers = sorted(set(RUNS) - {bundle.run_id for bundle in batch})
         if not strangers:
@@ -128,7 +128,7 @@ class Life(Comparison):
         told = set(data.draw(st.lists(st.sampled_from(strangers)), label="told"))
         return [self._draw_others(data, bundle, sorted(told), sorted(set(strangers) - told)) for bundle in batch]
 
-    def _draw_others(self, data: st.DataObject, bundle: Bundle, told: list[RunId], started: list[RunId]) -> Bundle:
+    def _draw_others(self, data: st.DataObject, bundle: RunWrite, told: list[RunId], started: list[RunId]) -> RunWrite:
         if bundle.start and bundle.start.ready_at is not None:  # for anybody, so nobody has run it yet
             return bundle
         if started:
@@ -172,8 +172,8 @@ class Life(Comparison):
     def cancel(self, run: RunId, value: bytes) -> None:
         self.ask(lambda storage: storage.cancel(run, value))
 
-    @rule(run=runs, watcher=st.builds(Watcher, runs, steps))
-    def watch(self, run: RunId, watcher: Watcher) -> None:
+    @rule(run=runs, watcher=st.builds(EndWatcher, runs, steps))
+    def watch(self, run: RunId, watcher: EndWatcher) -> None:
         async def watch(storage: Storage) -> object:
             record = await storage.watch(run, watcher)
             return comparable([record] if record else [])
@@ -213,14 +213,14 @@ class Life(Comparison):
         self.ask(lambda storage: self.stored(storage, self.registered))
 
 
-def _moves(absorbed: int, watchers: int, created_at: int) -> st.SearchStrategy[Move | None]:
+def _moves(absorbed: int, watchers: int, created_at: int) -> st.SearchStrategy[Transition | None]:
     resting = st.sampled_from(sorted(OPEN - {RunStatus.RUNNING}))
     reasons = st.none() | st.just("because")
     ended = st.sampled_from(sorted(ENDED))
     return st.one_of(
         st.none(),
-        st.just(Absorb(absorbed)),
-        st.builds(Release, st.just(absorbed), due_times, resting, reasons),
+        st.just(AckInbox(absorbed)),
+        st.builds(Suspend, st.just(absorbed), due_times, resting, reasons),
         st.builds(End, ended, payloads, st.integers(0, 9), st.just(watchers)),
         st.builds(_recur, st.just(absorbed), payloads, st.integers(created_at, created_at + 2), payloads),
     )
@@ -230,9 +230,9 @@ def _recur(absorbed: int, input: bytes, at: int, left: bytes) -> Recur:
     return Recur(absorbed, input, at, Entry(1, EntryKind.RECUR, "", "", ok=True, at=at, value=left))
 
 
-def _letters(told: list[RunId]) -> st.SearchStrategy[Letter]:
+def _letters(told: list[RunId]) -> st.SearchStrategy[RunSignal]:
     kinds = st.sampled_from([EntryKind.CHILD, EntryKind.CANCEL])
-    return st.builds(Letter, st.sampled_from(told), kinds, steps, payloads)
+    return st.builds(RunSignal, st.sampled_from(told), kinds, steps, payloads)
 
 
 @pytest.mark.timeout(900)  # a failure takes minutes to be made small

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edda.core.model import CancelOutcome, Crashes, EntryKind, Release, RunId, Written, unpark_pause
+from edda.core.model import CancelOutcome, Crashes, EntryKind, Suspend, RunId, BatchResult, unpark_pause
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
@@ -12,7 +12,7 @@ from .records import LATER, WORKFLOW, born, bundle, entry, incoming, wait
 from .worker import Worker
 
 R1 = RunId("run-1")
-PARKED = Release(0, LATER, RunStatus.PARKED, "the code changed")
+PARKED = Suspend(0, LATER, RunStatus.PARKED, "the code changed")
 STATE = (RunStatus.PARKED, LATER, "the code changed")
 
 
@@ -25,7 +25,7 @@ async def state(storage: Storage) -> tuple[RunStatus, int | None, str | None]:
 async def test_a_run_with_unread_letters_is_parked(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.cancel(R1, b"stop")
-    assert await worker.send(bundle("run-1", move=PARKED)) == Written()
+    assert await worker.send(bundle("run-1", move=PARKED)) == BatchResult()
     assert await state(storage) == STATE
     assert (await worker.claim()).runs == ()
     assert await storage.next_due([WORKFLOW]) not in (None, 0)
@@ -33,7 +33,7 @@ async def test_a_run_with_unread_letters_is_parked(storage: Storage, worker: Wor
 
 async def test_an_event_leaves_a_parked_run_parked(storage: Storage, worker: Worker) -> None:
     await worker.write(
-        born("run-1", waits=[wait("run-1", "step1", "a")], move=Release(0, 0, RunStatus.WAITING_FOR_EVENT))
+        born("run-1", waits=[wait("run-1", "step1", "a")], move=Suspend(0, 0, RunStatus.WAITING_FOR_EVENT))
     )
     (claimed,) = (await worker.claim()).runs
     await worker.write(bundle("run-1", move=PARKED, epoch=claimed.epoch))
@@ -55,12 +55,12 @@ async def test_a_cancel_has_a_parked_run_tried_at_once_and_ended_if_that_fails(
     (claimed,) = (await worker.claim()).runs
     assert claimed.end_if_parked
     assert [letter.kind for letter in claimed.mail] == [EntryKind.CANCEL]
-    await worker.write(bundle("run-1", move=Release(0, LATER, RunStatus.PARKED, "still"), epoch=claimed.epoch))
+    await worker.write(bundle("run-1", move=Suspend(0, LATER, RunStatus.PARKED, "still"), epoch=claimed.epoch))
     assert await storage.resume(R1)
     (claimed,) = (await worker.claim()).runs
     assert claimed.end_if_parked, "whoever parks it once more ends it"
     await worker.write(
-        bundle("run-1", entry(1, n=1), move=Release(1, 0, RunStatus.WAITING_FOR_TIMER), epoch=claimed.epoch)
+        bundle("run-1", entry(1, n=1), move=Suspend(1, 0, RunStatus.WAITING_FOR_TIMER), epoch=claimed.epoch)
     )
     (claimed,) = (await worker.claim()).runs
     assert not claimed.end_if_parked, "it went on"
@@ -86,7 +86,7 @@ async def test_a_cancel_leaves_a_run_parked_that_undoes_what_it_did(storage: Sto
 
 async def test_what_is_parked_without_a_time_is_resumed_by_hand_alone(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await worker.write(bundle("run-1", move=Release(0, None, RunStatus.PARKED, "its process dies")))
+    await worker.write(bundle("run-1", move=Suspend(0, None, RunStatus.PARKED, "its process dies")))
     assert await storage.unpark([WORKFLOW]) == 0
     assert (await worker.claim()).runs == ()
     assert await storage.resume(R1)

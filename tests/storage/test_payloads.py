@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edda.core.model import End, Entry, EntryKind, Release, RunFilter, RunId, Start
+from edda.core.model import End, Entry, EntryKind, Suspend, RunFilter, RunId, Start
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
@@ -56,7 +56,7 @@ TEXTS = {
 async def test_text_comes_back_character_for_character(storage: Storage, worker: Worker, text: str) -> None:
     run_id = RunId(text)
     one = Entry(1, EntryKind.STEP, text, text, ok=True, at=1)
-    await worker.write(born(text, one, workflow=text, move=Release(0, 0, RunStatus.WAITING_FOR_TIMER, text)))
+    await worker.write(born(text, one, workflow=text, move=Suspend(0, 0, RunStatus.WAITING_FOR_TIMER, text)))
     run = await storage.get(run_id)
     assert run is not None
     assert (run.run_id, run.workflow, run.reason) == (text, text, text)
@@ -114,6 +114,6 @@ async def test_a_due_time_at_the_end_of_all_times_is_just_far_away(storage: Stor
 
 
 async def test_a_due_time_of_zero_is_due(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=Release(0, 0, RunStatus.WAITING_FOR_TIMER)))
+    await worker.write(born("run-1", move=Suspend(0, 0, RunStatus.WAITING_FOR_TIMER)))
     assert await storage.next_due([WORKFLOW]) == 0
     assert len((await worker.claim()).runs) == 1

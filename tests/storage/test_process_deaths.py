@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from edda.core.model import Crashes, EntryKind, Release, RunId
+from edda.core.model import Crashes, EntryKind, Suspend, RunId
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
@@ -149,8 +149,8 @@ async def test_a_release_clears_deaths_unless_it_parks(storage: Storage, make_wo
     claimed = (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
     epoch = claimed[0].epoch
     await worker.write(
-        bundle("run-1", move=Release(0, LATER, RunStatus.WAITING_FOR_TIMER, "timer"), epoch=epoch),
-        bundle("run-2", move=Release(0, None, RunStatus.PARKED, "died"), epoch=epoch),
+        bundle("run-1", move=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER, "timer"), epoch=epoch),
+        bundle("run-2", move=Suspend(0, None, RunStatus.PARKED, "died"), epoch=epoch),
     )
     assert await deaths_of(storage) == 0
     assert await deaths_of(storage, RunId("run-2")) == 2

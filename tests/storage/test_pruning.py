@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import Absorb, End, RunFilter, RunId, Written
+from edda.core.model import AckInbox, End, RunFilter, RunId, BatchResult
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
@@ -49,7 +49,7 @@ async def test_an_old_event_is_no_longer_found_by_waits(storage: Storage, worker
     await storage.accept([incoming("e1", "order", "customer"), NEWEST], {})
     assert await storage.prune_events(await soon(storage), 100) == 1
     assert await storage.prune_events(await soon(storage), 100) == 0
-    assert await worker.send(bundle("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")])) == Written()
+    assert await worker.send(bundle("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")])) == BatchResult()
     assert await logged(storage) == ["e1"]
 
 
@@ -85,7 +85,7 @@ async def test_an_event_in_an_unread_letter_stays(storage: Storage, worker: Work
     await storage.prune_events(await tomorrow(storage), 100)
     assert await logged(storage) == ["e1"]
     assert [letter.value for letter in await storage.mail(worker.id)] == [b"e1"]
-    await worker.write(bundle("run-1", entry(1, n=1), move=Absorb(1)))
+    await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
     assert await storage.prune_events(await tomorrow(storage), 100) == 1
     assert await logged(storage) == []
 
@@ -95,7 +95,7 @@ async def test_an_event_that_can_still_be_found_stays(storage: Storage, worker: 
     await storage.accept([incoming("e1", "order"), incoming("e2", "refund"), NEWEST], {})
     assert await storage.prune_events(await tomorrow(storage), 1) == 1
     assert await logged(storage) == ["e1", "e2"]
-    await worker.send(bundle("run-1", move=Absorb(1), waits=[wait("run-1", "x", "refund")]))
+    await worker.send(bundle("run-1", move=AckInbox(1), waits=[wait("run-1", "x", "refund")]))
     assert [letter.value for letter in await storage.mail(worker.id)] == [b"e2"]
 
 
@@ -126,7 +126,7 @@ async def test_read_letters_of_an_open_run_go_and_unread_ones_stay(storage: Stor
     await worker.write(born("run-1"), born("run-2"))
     for run in (R1, R2):
         await storage.cancel(run, b"stop")
-    await worker.write(bundle("run-1", entry(1, n=1), move=Absorb(1)))
+    await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
     assert await storage.prune_letters(await soon(storage), 100) == 1
     assert await storage.prune_letters(await soon(storage), 100) == 0
     assert [letter.run_id for letter in await storage.mail(worker.id)] == [R2]
@@ -135,7 +135,7 @@ async def test_read_letters_of_an_open_run_go_and_unread_ones_stay(storage: Stor
 async def test_letters_of_an_ended_run_go_read_or_not(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", step, "order") for step in ("a", "b")]))
     await storage.accept([incoming("e1", "order"), incoming("e2", "order")], {})
-    await worker.write(bundle("run-1", entry(1, n=1), move=Absorb(1)))
+    await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
     await worker.write(bundle("run-1", move=done()))
     assert await storage.prune_letters(await soon(storage), 100) == 2
 
@@ -143,10 +143,10 @@ async def test_letters_of_an_ended_run_go_read_or_not(storage: Storage, worker: 
 async def test_a_read_letter_stays_as_long_as_its_event(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "w", "order")]))
     await storage.accept([incoming("e1", "order"), NEWEST], {})
-    await worker.write(bundle("run-1", entry(1, n=1), move=Absorb(1)))
+    await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
     assert await storage.prune_letters(await soon(storage), 100) == 0
-    again = bundle("run-1", move=Absorb(1), waits=[wait("run-1", "x", "order")])
-    assert await worker.send(again) == Written()
+    again = bundle("run-1", move=AckInbox(1), waits=[wait("run-1", "x", "order")])
+    assert await worker.send(again) == BatchResult()
     await storage.prune_events(await tomorrow(storage), 100)
     assert await storage.prune_letters(await soon(storage), 100) == 1
 
@@ -154,7 +154,7 @@ async def test_a_read_letter_stays_as_long_as_its_event(storage: Storage, worker
 async def test_a_letter_whose_event_was_given_back_goes(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "w", "order")]))
     await storage.accept([incoming("e1", "order")], {})
-    await worker.send(bundle("run-1", entry(1, n=1), move=Absorb(1), frees=[1]))
+    await worker.send(bundle("run-1", entry(1, n=1), move=AckInbox(1), frees=[1]))
     assert await storage.prune_letters(await soon(storage), 100) == 1
 
 

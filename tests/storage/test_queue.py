@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edda.core.model import EntryKind, Release, RunId
+from edda.core.model import EntryKind, Suspend, RunId
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -92,7 +92,7 @@ async def test_a_claim_carries_all_that_was_given_at_the_start(storage: Storage,
 
 
 async def test_claims_carry_the_history_of_each_run_in_order(storage: Storage, worker: Worker) -> None:
-    rest = Release(0, 0, RunStatus.WAITING_FOR_TIMER)
+    rest = Suspend(0, 0, RunStatus.WAITING_FOR_TIMER)
     await worker.write(born("run-1", entry(2), entry(1)), born("run-2", entry(1, b"other"), move=rest))
     await worker.write(bundle("run-1", entry(10), entry(3), move=rest))
     runs = {run.run_id: run.entries for run in (await worker.claim()).runs}
@@ -111,7 +111,7 @@ async def test_a_claim_carries_the_mail_not_read_yet(storage: Storage, worker: W
 async def test_a_claim_leaves_out_the_mail_that_was_read(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.cancel(R1, b"stop")
-    await worker.write(bundle("run-1", entry(1, n=1), move=Release(1, 0, RunStatus.WAITING_FOR_TIMER)))
+    await worker.write(bundle("run-1", entry(1, n=1), move=Suspend(1, 0, RunStatus.WAITING_FOR_TIMER)))
     (run,) = (await worker.claim()).runs
     assert (run.absorbed, run.mail, run.entries) == (1, (), (entry(1, n=1),))
 
@@ -160,11 +160,11 @@ async def test_the_next_due_time_is_that_of_the_first_run_of_these_workflows(sto
 
 
 async def test_unparking_makes_parked_runs_claimable(storage: Storage, worker: Worker) -> None:
-    park = Release(0, LATER, RunStatus.PARKED, "the code changed")
+    park = Suspend(0, LATER, RunStatus.PARKED, "the code changed")
     await worker.write(
         born("parked", move=park),
         born("other", move=park, workflow="other"),
-        born("asleep", move=Release(0, LATER, RunStatus.WAITING_FOR_TIMER)),
+        born("asleep", move=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER)),
     )
     assert (await worker.claim()).runs == ()
     assert await storage.unpark([WORKFLOW]) == 1
@@ -173,7 +173,7 @@ async def test_unparking_makes_parked_runs_claimable(storage: Storage, worker: W
 
 
 async def test_a_parked_run_in_a_workers_hands_is_left_alone(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=Release(0, 0, RunStatus.PARKED, "the code changed")))
+    await worker.write(born("run-1", move=Suspend(0, 0, RunStatus.PARKED, "the code changed")))
     await worker.claim()
     assert await storage.unpark([WORKFLOW]) == 0
     assert await storage.owned(worker.id) == {R1: 2}

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edda.core.model import CancelOutcome, EntryKind, Release, RunFilter, RunId, RunRecord, Start
+from edda.core.model import CancelOutcome, EntryKind, Suspend, RunFilter, RunId, RunRecord, Start
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -99,7 +99,7 @@ async def test_a_cancel_is_mail_for_the_owner(storage: Storage, worker: Worker) 
 
 
 async def test_a_cancel_wakes_a_resting_run(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=Release(0, None, RunStatus.WAITING_FOR_EVENT, "order.paid")))
+    await worker.write(born("run-1", move=Suspend(0, None, RunStatus.WAITING_FOR_EVENT, "order.paid")))
     assert await storage.cancel(R1, b"stop") is CancelOutcome.REQUESTED
     run = await storage.get(R1)
     assert run is not None
@@ -131,7 +131,7 @@ async def test_a_cancel_and_a_release_at_once_leave_no_sleeping_letter(
     for number in range(10):
         run = RunId(f"run-{number}")
         await worker.write(born(run))
-        rest = bundle(run, move=Release(0, None, RunStatus.WAITING_FOR_EVENT))
+        rest = bundle(run, move=Suspend(0, None, RunStatus.WAITING_FOR_EVENT))
         await asyncio.gather(worker.write(rest), other.cancel(run, b"stop"))
         record = await storage.get(run)
         assert record is not None
@@ -168,9 +168,9 @@ async def test_a_resting_run_counts_as_running_once_it_is_due(
     storage: Storage, worker: Worker, status: RunStatus
 ) -> None:
     await worker.write(
-        born("due", move=Release(0, 1, status)),
-        born("later", move=Release(0, LATER, status)),
-        born("never", move=Release(0, None, status)),
+        born("due", move=Suspend(0, 1, status)),
+        born("later", move=Suspend(0, LATER, status)),
+        born("never", move=Suspend(0, None, status)),
     )
     assert {run.run_id: run.status for run in await storage.find(RunFilter())} == {
         "due": RunStatus.RUNNING,
@@ -185,7 +185,7 @@ async def test_a_resting_run_counts_as_running_once_it_is_due(
 
 
 async def test_a_compensating_run_stays_compensating(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=Release(0, 1, RunStatus.COMPENSATING)))
+    await worker.write(born("run-1", move=Suspend(0, 1, RunStatus.COMPENSATING)))
     run = await storage.get(R1)
     assert run is not None
     assert run.status is RunStatus.COMPENSATING
@@ -205,7 +205,7 @@ async def test_runs_are_found_newest_first(storage: Storage) -> None:
 async def test_a_found_run_is_the_run_one_gets(storage: Storage, worker: Worker) -> None:
     await worker.write(
         born("open"),
-        born("asleep", move=Release(0, LATER, RunStatus.WAITING_FOR_TIMER, "sleeps")),
+        born("asleep", move=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER, "sleeps")),
         born("done", move=done()),
     )
     await storage.start([start("ready")])

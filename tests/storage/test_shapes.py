@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edda.core.model import RunId, Shapes, Written
+from edda.core.model import RunId, MatchPaths, BatchResult
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -45,7 +45,7 @@ async def test_a_shape_is_learned_once(storage: Storage) -> None:
     first = await storage.learn(TYPE, "order")
     await storage.accept([incoming("e2")], {TYPE: 1})
     assert await storage.learn(TYPE, "order") == first
-    assert await storage.shapes([TYPE]) == {TYPE: Shapes(1, ("order",))}
+    assert await storage.shapes([TYPE]) == {TYPE: MatchPaths(1, ("order",))}
 
 
 async def test_learners_at_the_same_time_learn_each_shape_once(storage: Storage, make_storage: MakeStorage) -> None:
@@ -87,7 +87,7 @@ async def test_filled_in_events_are_found(storage: Storage, worker: Worker) -> N
     await storage.fill(TYPE, "order", [(key("order"), second), (key("order"), first)], first - 1)
     assert await storage.learn(TYPE, "order") == first - 1
     written = await worker.send(bundle("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")]))
-    assert written == Written(unmet={R1: frozenset({"w"})})
+    assert written == BatchResult(unmet={R1: frozenset({"w"})})
     assert [letter.value for letter in await storage.mail(worker.id)] == [b"e1"]
 
 

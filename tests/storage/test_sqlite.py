@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from edda.core.model import CancelOutcome, Fence, Release, RunId, WorkerId
+from edda.core.model import CancelOutcome, Fence, Suspend, RunId, WorkerId
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.migrate import migrations
@@ -323,7 +323,7 @@ async def test_a_database_in_memory_does_all_of_it_without_a_file(
     worker = Worker(storage, "here")
     await worker.register()
     await worker.write(
-        born("run-1", entry(1), move=Release(0, LATER, RunStatus.WAITING_FOR_TIMER)),
+        born("run-1", entry(1), move=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER)),
         born("run-2", entry(1), move=done(b"two")),
     )
     assert await storage.cancel(RunId("run-1"), b"stop") is CancelOutcome.REQUESTED

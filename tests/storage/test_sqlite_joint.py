@@ -21,7 +21,7 @@ from edda.errors import LeaseLostError, StorageConflictError, StorageUnavailable
 from edda.storage import joint as joints
 from edda.storage.ports import Dialect
 from edda.storage.sqlite import SQLiteStorage, connection
-from edda.storage.sqlite.lock import Queue, leave_turn, share_turn
+from edda.storage.sqlite.lock import FairLock, leave_turn, share_turn
 from tests.engine.facts import until
 
 from .joints import step_record, transaction
@@ -231,12 +231,12 @@ async def test_the_journal_comes_before_transactions_that_asked_later(
     assert order == ["journal", "use 0", "use 1", "use 2"]
 
 
-def has_grown(queue: Queue, before: int) -> bool:
+def has_grown(queue: FairLock, before: int) -> bool:
     return len(queue._waiting) > before
 
 
 async def test_a_turn_goes_to_the_thread_that_has_waited_longest() -> None:
-    queue, order = Queue(), list[int]()
+    queue, order = FairLock(), list[int]()
 
     def take(number: int) -> None:
         queue.acquire()

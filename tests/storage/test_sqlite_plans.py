@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 
 from edda.core.model import (
-    Absorb,
+    AckInbox,
     End,
     Event,
     EventKey,
-    Fact,
+    RunValue,
     Fence,
-    Incoming,
-    OutgoingState,
-    Postponed,
-    Receipt,
-    Refused,
+    NewEvent,
+    OutboxState,
+    SendLater,
+    SendResult,
+    Rejected,
     RunFilter,
     RunId,
     Sent,
     Wait,
-    Watcher,
+    EndWatcher,
     WorkerId,
 )
 from edda.core.states import RunStatus
@@ -120,24 +120,24 @@ SEEDS = (
 KEY = b"%016d" % 77
 R1 = RunId("run-000001")
 BATCH = [
-    bundle(R1, entry(1), move=Absorb(1), waits=[Wait("x", KEY, key("own"), "t1", b"")]),
-    bundle("run-000002", move=Absorb(1), frees=[1], drops=["w"]),
+    bundle(R1, entry(1), move=AckInbox(1), waits=[Wait("x", KEY, key("own"), "t1", b"")]),
+    bundle("run-000002", move=AckInbox(1), frees=[1], drops=["w"]),
     bundle("run-000003", entry(1), move=done(watchers=1), children=[child("run-child", "run-000003")]),
     bundle("run-000006", entry(1), move=again(1), letters=[letter("run-000008"), stop("run-000010")], undoing=True),
     born("run-new", move=ASLEEP, waits=[wait("run-new", "w", "order")]),
     born("run-taker", move=ASLEEP, waits=[Wait("w", KEY, key("own"), "t1", b"", once=True)]),
     bundle("run-000012", move=End(RunStatus.COMPLETED, b"", 1, watchers=1, settled=1)),
     bundle(
-        "run-000014", dispatches=[dispatch("a")], outgoing=[outgoing("o")], facts=[Fact("place", b"")], recorded=["x"]
+        "run-000014", dispatches=[dispatch("a")], outgoing=[outgoing("o")], facts=[RunValue("place", b"")], recorded=["x"]
     ),
 ]
 POST = [
-    Incoming(Event("/shop", "new", "t1", None, b""), (EventKey(KEY, KEY),), (start("run-started"),)),
-    Incoming(Event("/shop", "newer", "t1", RunId("run-000078"), b""), (EventKey(b"%016d" % 78, KEY),)),
-    Incoming(Event("/shop", "single", "t1", None, b""), (EventKey(b"%016d" % 79, KEY, once=True),)),
-    Incoming(Event("/shop", "sole", "t1", RunId("run-000080"), b""), (EventKey(b"%016d" % 80, KEY, once=True),)),
+    NewEvent(Event("/shop", "new", "t1", None, b""), (EventKey(KEY, KEY),), (start("run-started"),)),
+    NewEvent(Event("/shop", "newer", "t1", RunId("run-000078"), b""), (EventKey(b"%016d" % 78, KEY),)),
+    NewEvent(Event("/shop", "single", "t1", None, b""), (EventKey(b"%016d" % 79, KEY, once=True),)),
+    NewEvent(Event("/shop", "sole", "t1", RunId("run-000080"), b""), (EventKey(b"%016d" % 80, KEY, once=True),)),
 ]
-RECEIPTS: list[Receipt] = [Sent(90_000), Refused(90_003, 1, "no"), Postponed(90_006, 1, LATER, "later")]
+RECEIPTS: list[SendResult] = [Sent(90_000), Rejected(90_003, 1, "no"), SendLater(90_006, 1, LATER, "later")]
 
 CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], set[str]]] = {
     "claim": (lambda s: s.claim(WorkerId("here"), ["wf2", "wf4"], 10), {"edda_sched_ready"}),
@@ -149,7 +149,7 @@ CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], s
     "free_orphans": (lambda s: s.free_orphans(), {"edda_sched_owner"}),
     "get": (lambda s: s.get(RunId("run-000001")), set()),
     "history": (lambda s: s.history(RunId("run-000001")), set()),
-    "watch": (lambda s: s.watch(R1, Watcher(RunId("run-000002"), "w")), set()),
+    "watch": (lambda s: s.watch(R1, EndWatcher(RunId("run-000002"), "w")), set()),
     "watchers": (lambda s: s.watchers(R1), set()),
     "write": (lambda s: s.write(Fence(WorkerId("here"), 0, 0), BATCH), {"edda_delivery_once"}),
     "accept": (lambda s: s.accept(POST, {}, [1, 50_000]), {"edda_wait_key"}),
@@ -166,7 +166,7 @@ CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], s
     "settle_outgoing": (lambda s: s.settle_outgoing(RECEIPTS), {"edda_outbox_key"}),
     "next_outgoing": (lambda s: s.next_outgoing(), {"edda_outbox_due"}),
     "find_outgoing": (lambda s: s.find_outgoing(after=50_000, limit=10), set()),
-    "find_outgoing of a state": (lambda s: s.find_outgoing(OutgoingState.DEAD, 50_000, 10), {"edda_outbox_dead"}),
+    "find_outgoing of a state": (lambda s: s.find_outgoing(OutboxState.DEAD, 50_000, 10), {"edda_outbox_dead"}),
     "retry_outgoing": (lambda s: s.retry_outgoing(["2", "5"]), {"edda_outbox_dead"}),
     "prune_outgoing": (lambda s: s.prune_outgoing(50_000, 10), {"edda_outbox_sent"}),
     "shapes": (lambda s: s.shapes(["u1", "u2"]), set()),

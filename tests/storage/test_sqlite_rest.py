@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edda import EddaApp, WorkflowContext, wait_event, workflow
-from edda.core.model import MICROSECONDS, Postponed, RunId, Sent, WorkerId
+from edda.core.model import MICROSECONDS, SendLater, RunId, Sent, WorkerId
 from edda.engine.settings import Settings
 from edda.errors import StorageUnavailableError
 from edda.storage import joint as joints
@@ -216,7 +216,7 @@ async def test_an_event_that_is_not_due_to_be_sent_is_waited_for_without_asking(
     await on_time.enqueue([outgoing("o1"), outgoing("o2")])
     first, second = await on_time.claim_outgoing(10, HOUR)
     due = clock.now() + 10
-    await on_time.settle_outgoing([Sent(second.seq), Postponed(first.seq, first.attempts, due, "busy")])
+    await on_time.settle_outgoing([Sent(second.seq), SendLater(first.seq, first.attempts, due, "busy")])
     assert await on_time.next_outgoing() == 10
     probe.heard.clear()
     clock.advance_to(clock.now() + 9)

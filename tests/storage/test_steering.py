@@ -8,20 +8,20 @@ import pytest
 from msgspec.structs import replace
 
 from edda.core.model import (
-    Absorb,
+    AckInbox,
     ClaimedRun,
     End,
     EntryKind,
-    Fact,
-    OutgoingState,
-    Refused,
-    Release,
+    RunValue,
+    OutboxState,
+    Rejected,
+    Suspend,
     RunId,
     Start,
-    Written,
+    BatchResult,
 )
 from edda.core.states import RunStatus
-from edda.core.survey import Audit, Definition, Form, Reopened, RunQuery
+from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome, RunQuery
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
 from tests.conftest import Database, MakeStorage
@@ -65,7 +65,7 @@ async def test_a_reopened_run_is_claimed_with_exactly_the_history_that_was_kept(
 ) -> None:
     await worker.write(born("run-1", *(entry(n, b"value %d" % n) for n in range(1, 6)), move=FAILED))
     before = await storage.now()
-    assert await storage.reopen(R1, 0, 3) is Reopened.DONE
+    assert await storage.reopen(R1, 0, 3) is ReopenOutcome.DONE
     run = await claimed(worker)
     assert run.entries == tuple(entry(n, b"value %d" % n) for n in range(1, 4))
     assert (run.run_id, run.workflow, run.gen, run.input) == (R1, WORKFLOW, 1, b"input of run-1")
@@ -94,20 +94,20 @@ async def test_all_or_nothing_of_the_history_may_be_kept(storage: Storage, worke
 
 async def test_a_run_without_a_history_can_be_opened_again(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", move=FAILED))
-    assert await storage.reopen(R1, 0, 5) is Reopened.DONE
+    assert await storage.reopen(R1, 0, 5) is ReopenOutcome.DONE
     assert (await claimed(worker)).entries == ()
 
 
 @pytest.mark.parametrize("status", [RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED])
 async def test_however_it_ended_a_run_can_be_opened_again(storage: Storage, worker: Worker, status: RunStatus) -> None:
     await worker.write(born("run-1", move=ended(status)))
-    assert await storage.reopen(R1, 0, 0) is Reopened.DONE
+    assert await storage.reopen(R1, 0, 0) is ReopenOutcome.DONE
 
 
 async def test_a_run_that_is_open_or_unknown_is_not_opened_again(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", entry(1)))
-    assert await storage.reopen(R1, 0, 1) is Reopened.OPEN
-    assert await storage.reopen(R2, 0, 1) is Reopened.MISSING
+    assert await storage.reopen(R1, 0, 1) is ReopenOutcome.OPEN
+    assert await storage.reopen(R2, 0, 1) is ReopenOutcome.MISSING
     assert await storage.owned(worker.id) == {R1: 1}
     assert await storage.history(R1) == (entry(1),)
 
@@ -116,8 +116,8 @@ async def test_only_the_generation_that_ended_is_opened_again(storage: Storage, 
     await worker.write(born("run-1", entry(1), move=again()))
     await worker.write(bundle("run-1", entry(2), gen=1, move=FAILED))
     for gen in (0, 2, -1):
-        assert await storage.reopen(R1, gen, 1) is Reopened.OPEN
-    assert await storage.reopen(R1, 1, 1) is Reopened.DONE
+        assert await storage.reopen(R1, gen, 1) is ReopenOutcome.OPEN
+    assert await storage.reopen(R1, 1, 1) is ReopenOutcome.DONE
     run = await claimed(worker)
     assert (run.gen, run.input) == (2, b"input again")
     assert [line.kind for line in run.entries] == [EntryKind.RECUR]
@@ -126,7 +126,7 @@ async def test_only_the_generation_that_ended_is_opened_again(storage: Storage, 
 async def test_a_reopened_run_ends_again_and_can_be_opened_again(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", entry(1), move=FAILED))
     for gen in (1, 2, 3):
-        assert await storage.reopen(R1, gen - 1, 1) is Reopened.DONE
+        assert await storage.reopen(R1, gen - 1, 1) is ReopenOutcome.DONE
         run = await claimed(worker)
         assert await worker.write(bundle("run-1", entry(2), gen=gen, epoch=run.epoch, move=FAILED)) == frozenset()
         record = await storage.get(R1)
@@ -183,8 +183,8 @@ async def test_a_reopened_run_gets_again_what_it_does_not_remember(storage: Stor
     await worker.write(bundle("run-1", got, move=End(RunStatus.FAILED, b"", 9, absorbed=1)))
     await storage.reopen(R1, 0, 0)
     run = await claimed(worker)
-    asked = bundle("run-1", gen=1, epoch=run.epoch, move=Absorb(1), waits=[wait("run-1", "w:1", "order")])
-    assert await worker.send(asked) == Written(unmet={R1: frozenset({"w:1"})})
+    asked = bundle("run-1", gen=1, epoch=run.epoch, move=AckInbox(1), waits=[wait("run-1", "w:1", "order")])
+    assert await worker.send(asked) == BatchResult(unmet={R1: frozenset({"w:1"})})
     assert [(x.n, x.event, x.value) for x in await storage.mail(worker.id)] == [(2, letter.event, b"e1")]
 
 
@@ -196,9 +196,9 @@ async def test_a_reopened_run_does_not_get_again_what_it_remembers(storage: Stor
     await worker.write(bundle("run-1", got, entry(2), move=End(RunStatus.FAILED, b"", 9, absorbed=1)))
     await storage.reopen(R1, 0, 1)
     run = await claimed(worker)
-    rest = Release(1, None, RunStatus.WAITING_FOR_EVENT)
+    rest = Suspend(1, None, RunStatus.WAITING_FOR_EVENT)
     asked = bundle("run-1", gen=1, epoch=run.epoch, move=rest, waits=[wait("run-1", "w:2", "order")])
-    assert await worker.send(asked) == Written()
+    assert await worker.send(asked) == BatchResult()
 
 
 async def test_a_reopened_run_sees_events_since_its_first_start(storage: Storage, worker: Worker) -> None:
@@ -213,9 +213,9 @@ async def test_a_reopened_run_sees_events_since_its_first_start(storage: Storage
 
 async def test_what_a_run_said_of_itself_stays(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await worker.write(bundle("run-1", facts=[Fact("place", b"here")], move=FAILED))
+    await worker.write(bundle("run-1", facts=[RunValue("place", b"here")], move=FAILED))
     await storage.reopen(R1, 0, 0)
-    assert await storage.facts(R1) == (Fact("place", b"here"),)
+    assert await storage.facts(R1) == (RunValue("place", b"here"),)
 
 
 async def test_a_step_that_was_done_in_the_old_generation_is_not_done_in_the_new(
@@ -237,11 +237,11 @@ async def test_of_two_who_open_it_at_once_one_wins(storage: Storage, make_storag
         run = RunId(f"run-{number}")
         await worker.write(born(run, entry(1), entry(2), move=FAILED))
         outcomes = await asyncio.gather(storage.reopen(run, 0, 1), other.reopen(run, 0, 2))
-        assert sorted(outcomes) == [Reopened.DONE, Reopened.OPEN]
+        assert sorted(outcomes) == [ReopenOutcome.DONE, ReopenOutcome.OPEN]
         record = await storage.get(run)
         assert record is not None
         assert (record.gen, record.status) == (1, RunStatus.RUNNING)
-        assert len(await storage.history(run)) == (1 if outcomes[0] is Reopened.DONE else 2)
+        assert len(await storage.history(run)) == (1 if outcomes[0] is ReopenOutcome.DONE else 2)
 
 
 async def test_a_run_that_is_pruned_meanwhile_is_opened_whole_or_not_at_all(
@@ -253,12 +253,12 @@ async def test_a_run_that_is_pruned_meanwhile_is_opened_whole_or_not_at_all(
         await worker.write(born(run, entry(1), move=FAILED))
         outcome, pruned = await asyncio.gather(storage.reopen(run, 0, 1), other.prune_runs(HOUR, 100))
         record, history = await storage.get(run), await storage.history(run)
-        if outcome is Reopened.DONE:
+        if outcome is ReopenOutcome.DONE:
             assert record is not None
             assert (record.status, history) == (RunStatus.RUNNING, (entry(1),))
             assert pruned <= 1  # the generation before it at most
         else:
-            assert (outcome, pruned, record, history) == (Reopened.MISSING, 1, None, ())
+            assert (outcome, pruned, record, history) == (ReopenOutcome.MISSING, 1, None, ())
 
 
 async def test_a_run_that_is_deleted_meanwhile_is_opened_whole_or_not_at_all(
@@ -269,7 +269,7 @@ async def test_a_run_that_is_deleted_meanwhile_is_opened_whole_or_not_at_all(
         run = RunId(f"run-{number}")
         await worker.write(born(run, entry(1), move=FAILED))
         outcome, deleted = await asyncio.gather(storage.reopen(run, 0, 1), other.delete(run))
-        assert deleted is (outcome is Reopened.MISSING)
+        assert deleted is (outcome is ReopenOutcome.MISSING)
         assert (await storage.get(run) is None) is deleted
         assert len(await storage.history(run)) == (0 if deleted else 1)
 
@@ -310,7 +310,7 @@ async def test_a_run_that_is_not_parked_is_not_resumed(storage: Storage, worker:
 async def test_a_run_that_ended_is_deleted_with_everything_of_its(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", entry(1), waits=[wait("run-1", "w:1", "order")]), born("run-2", move=done()))
     await storage.accept([incoming("e1", "order")], {})
-    await worker.write(bundle("run-1", facts=[Fact("place", b"here")], move=again(absorbed=1)))
+    await worker.write(bundle("run-1", facts=[RunValue("place", b"here")], move=again(absorbed=1)))
     await worker.write(bundle("run-1", gen=1, move=FAILED))
     assert await storage.delete(R1)
     assert await storage.get(R1) is None
@@ -360,11 +360,11 @@ async def test_a_child_outlives_its_deleted_parent(storage: Storage, worker: Wor
 async def test_only_dead_events_are_dropped(storage: Storage) -> None:
     await storage.enqueue([outgoing("dead", "a"), outgoing("pending", "b"), outgoing("dead too", "c")])
     claims = {record.event.id: record for record in await storage.claim_outgoing(10, HOUR)}
-    await storage.settle_outgoing([Refused(claims[id].seq, 1, "no") for id in ("dead", "dead too")])
+    await storage.settle_outgoing([Rejected(claims[id].seq, 1, "no") for id in ("dead", "dead too")])
     assert await storage.drop_outgoing(["dead", "pending", "unknown", "%"]) == 1
     assert await storage.drop_outgoing([]) == 0
     left = {record.event.id: record.state for record in await storage.find_outgoing()}
-    assert left == {"pending": OutgoingState.PENDING, "dead too": OutgoingState.DEAD}
+    assert left == {"pending": OutboxState.PENDING, "dead too": OutboxState.DEAD}
 
 
 # The book
@@ -424,9 +424,9 @@ async def test_without_code_nothing_is_defined(storage: Storage) -> None:
 
 
 async def test_what_the_code_says_is_kept_by_name(storage: Storage) -> None:
-    two = Form("two", "order.sent", b'{"b": 1}'), Form("two", "order.paid", b'{"a": 1}')
+    two = EventSchema("two", "order.sent", b'{"b": 1}'), EventSchema("two", "order.paid", b'{"a": 1}')
     one = definition("one", b'{"doc": "\xc3\xa4"}', 7)
-    await storage.define([definition("two"), one], [*two, Form("one", "x", b"")])
+    await storage.define([definition("two"), one], [*two, EventSchema("one", "x", b"")])
     assert await storage.definitions() == (one, definition("two"))
     assert await storage.forms("two") == (two[1], two[0])
     assert await storage.forms("%") == ()
@@ -435,23 +435,23 @@ async def test_what_the_code_says_is_kept_by_name(storage: Storage) -> None:
 async def test_the_newest_word_counts(storage: Storage) -> None:
     await storage.define(
         [definition("one"), definition("two")],
-        [Form("one", "a", b"1"), Form("one", "b", b"2"), Form("two", "a", b"3")],
+        [EventSchema("one", "a", b"1"), EventSchema("one", "b", b"2"), EventSchema("two", "a", b"3")],
     )
-    await storage.define([Definition("one", "store", b"new", 9)], [Form("one", "b", b"new")])
+    await storage.define([Definition("one", "store", b"new", 9)], [EventSchema("one", "b", b"new")])
     assert await storage.definitions() == (Definition("one", "store", b"new", 9), definition("two"))
-    assert await storage.forms("two") == (Form("two", "a", b"3"),)
+    assert await storage.forms("two") == (EventSchema("two", "a", b"3"),)
 
 
 async def test_a_form_that_the_code_no_longer_has_stays_for_who_still_waits(storage: Storage) -> None:
-    await storage.define([definition("one")], [Form("one", "a", b"1"), Form("one", "b", b"2")])
-    await storage.define([definition("one")], [Form("one", "b", b"new")])
-    assert await storage.forms("one") == (Form("one", "a", b"1"), Form("one", "b", b"new"))
+    await storage.define([definition("one")], [EventSchema("one", "a", b"1"), EventSchema("one", "b", b"2")])
+    await storage.define([definition("one")], [EventSchema("one", "b", b"new")])
+    assert await storage.forms("one") == (EventSchema("one", "a", b"1"), EventSchema("one", "b", b"new"))
 
 
 async def test_processes_may_say_it_at_once(storage: Storage, make_storage: MakeStorage) -> None:
     other = await make_storage()
     workflows = [definition(f"w{n}") for n in range(20)]
-    forms = [Form(f"w{n}", "a", b"{}") for n in range(20)]
+    forms = [EventSchema(f"w{n}", "a", b"{}") for n in range(20)]
     await asyncio.gather(*(s.define(order, forms) for s in (storage, other) for order in (workflows, workflows[::-1])))
     assert len(await storage.definitions()) == 20
     assert await storage.forms("w7") == (forms[7],)
@@ -459,6 +459,6 @@ async def test_processes_may_say_it_at_once(storage: Storage, make_storage: Make
 
 @pytest.mark.parametrize("text", HOSTILE)
 async def test_a_workflow_may_have_any_name(storage: Storage, text: str) -> None:
-    await storage.define([definition(text)], [Form(text, text, b"{}")])
+    await storage.define([definition(text)], [EventSchema(text, text, b"{}")])
     assert await storage.definitions() == (definition(text),)
-    assert await storage.forms(text) == (Form(text, text, b"{}"),)
+    assert await storage.forms(text) == (EventSchema(text, text, b"{}"),)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import Absorb, RunId, StoredEvent
-from edda.core.survey import Consumer, EventQuery, StandingWait
+from edda.core.model import AckInbox, RunId, StoredEvent
+from edda.core.survey import EventReceiver, EventQuery, WaitRow
 from edda.storage.ports import Storage
 from edda.storage.sqlite import sights
 from tests.conftest import MakeDatabase
@@ -146,8 +146,8 @@ async def test_an_event_tells_who_got_it(storage: Storage, worker: Worker) -> No
     consumers = await storage.consumers(e1.seq, 10)
     assert list(consumers) == sorted(consumers, key=lambda consumer: (consumer.at, consumer.run_id))
     first, second = sorted(consumers, key=lambda consumer: consumer.run_id)
-    assert first == Consumer(RunId("run-1"), "other", "w:7", first.at)
-    assert second == Consumer(RunId("run-2"), WORKFLOW, "w:1", second.at)
+    assert first == EventReceiver(RunId("run-1"), "other", "w:7", first.at)
+    assert second == EventReceiver(RunId("run-2"), WORKFLOW, "w:1", second.at)
     assert before <= first.at <= await storage.now()
     assert await storage.consumers(e1.seq, 1) == consumers[:1]
     assert await storage.consumers(e2.seq, 10) == ()
@@ -158,7 +158,7 @@ async def test_who_gave_an_event_back_did_not_get_it(storage: Storage, worker: W
     await storage.accept([incoming("e1", "order")], {})
     seq = await storage.last_event()
     assert len(await storage.consumers(seq, 10)) == 1
-    await worker.write(bundle("run-1", move=Absorb(1), frees=[1]))
+    await worker.write(bundle("run-1", move=AckInbox(1), frees=[1]))
     assert await storage.consumers(seq, 10) == ()
 
 
@@ -171,9 +171,9 @@ async def test_all_that_is_waited_for_is_seen_by_run_and_step(storage: Storage, 
     await worker.write(
         born("run-2", move=ASLEEP, waits=[sent], workflow="other"), born("run-1", move=ASLEEP, waits=[later, paid])
     )
-    one = StandingWait(RunId("run-1"), WORKFLOW, paid)
-    two = StandingWait(RunId("run-1"), WORKFLOW, later)
-    three = StandingWait(RunId("run-2"), "other", sent)
+    one = WaitRow(RunId("run-1"), WORKFLOW, paid)
+    two = WaitRow(RunId("run-1"), WORKFLOW, later)
+    three = WaitRow(RunId("run-2"), "other", sent)
     assert await storage.standing(None, None, 10) == (one, two, three)
     assert await storage.standing(None, None, 2) == (one, two)
     assert await storage.standing(None, ("run-1", "w:1"), 10) == (two, three)

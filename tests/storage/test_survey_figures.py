@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import End, Refused, RunId, WorkerInfo
+from edda.core.model import End, Rejected, RunId, WorkerInfo
 from edda.core.states import RunStatus
-from edda.core.survey import Audit, Backlog, Bucket, Definition, Form, Latency
+from edda.core.survey import Audit, Backlog, TimeBucket, Definition, EventSchema, Latency
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
 
@@ -122,7 +122,7 @@ async def test_the_backlog_tells_what_is_to_be_sent(storage: Storage, worker: Wo
     await storage.enqueue([replace(outgoing("o1"), created_at=10), replace(outgoing("o2", "b"), created_at=20)])
     await storage.enqueue([replace(outgoing("o3", "c"), created_at=30)])
     (first, *_) = await storage.claim_outgoing(10, HOUR)
-    await storage.settle_outgoing([Refused(first.seq, 1, "no")])
+    await storage.settle_outgoing([Rejected(first.seq, 1, "no")])
     await worker.write(born("run-1"))
     await worker.write(bundle("run-1", dispatches=[dispatch("a"), dispatch("b")]))
     backlog = await storage.backlog()
@@ -134,7 +134,7 @@ async def test_the_backlog_tells_what_is_to_be_sent(storage: Storage, worker: Wo
 
 
 async def test_where_nothing_happened_there_are_empty_buckets(storage: Storage) -> None:
-    assert await storage.buckets(100, 10, 3) == (Bucket(100), Bucket(110), Bucket(120))
+    assert await storage.buckets(100, 10, 3) == (TimeBucket(100), TimeBucket(110), TimeBucket(120))
     assert await storage.buckets(100, 10, 0) == ()
     assert await storage.latency(0, 100) == Latency(0, 0, 0)
 
@@ -150,15 +150,15 @@ async def test_buckets_tell_what_was_started_and_how_it_ended(storage: Storage, 
         born("c2", move=ended(RunStatus.CANCELLED, 99)),
     )
     assert await storage.buckets(100, 10, 3) == (
-        Bucket(100, started=2, completed=2),
-        Bucket(110, started=1),
-        Bucket(120, started=1, failed=1, cancelled=1),
+        TimeBucket(100, started=2, completed=2),
+        TimeBucket(110, started=1),
+        TimeBucket(120, started=1, failed=1, cancelled=1),
     )
 
 
 async def test_a_generation_that_follows_another_was_not_started(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", move=again(at=1_005)))
-    assert await storage.buckets(1_000, 10, 1) == (Bucket(1_000, started=1),)
+    assert await storage.buckets(1_000, 10, 1) == (TimeBucket(1_000, started=1),)
 
 
 async def test_latency_is_that_of_the_runs_that_ended_last(storage: Storage, worker: Worker) -> None:
@@ -202,8 +202,8 @@ CHANGES: dict[str, Callable[[Storage, Worker], Awaitable[object]]] = {
     "somebody does something": lambda s, w: s.note(Audit(1, "me", "cancel", "run-1")),
     "there is new code": lambda s, w: s.define([Definition("new", "shop", b"{}", 1)], []),
     "the code is another": lambda s, w: s.define([Definition("order", "shop", b"{}", 4)], []),
-    "there is a new form": lambda s, w: s.define([], [Form("order", "refunded", b"{}")]),
-    "a form is another": lambda s, w: s.define([], [Form("order", "paid", b'{"a": 2}')]),
+    "there is a new form": lambda s, w: s.define([], [EventSchema("order", "refunded", b"{}")]),
+    "a form is another": lambda s, w: s.define([], [EventSchema("order", "paid", b'{"a": 2}')]),
 }
 
 
@@ -216,7 +216,7 @@ async def test_the_mark_changes_as_soon_as(
         born("run-1"), born("asleep", move=asleep()), born("parked", move=parked()), born("done", move=done())
     )
     await storage.start([start("ready")])
-    await storage.define([Definition("order", "shop", b"{}", 5)], [Form("order", "paid", b'{"a": 1}')])
+    await storage.define([Definition("order", "shop", b"{}", 5)], [EventSchema("order", "paid", b'{"a": 1}')])
     other = storage if who == "we" else await make_storage()
     mark = await other.pulse_mark()
     assert await other.pulse_mark() == mark

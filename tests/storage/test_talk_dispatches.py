@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import Accepted, Dispatch, DispatchKind, Fence, RunId, StoredDispatch, Watcher, Written
+from edda.core.model import AcceptResult, StagedEvent, StagedKind, Fence, RunId, StagedEventRow, EndWatcher, BatchResult
 from edda.errors import StorageConflictError, StorageRejectedError
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -20,8 +20,8 @@ from .worker import Worker
 R1, R2 = RunId("run-1"), RunId("run-2")
 
 
-def plain(stored: Sequence[StoredDispatch]) -> list[Dispatch]:
-    return [Dispatch(one.kind, one.body) for one in stored]
+def plain(stored: Sequence[StagedEventRow]) -> list[StagedEvent]:
+    return [StagedEvent(one.kind, one.body) for one in stored]
 
 
 async def numbers(storage: Storage) -> list[int]:
@@ -41,9 +41,9 @@ async def say(worker: Worker, *names: str) -> list[int]:
 async def test_dispatches_are_read_in_the_order_of_their_bundle(
     storage: Storage, make_storage: MakeStorage, worker: Worker
 ) -> None:
-    said = [dispatch("m"), dispatch("z", DispatchKind.EVENT), dispatch("a"), Dispatch(DispatchKind.MESSAGE, b"")]
+    said = [dispatch("m"), dispatch("z", StagedKind.EVENT), dispatch("a"), StagedEvent(StagedKind.MESSAGE, b"")]
     await worker.write(born("run-1"))
-    assert await worker.send(bundle("run-1", dispatches=said)) == Written()
+    assert await worker.send(bundle("run-1", dispatches=said)) == BatchResult()
     for witness in (storage, await make_storage()):
         stored = await witness.dispatches(10)
         assert plain(stored) == said
@@ -73,11 +73,11 @@ async def test_runs_that_speak_in_one_batch_keep_their_own_order(storage: Storag
         assert places == sorted(places)
 
 
-@pytest.mark.parametrize("kind", DispatchKind)
-async def test_every_kind_and_any_bytes_come_back(storage: Storage, worker: Worker, kind: DispatchKind) -> None:
+@pytest.mark.parametrize("kind", StagedKind)
+async def test_every_kind_and_any_bytes_come_back(storage: Storage, worker: Worker, kind: StagedKind) -> None:
     body = bytes(range(256)) * 400
-    await worker.write(replace(born("run-1"), dispatches=(Dispatch(kind, body),)))
-    assert plain(await storage.dispatches(1)) == [Dispatch(kind, body)]
+    await worker.write(replace(born("run-1"), dispatches=(StagedEvent(kind, body),)))
+    assert plain(await storage.dispatches(1)) == [StagedEvent(kind, body)]
 
 
 async def test_a_batch_behind_its_fence_dispatches_nothing(storage: Storage, worker: Worker) -> None:
@@ -95,9 +95,9 @@ async def test_a_batch_that_is_refused_dispatches_nothing(storage: Storage, work
 
 async def test_dispatches_go_in_though_the_end_is_refused(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await storage.watch(R1, Watcher(R2, "w"))
+    await storage.watch(R1, EndWatcher(R2, "w"))
     refused = bundle("run-1", entry(1), move=done(), dispatches=[dispatch("a")])
-    assert await worker.send(refused) == Written(unmet={R1: frozenset()})
+    assert await worker.send(refused) == BatchResult(unmet={R1: frozenset()})
     assert plain(await storage.dispatches(10)) == [dispatch("a")]
 
 
@@ -105,7 +105,7 @@ async def test_dispatches_go_in_though_the_run_is_not_released(storage: Storage,
     await worker.write(born("run-1"))
     await storage.accept([incoming("e1", "order")], {})
     kept = bundle("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")], dispatches=[dispatch("a")])
-    assert await worker.send(kept) == Written(unmet={R1: frozenset({"w"})})
+    assert await worker.send(kept) == BatchResult(unmet={R1: frozenset({"w"})})
     assert plain(await storage.dispatches(10)) == [dispatch("a")]
 
 
@@ -123,21 +123,21 @@ async def test_exactly_the_forwarded_ones_go_with_the_commit_that_stores_their_e
 ) -> None:
     first, second, third = await say(worker, "a", "b", "c")
     accepted = await storage.accept([incoming("e1"), incoming("e2")], {}, [third, first])
-    assert accepted == Accepted(frozenset({0, 1}), woke=False)
+    assert accepted == AcceptResult(frozenset({0, 1}), woke=False)
     assert await numbers(storage) == [second]
     assert await storage.find_event(SOURCE, "e1") is not None
 
 
 async def test_an_empty_post_only_takes_the_dispatches_away(storage: Storage, worker: Worker) -> None:
     first, second = await say(worker, "a", "b")
-    assert await storage.accept([], {}, [first]) == Accepted(frozenset(), woke=False)
+    assert await storage.accept([], {}, [first]) == AcceptResult(frozenset(), woke=False)
     assert await numbers(storage) == [second]
 
 
 async def test_a_forwarded_event_that_is_known_already_is_not_forwarded_again(storage: Storage, worker: Worker) -> None:
     await storage.accept([incoming("e1")], {})
     (only,) = await say(worker, "a")
-    assert await storage.accept([incoming("e1")], {}, [only]) == Accepted(frozenset(), woke=False)
+    assert await storage.accept([incoming("e1")], {}, [only]) == AcceptResult(frozenset(), woke=False)
     assert await numbers(storage) == []
 
 
@@ -145,7 +145,7 @@ async def test_what_was_forwarded_wakes_and_starts_runs(storage: Storage, worker
     await worker.send(born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")]))
     (only,) = await say(worker, "a")
     accepted = await storage.accept([incoming("e1", "order", starts=[start("run-2")])], {}, [only])
-    assert accepted == Accepted(frozenset({0}), woke=True)
+    assert accepted == AcceptResult(frozenset({0}), woke=True)
     assert {run.run_id for run in (await worker.claim()).runs} == {R1, R2}
     assert await numbers(storage) == []
 
@@ -164,7 +164,7 @@ async def test_nothing_is_stored_if_a_dispatch_was_forwarded_by_somebody_else(
     assert [each.step for each in await storage.waits(R1)] == ["w"]
     assert await numbers(storage) == [both[1 - gone]]
     accepted = await storage.accept([incoming("ours", "order")], {}, [both[1 - gone]])
-    assert accepted == Accepted(frozenset({0}), woke=True)
+    assert accepted == AcceptResult(frozenset({0}), woke=True)
 
 
 async def test_an_empty_post_with_a_dispatch_that_is_gone_is_a_conflict(storage: Storage, worker: Worker) -> None:

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from edda.core.model import Done, End, Fence, Release, RunId, Watcher, Written
+from edda.core.model import StepCommit, End, Fence, Suspend, RunId, EndWatcher, BatchResult
 from edda.core.states import RunStatus
 from edda.errors import EddaError, LeaseLostError
 from edda.storage import joint as joints
-from edda.storage.joint import StepRecord
+from edda.storage.joint import StepCommitWrite
 from edda.storage.ports import Storage
 from tests.conftest import Database, MakeDatabase, MakeStorage
 
@@ -20,7 +20,7 @@ from .records import HOUR, LAPSED, again, born, bundle, dispatch, done, entry, o
 from .worker import Worker
 
 R1, R2 = RunId("run-1"), RunId("run-2")
-PAID = Done("pay:1", 2, b"paid", 4_000)
+PAID = StepCommit("pay:1", 2, b"paid", 4_000)
 
 
 @pytest.fixture(params=SQL_KINDS)
@@ -46,8 +46,8 @@ async def test_any_step_and_value_come_back(storage: Storage, worker: Worker) ->
     run, step, value = "größer-🧾 :x", "a:1/'b\\' %s :step ?:2", bytes(range(256)) * 400
     await worker.write(born(run))
     await record(storage, step_record(run, step, value=value), step_record(run, "empty", value=b""))
-    assert await storage.done(RunId(run), 0, step) == Done(step, 2, value, 4_000)
-    assert await storage.done(RunId(run), 0, "empty") == Done("empty", 2, b"", 4_000)
+    assert await storage.done(RunId(run), 0, step) == StepCommit(step, 2, value, 4_000)
+    assert await storage.done(RunId(run), 0, "empty") == StepCommit("empty", 2, b"", 4_000)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ async def test_any_step_and_value_come_back(storage: Storage, worker: Worker) ->
     ids=["worker", "later epoch", "earlier epoch", "generation", "unowned", "ended", "missing"],
 )
 async def test_nobody_records_a_step_of_a_run_that_is_not_his(
-    storage: Storage, worker: Worker, make_worker: MakeWorker, theirs: StepRecord
+    storage: Storage, worker: Worker, make_worker: MakeWorker, theirs: StepCommitWrite
 ) -> None:
     await make_worker("worker-2")
-    rest = Release(0, None, RunStatus.WAITING_FOR_TIMER)
+    rest = Suspend(0, None, RunStatus.WAITING_FOR_TIMER)
     await worker.write(born("run-1"), born("unowned", move=rest), born("ended", move=done()))
     with pytest.raises(LeaseLostError):
         await record(storage, step_record("run-1", "before"), theirs)
@@ -110,7 +110,7 @@ async def test_a_step_is_recorded_once(storage: Storage, worker: Worker) -> None
 async def test_a_row_goes_with_the_batch_that_brings_its_entry(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2"))
     await record(storage, *(step_record(run, step) for run in (R1, R2) for step in ("a", "b", "c")))
-    assert await worker.send(bundle("run-1", entry(1), recorded=["a", "c", "never there"])) == Written()
+    assert await worker.send(bundle("run-1", entry(1), recorded=["a", "c", "never there"])) == BatchResult()
     assert [await storage.done(R1, 0, step) is None for step in ("a", "b", "c")] == [True, False, True]
     assert [await storage.done(R2, 0, step) is None for step in ("a", "b", "c")] == [False] * 3
 
@@ -144,9 +144,9 @@ async def test_a_batch_behind_its_fence_leaves_the_rows(storage: Storage, worker
 async def test_a_row_goes_though_the_end_is_refused(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await record(storage, step_record("run-1"))
-    await storage.watch(R1, Watcher(R2, "w"))
+    await storage.watch(R1, EndWatcher(R2, "w"))
     refused = bundle("run-1", entry(1), move=done(), recorded=["pay:1"])
-    assert await worker.send(refused) == Written(unmet={R1: frozenset()})
+    assert await worker.send(refused) == BatchResult(unmet={R1: frozenset()})
     assert await storage.done(R1, 0, "pay:1") is None
 
 
@@ -172,7 +172,7 @@ async def test_a_claim_brings_what_is_done_and_not_in_the_history(
     for run in (R1, R2):
         await storage.disown(run)
     claimed = {run.run_id: sorted(run.done, key=lambda x: x.step) for run in (await heir.claim()).runs}
-    assert claimed == {R1: [Done("a", 2, b"paid", 4_000), Done("b", 2, b"paid", 4_000)], R2: []}
+    assert claimed == {R1: [StepCommit("a", 2, b"paid", 4_000), StepCommit("b", 2, b"paid", 4_000)], R2: []}
 
 
 async def test_a_claim_brings_only_what_its_generation_did(storage: Storage, worker: Worker) -> None:
@@ -245,7 +245,7 @@ async def test_a_step_is_not_recorded_once_its_run_was_taken_away(
     assert await storage.done(R1, 0, "pay:1") is None
 
 
-async def inherit(storage: Storage, heir: Worker, run_id: RunId) -> tuple[Done, ...]:
+async def inherit(storage: Storage, heir: Worker, run_id: RunId) -> tuple[StepCommit, ...]:
     """What the heir finds done when it has taken the run over, whichever sweep frees it."""
     while True:
         await storage.take_over(heir.id)
@@ -255,7 +255,7 @@ async def inherit(storage: Storage, heir: Worker, run_id: RunId) -> tuple[Done, 
                 return run.done
 
 
-async def recorded(storage: Storage, step: StepRecord) -> bool:
+async def recorded(storage: Storage, step: StepCommitWrite) -> bool:
     try:
         await record(storage, step)
     except LeaseLostError:
@@ -273,7 +273,7 @@ async def test_a_step_is_recorded_before_a_take_over_or_not_at_all(
         await owner.write(born(run))
         step = step_record(run, worker=owner.id)
 
-        async def late(turn: int = turn, run: RunId = run) -> tuple[Done, ...]:
+        async def late(turn: int = turn, run: RunId = run) -> tuple[StepCommit, ...]:
             for _ in range(turn % 5):
                 await other.now()
             return await inherit(other, heir, run)
@@ -290,7 +290,7 @@ async def test_a_step_is_recorded_before_its_run_is_disowned_or_not_at_all(
     other = await make_storage()
     heir = await make_worker("heir", on=other)
 
-    async def steal(run: RunId, delay: int) -> tuple[Done, ...]:
+    async def steal(run: RunId, delay: int) -> tuple[StepCommit, ...]:
         for _ in range(delay):
             await other.now()
         assert await other.disown(run)
@@ -316,4 +316,4 @@ async def test_a_run_writes_its_history_while_a_step_of_it_is_recorded(storage: 
         written, was_recorded = await asyncio.gather(
             worker.send(bundle("run-1", entry(turn + 1))), recorded(storage, step_record("run-1", f"s{turn}"))
         )
-        assert (written, was_recorded) == (Written(), True)
+        assert (written, was_recorded) == (BatchResult(), True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import Absorb, End, Fact, Fence, RunId, Watcher, Written
+from edda.core.model import AckInbox, End, RunValue, Fence, RunId, EndWatcher, BatchResult
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -15,15 +15,15 @@ from .records import ASLEEP, again, born, bundle, done, entry, incoming, wait
 from .worker import Worker
 
 R1, R2 = RunId("run-1"), RunId("run-2")
-HALF, FULL = Fact("progress", b"50"), Fact("progress", b"100")
+HALF, FULL = RunValue("progress", b"50"), RunValue("progress", b"100")
 
 
 async def test_a_fact_is_read_by_its_name_and_with_all_others(
     storage: Storage, make_storage: MakeStorage, worker: Worker
 ) -> None:
-    facts = [Fact("place", b"Berlin"), HALF, Fact("empty", b"")]
+    facts = [RunValue("place", b"Berlin"), HALF, RunValue("empty", b"")]
     await worker.write(born("run-1"), born("run-2"))
-    assert await worker.send(bundle("run-1", facts=facts)) == Written()
+    assert await worker.send(bundle("run-1", facts=facts)) == BatchResult()
     for witness in (storage, await make_storage()):
         assert await witness.facts(R1) == (facts[2], facts[0], facts[1])
         assert await witness.facts(R1, "progress") == (HALF,)
@@ -34,20 +34,20 @@ async def test_a_fact_is_read_by_its_name_and_with_all_others(
 
 async def test_facts_come_by_name_and_names_are_told_apart(storage: Storage, worker: Worker) -> None:
     names = ["a", "ä", "B", "b", "A", "a ", "größer-🧾", "'; --", "a\\b%s"]
-    await worker.write(replace(born("run-1"), facts=tuple(Fact(name, name.encode()) for name in names)))
-    assert await storage.facts(R1) == tuple(Fact(name, name.encode()) for name in sorted(names))
+    await worker.write(replace(born("run-1"), facts=tuple(RunValue(name, name.encode()) for name in names)))
+    assert await storage.facts(R1) == tuple(RunValue(name, name.encode()) for name in sorted(names))
     for name in names:
-        assert await storage.facts(R1, name) == (Fact(name, name.encode()),)
+        assert await storage.facts(R1, name) == (RunValue(name, name.encode()),)
 
 
 async def test_any_bytes_come_back(storage: Storage, worker: Worker) -> None:
-    fact = Fact("blob", bytes(range(256)) * 400)
+    fact = RunValue("blob", bytes(range(256)) * 400)
     await worker.write(replace(born("run-1"), facts=(fact,)))
     assert await storage.facts(R1) == (fact,)
 
 
 async def test_the_newest_of_a_name_counts(storage: Storage, worker: Worker) -> None:
-    place = Fact("place", b"Berlin")
+    place = RunValue("place", b"Berlin")
     await worker.write(replace(born("run-1"), facts=(HALF, place)))
     await worker.write(bundle("run-1", entry(1), facts=[FULL]))
     assert await storage.facts(R1) == (place, FULL)
@@ -55,10 +55,10 @@ async def test_the_newest_of_a_name_counts(storage: Storage, worker: Worker) -> 
 
 async def test_many_runs_say_something_in_one_batch(storage: Storage, worker: Worker) -> None:
     runs = [f"run-{n}" for n in range(30)]
-    await worker.write(*(replace(born(run), facts=(Fact("who", b"?"), HALF)) for run in runs))
-    await worker.write(*(bundle(run, facts=[Fact("who", run.encode())]) for run in runs))
+    await worker.write(*(replace(born(run), facts=(RunValue("who", b"?"), HALF)) for run in runs))
+    await worker.write(*(bundle(run, facts=[RunValue("who", run.encode())]) for run in runs))
     for run in runs:
-        assert await storage.facts(RunId(run)) == (HALF, Fact("who", run.encode()))
+        assert await storage.facts(RunId(run)) == (HALF, RunValue("who", run.encode()))
 
 
 async def test_a_batch_behind_its_fence_says_nothing(storage: Storage, worker: Worker) -> None:
@@ -71,16 +71,16 @@ async def test_a_batch_behind_its_fence_says_nothing(storage: Storage, worker: W
 async def test_a_fact_that_cannot_be_stored_refuses_its_batch(storage: Storage, worker: Worker, name: str) -> None:
     await worker.write(born("run-1"))
     with pytest.raises(StorageRejectedError):
-        await worker.send(bundle("run-1", entry(1), facts=[HALF, Fact(name, b"")]))
+        await worker.send(bundle("run-1", entry(1), facts=[HALF, RunValue(name, b"")]))
     assert await storage.facts(R1) == ()
     assert await storage.history(R1) == ()
 
 
 async def test_facts_are_written_though_the_end_is_refused(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await storage.watch(R1, Watcher(R2, "w"))
+    await storage.watch(R1, EndWatcher(R2, "w"))
     refused = bundle("run-1", entry(1), move=done(), facts=[FULL])
-    assert await worker.send(refused) == Written(unmet={R1: frozenset()})
+    assert await worker.send(refused) == BatchResult(unmet={R1: frozenset()})
     assert await storage.facts(R1) == (FULL,)
 
 
@@ -88,7 +88,7 @@ async def test_facts_are_written_though_the_run_is_not_released(storage: Storage
     await worker.write(born("run-1"))
     await storage.accept([incoming("e1", "order")], {})
     kept = bundle("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")], facts=[HALF])
-    assert await worker.send(kept) == Written(unmet={R1: frozenset({"w"})})
+    assert await worker.send(kept) == BatchResult(unmet={R1: frozenset({"w"})})
     assert await storage.facts(R1) == (HALF,)
 
 
@@ -110,7 +110,7 @@ async def test_a_run_with_the_id_of_a_pruned_one_has_said_nothing(storage: Stora
 
 async def test_facts_stay_from_generation_to_generation(storage: Storage, worker: Worker) -> None:
     await worker.write(replace(born("run-1"), facts=(HALF,)))
-    await worker.write(bundle("run-1", move=again(at=10), facts=[Fact("place", b"Berlin")]))
-    await worker.write(bundle("run-1", gen=1, move=Absorb(0), facts=[FULL]))
+    await worker.write(bundle("run-1", move=again(at=10), facts=[RunValue("place", b"Berlin")]))
+    await worker.write(bundle("run-1", gen=1, move=AckInbox(0), facts=[FULL]))
     assert await storage.prune_runs(1_000, 10) == 1
-    assert await storage.facts(R1) == (Fact("place", b"Berlin"), FULL)
+    assert await storage.facts(R1) == (RunValue("place", b"Berlin"), FULL)

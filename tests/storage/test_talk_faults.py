@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import Absorb, Dispatch, DispatchKind, Fact, OutgoingState, Postponed, RunId, Sent, Written
+from edda.core.model import AckInbox, StagedEvent, StagedKind, RunValue, OutboxState, SendLater, RunId, Sent, BatchResult
 from edda.errors import StorageConflictError
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -29,7 +29,7 @@ async def write_on(storage: Storage, worker: Worker) -> None:
     fence = await worker.storage.read_fence(worker.id)
     assert fence is not None
     new = f"run-{uuid4()}"
-    said = {"dispatches": (dispatch(new),), "outgoing": (outgoing(new),), "facts": (Fact("id", new.encode()),)}
+    said = {"dispatches": (dispatch(new),), "outgoing": (outgoing(new),), "facts": (RunValue("id", new.encode()),)}
     jobs = [wait(new, "w", "jobs", once=True)]
     await storage.write(
         fence, [replace(born(new, waits=jobs), **said), replace(bundle("run-1", recorded=["pay:1"]), **said)]
@@ -43,8 +43,8 @@ async def forward_on(storage: Storage, worker: Worker) -> None:
 
 
 async def settle_on(storage: Storage, worker: Worker) -> None:
-    first, second, *_ = await worker.storage.find_outgoing(OutgoingState.PENDING)
-    await storage.settle_outgoing([Sent(first.seq), Postponed(second.seq, second.attempts, LATER, "busy")])
+    first, second, *_ = await worker.storage.find_outgoing(OutboxState.PENDING)
+    await storage.settle_outgoing([Sent(first.seq), SendLater(second.seq, second.attempts, LATER, "busy")])
 
 
 CALLS: dict[str, Call] = {
@@ -78,8 +78,8 @@ async def trapped(storage: Storage, make_storage: MakeStorage, trap: Trap) -> St
 @pytest.fixture
 async def busy(worker: Worker) -> Worker:
     """There is something of everything."""
-    said = tuple(Dispatch(DispatchKind.EVENT, f"{n}".encode()) for n in range(100))
-    await worker.write(replace(born("run-1", entry(1)), dispatches=said, facts=(Fact("a", b""),)))
+    said = tuple(StagedEvent(StagedKind.EVENT, f"{n}".encode()) for n in range(100))
+    await worker.write(replace(born("run-1", entry(1)), dispatches=said, facts=(RunValue("a", b""),)))
     await worker.storage.accept([incoming(f"m-{n}", once=["jobs"]) for n in range(100)], {})
     await worker.storage.enqueue([outgoing(f"e-{n}", f"k-{n}") for n in range(49)])
     (sent,) = await worker.storage.claim_outgoing(1, LAPSED)
@@ -131,7 +131,7 @@ async def test_a_process_that_dies_in_any_transaction_leaves_a_database_others_c
         fence = await storage.read_fence(busy.id)
         assert fence is not None
         async with asyncio.timeout(30):
-            assert await storage.write(fence, []) == Written()
+            assert await storage.write(fence, []) == BatchResult()
             assert await storage.take(key("jobs"), HOUR) is not None
             await storage.claim_outgoing(1, LAPSED)
     else:
@@ -150,11 +150,11 @@ async def test_a_process_that_dies_in_a_write_has_said_all_of_it_or_nothing(
         said = bundle(
             run,
             entry(1),
-            move=Absorb(0),
+            move=AckInbox(0),
             waits=[wait(run, "w", job, once=True)],
             dispatches=[dispatch(job)],
             outgoing=[outgoing(job)],
-            facts=[Fact("job", job.encode())],
+            facts=[RunValue("job", job.encode())],
         )
         trap = Trap()
         dying = await make_storage(trap)

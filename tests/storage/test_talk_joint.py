@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import RunId, Written
+from edda.core.model import RunId, BatchResult
 from edda.errors import AppError, EddaError, StorageUnavailableError
 from edda.storage import joint as joints
 from edda.storage.memory import MemoryStorage
-from edda.storage.ports import Joint, Storage
+from edda.storage.ports import SharedTransaction, Storage
 from tests.conftest import Database, InFile, MakeDatabase, MakeStorage
 
 from .conftest import MakeWorker
@@ -46,7 +46,7 @@ async def notes(storage: Storage) -> Storage:
     return storage
 
 
-async def add(joint: Joint, *ids: int) -> None:
+async def add(joint: SharedTransaction, *ids: int) -> None:
     for id in ids:
         assert await joint.execute(ADD, {"id": id, "body": f"note {id}"}) == 1
 
@@ -170,7 +170,7 @@ async def test_a_process_that_dies_at_any_point_leaves_all_of_it_or_nothing(
         dying.kill()
         async with asyncio.timeout(30):
             outcomes.append(await is_shared(notes, turn))
-            assert await worker.send(bundle(run, entry(1))) == Written()
+            assert await worker.send(bundle(run, entry(1))) == BatchResult()
             await notes.disown(RunId(run))
             worker.fence = await notes.read_fence(worker.id) or worker.fence
     assert len(outcomes) > 10, "begin, five statements, commit"
@@ -272,7 +272,7 @@ async def test_users_work_on_the_same_transaction_with_the_drivers_own_connectio
 ) -> None:
     insert = "INSERT INTO edda_test_note (id, body) VALUES (7, 'theirs')"
 
-    async def work(joint: Joint) -> None:
+    async def work(joint: SharedTransaction) -> None:
         connection = joint.connection
         if database.kind == "mysql":
             async with connection.cursor() as cursor:
@@ -400,7 +400,7 @@ async def test_a_run_is_started_once_by_transactions_and_calls_at_the_same_time(
 # Connections
 
 
-async def hold(storage: Storage, database: Database) -> list[Joint]:
+async def hold(storage: Storage, database: Database) -> list[SharedTransaction]:
     """As many transactions as can be open at once."""
     return [await storage.begin() for _ in range(HELD[database.kind])]
 
@@ -508,7 +508,7 @@ async def test_the_journal_is_not_held_up_by_open_transactions(
     waiting = asyncio.create_task(notes.begin())
     async with asyncio.timeout(60):
         for turn in range(5):
-            assert await worker.send(born(f"run-{turn}", entry(1))) == Written()
+            assert await worker.send(born(f"run-{turn}", entry(1))) == BatchResult()
             await notes.accept([incoming(f"e{turn}")], {})
             await notes.claim_outgoing(1, 1)
     for each in held:
@@ -529,7 +529,7 @@ async def test_the_journal_of_a_file_waits_and_goes_on_when_the_transaction_ends
     assert not any(task.done() for task in writing)
     await joint.commit()
     async with asyncio.timeout(60):
-        assert await asyncio.gather(*writing) == [Written(), Written()]
+        assert await asyncio.gather(*writing) == [BatchResult(), BatchResult()]
 
 
 async def test_a_killed_process_lets_go_of_what_its_transactions_held(
@@ -579,14 +579,14 @@ async def test_a_turn_ends_once_however_often_it_is_said(storage: Storage, worke
         turn = await storage.take_turn()
         await turn.end()
         await turn.end()
-    assert await worker.send(born("run-1")) == Written()
+    assert await worker.send(born("run-1")) == BatchResult()
 
 
 @only_on_servers
 async def test_a_turn_holds_up_nobody_on_a_server(storage: Storage, worker: Worker) -> None:
     turns = [await storage.take_turn() for _ in range(5)]
     async with asyncio.timeout(60):
-        assert await worker.send(born("run-1")) == Written()
+        assert await worker.send(born("run-1")) == BatchResult()
     for turn in turns:
         await turn.end()
 
@@ -623,7 +623,7 @@ async def test_who_has_the_turn_writes_to_the_file_and_the_journal_waits(
     async with asyncio.timeout(60):
         await (await next_turn).end()
         await (await next_joint).rollback()
-        assert await asyncio.gather(*writing) == [Written(), Written()]
+        assert await asyncio.gather(*writing) == [BatchResult(), BatchResult()]
     assert await noted(notes) == [1]
 
 
@@ -662,7 +662,7 @@ async def test_a_turn_that_nobody_waits_for_any_more_is_given_back(
                 task.cancel()
             await asyncio.wait(waiting)
             await turn.end()
-            assert await worker.send(born(f"run-{delay}")) == Written()
+            assert await worker.send(born(f"run-{delay}")) == BatchResult()
         turn = await notes.take_turn()
         await turn.end()
 
@@ -678,7 +678,7 @@ async def test_a_turn_ends_with_its_process(
         if end == "close":
             await dying.close()
         dying.kill()
-        assert await worker.send(born("run-1")) == Written()
+        assert await worker.send(born("run-1")) == BatchResult()
 
 
 # Memory

@@ -23,29 +23,29 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from edda.core.model import (
-    Absorb,
-    Bundle,
-    Delivery,
-    Dispatch,
-    DispatchKind,
+    AckInbox,
+    RunWrite,
+    InboxItem,
+    StagedEvent,
+    StagedKind,
     End,
     EntryKind,
-    Fact,
-    Move,
-    Outgoing,
-    OutgoingRecord,
-    OutgoingState,
-    Postponed,
-    Receipt,
-    Refused,
-    Release,
+    RunValue,
+    Transition,
+    OutboxEvent,
+    OutboxRow,
+    OutboxState,
+    SendLater,
+    SendResult,
+    Rejected,
+    Suspend,
     RunId,
     Sent,
     Wait,
     WorkerId,
 )
 from edda.core.states import RunStatus
-from edda.storage.memory_tables import Sched, wall_clock
+from edda.storage.memory_tables import OpenRun, wall_clock
 from edda.storage.ports import Storage
 from tests.conftest import KINDS, Database, new_database
 
@@ -55,14 +55,14 @@ from .worker import Worker
 
 T = TypeVar("T")
 
-PENDING = OutgoingState.PENDING
+PENDING = OutboxState.PENDING
 NAMES = ["place", "progress"]
 KEYS = ["orders", "refunds"]
 TEAMS = ["jobs", "orders"]
 """Names of which a message goes to one of those who wait."""
 
 some_runs = st.lists(runs, unique=True, min_size=1, max_size=4)
-kinds = st.sampled_from(sorted(DispatchKind))
+kinds = st.sampled_from(sorted(StagedKind))
 dues = st.sampled_from([1, LATER, LATER + 1])
 ages = st.sampled_from([-HOUR, HOUR])
 
@@ -97,31 +97,31 @@ class Talking(Comparison):
         scheds = [self.awake[run] for run in data.draw(chosen, label="runs")]
         self._write([self._draw_said(data, self._draw_bundle(data, sched)) for sched in scheds])
 
-    def _draw_bundle(self, data: st.DataObject, sched: Sched) -> Bundle:
+    def _draw_bundle(self, data: st.DataObject, sched: OpenRun) -> RunWrite:
         read = data.draw(st.none() | st.integers(sched.absorbed, sched.delivered), label="read")
         settled = data.draw(st.none() | st.integers(sched.absorbed, sched.delivered), label="settled")
-        moves: list[Move | None] = [None, Absorb(sched.delivered), replace(done(), settled=settled, absorbed=read)]
-        return Bundle(sched.run_id, sched.epoch, sched.gen, move=data.draw(st.sampled_from(moves), label="move"))
+        moves: list[Transition | None] = [None, AckInbox(sched.delivered), replace(done(), settled=settled, absorbed=read)]
+        return RunWrite(sched.run_id, sched.epoch, sched.gen, move=data.draw(st.sampled_from(moves), label="move"))
 
-    def _draw_said(self, data: st.DataObject, bundle: Bundle) -> Bundle:
+    def _draw_said(self, data: st.DataObject, bundle: RunWrite) -> RunWrite:
         names = data.draw(st.lists(st.sampled_from(NAMES), unique=True), label="facts")
-        said = data.draw(st.lists(st.builds(Dispatch, kinds, payloads), max_size=3), label="dispatches")
+        said = data.draw(st.lists(st.builds(StagedEvent, kinds, payloads), max_size=3), label="dispatches")
         sent = data.draw(st.lists(st.sampled_from(KEYS), max_size=2), label="outgoing")
         return replace(
             bundle,
-            facts=tuple(Fact(name, data.draw(payloads)) for name in names),
+            facts=tuple(RunValue(name, data.draw(payloads)) for name in names),
             dispatches=tuple(said),
             outgoing=tuple(self._new_outgoing(name, bundle.run_id) for name in sent),
         )
 
-    def _new_outgoing(self, order: str, run_id: str | None = None) -> Outgoing:
+    def _new_outgoing(self, order: str, run_id: str | None = None) -> OutboxEvent:
         return outgoing(f"e{next(self.ids)}", order, run_id=run_id)
 
     @property
-    def awake(self) -> dict[RunId, Sched]:
+    def awake(self) -> dict[RunId, OpenRun]:
         return {run: sched for run, sched in self.model.database.scheds.items() if sched.owner is not None}
 
-    def _write(self, batch: Sequence[Bundle]) -> None:
+    def _write(self, batch: Sequence[RunWrite]) -> None:
         fence = self.model.database.fences[self.worker]
         self.ask(lambda storage: storage.write(fence, batch))
 
@@ -177,7 +177,7 @@ class Talking(Comparison):
         receipts, held = [], set[str]()
         for record in chosen:
             receipt = data.draw(_receipts(record), label="receipt")
-            if not isinstance(receipt, Postponed) or record.event.key not in held:
+            if not isinstance(receipt, SendLater) or record.event.key not in held:
                 receipts.append(receipt)
                 held.add(record.event.key)
         places = {record.seq: place for place, record in enumerate(records)}
@@ -219,17 +219,17 @@ class Talking(Comparison):
         self.ask(everything)
 
 
-def _receipts(record: OutgoingRecord) -> st.SearchStrategy[Receipt]:
+def _receipts(record: OutboxRow) -> st.SearchStrategy[SendResult]:
     seq, attempts = record.seq, st.sampled_from([record.attempts, record.attempts, record.attempts + 1])
     reasons = st.sampled_from(["busy", "no"])
     return st.one_of(
         st.just(Sent(seq)),
-        st.builds(Refused, st.just(seq), attempts, reasons),
-        st.builds(Postponed, st.just(seq), attempts, dues, reasons),
+        st.builds(Rejected, st.just(seq), attempts, reasons),
+        st.builds(SendLater, st.just(seq), attempts, dues, reasons),
     )
 
 
-def _comparable(records: Sequence[OutgoingRecord]) -> list[OutgoingRecord]:
+def _comparable(records: Sequence[OutboxRow]) -> list[OutboxRow]:
     """Two databases have two clocks and two rows of numbers; when something is over it is no longer due."""
     return [
         replace(x, seq=0, due=_moment(x.due) if x.state is PENDING else 0, ended_at=x.ended_at and 1) for x in records
@@ -267,7 +267,7 @@ class Competing(RuleBasedStateMachine):
         self.epochs: dict[RunId, int] = {}
         """Of the runs that the worker owns."""
         self.read: dict[RunId, int] = {}
-        self.letters: dict[tuple[RunId, int], Delivery] = {}
+        self.letters: dict[tuple[RunId, int], InboxItem] = {}
         self.sent: dict[str, str] = {}
         """Message -> the team it is for."""
         self.used: list[str] = []
@@ -309,7 +309,7 @@ class Competing(RuleBasedStateMachine):
         for run in data.draw(st.lists(st.sampled_from(sorted(self.epochs)), unique=True, min_size=1), label="runs"):
             waits = self._waits(run, data.draw(st.lists(st.sampled_from([*TEAMS, NEWS]), max_size=2), label="waits"))
             read = self._delivered(run) if everything else self.read[run]
-            move: Move = _asleep(read) if asleep and waits else Absorb(read)
+            move: Transition = _asleep(read) if asleep and waits else AckInbox(read)
             batch.append(replace(bundle(run, move=move, waits=waits), epoch=self.epochs[run]))
             self.read[run] = read
         self._write(batch)
@@ -320,7 +320,7 @@ class Competing(RuleBasedStateMachine):
         run = data.draw(st.sampled_from(sorted(self.epochs)), label="run")
         steps = [wait.step for wait in self._do(self.storage.waits(run))]
         drops = data.draw(st.lists(st.sampled_from(steps), unique=True) if steps else st.just([]), label="drops")
-        self._write([replace(bundle(run, move=Absorb(self.read[run]), drops=drops), epoch=self.epochs[run])])
+        self._write([replace(bundle(run, move=AckInbox(self.read[run]), drops=drops), epoch=self.epochs[run])])
 
     @precondition(lambda self: self.epochs)
     @rule(data=st.data(), overlooks=st.booleans())
@@ -344,7 +344,7 @@ class Competing(RuleBasedStateMachine):
     def _delivered(self, run: RunId) -> int:
         return max((n for other, n in self.letters if other == run), default=0)
 
-    def _write(self, batch: Sequence[Bundle]) -> None:
+    def _write(self, batch: Sequence[RunWrite]) -> None:
         assert self._do(self.worker.send(*batch)) is not None
         self._look()
 
@@ -353,7 +353,7 @@ class Competing(RuleBasedStateMachine):
         owned = self._do(self.storage.owned(self.worker.id))
         self.epochs = {run: epoch for run, epoch in self.epochs.items() if run in owned}
 
-    def _note(self, mail: Sequence[Delivery]) -> None:
+    def _note(self, mail: Sequence[InboxItem]) -> None:
         self.letters |= {(letter.run_id, letter.n): letter for letter in mail}
 
     # The messages
@@ -401,11 +401,11 @@ class Competing(RuleBasedStateMachine):
 
     async def _drain(self, team: str) -> list[str]:
         run = RunId(f"drain-{next(self.numbers)}")
-        taken: list[Delivery] = []
+        taken: list[InboxItem] = []
         await self.worker.send(born(run))
         while True:
             step = wait(run, f"w{len(taken)}", team, once=True)
-            await self.worker.send(bundle(run, move=Absorb(len(taken)), waits=[step]))
+            await self.worker.send(bundle(run, move=AckInbox(len(taken)), waits=[step]))
             mail = [letter for letter in await self.storage.mail(self.worker.id) if letter.run_id == run]
             if not mail:
                 await self.worker.send(bundle(run, move=done()))
@@ -414,8 +414,8 @@ class Competing(RuleBasedStateMachine):
             taken += mail
 
 
-def _asleep(absorbed: int) -> Release:
-    return Release(absorbed, None, RunStatus.WAITING_FOR_MESSAGE)
+def _asleep(absorbed: int) -> Suspend:
+    return Suspend(absorbed, None, RunStatus.WAITING_FOR_MESSAGE)
 
 
 @pytest.mark.timeout(900)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from edda.core.model import Absorb, Accepted, DispatchKind, RunId, Written
+from edda.core.model import AckInbox, AcceptResult, StagedKind, RunId, BatchResult
 from edda.errors import LeaseLostError, StorageConflictError
 from edda.storage import joint as joints
 from edda.storage.ports import Storage
@@ -43,9 +43,9 @@ async def test_the_first_message_is_taken_away_from_all_others(storage: Storage,
     for id in ("m", "z"):
         taken = await storage.take(JOBS, HOUR)
         assert taken is not None
-        assert (taken.kind, taken.body) == (DispatchKind.OFFER, id.encode())
+        assert (taken.kind, taken.body) == (StagedKind.OFFER, id.encode())
     await worker.write(born("run-1"))
-    await worker.send(bundle("run-1", move=Absorb(0), waits=[wait("run-1", "w", "jobs", once=True)]))
+    await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "jobs", once=True)]))
     assert [letter.value for letter in await storage.mail(worker.id)] == [b"a"]
     assert await storage.take(JOBS, HOUR) is None
 
@@ -60,7 +60,7 @@ async def test_a_message_for_all_is_still_there_for_all(storage: Storage, worker
     await worker.write(born("run-1"))
     await storage.accept([incoming("e1", "news", once=["jobs"])], {})
     assert await storage.take(JOBS, HOUR) is not None
-    await worker.send(bundle("run-1", move=Absorb(0), waits=[wait("run-1", "w", "news")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "news")]))
     assert [letter.value for letter in await storage.mail(worker.id)] == [b"e1"]
 
 
@@ -87,7 +87,7 @@ async def test_an_offer_goes_with_the_commit_that_stores_it_anew(storage: Storag
     await offer(storage, "e1")
     taken = await storage.take(JOBS, LAPSED)
     assert taken is not None
-    assert await storage.accept([incoming("again", once=["jobs"])], {}, [taken.seq]) == Accepted(
+    assert await storage.accept([incoming("again", once=["jobs"])], {}, [taken.seq]) == AcceptResult(
         frozenset({0}), woke=False
     )
     assert await storage.dispatches(10) == ()
@@ -206,7 +206,7 @@ async def test_each_message_is_taken_once_by_steps_and_runs_at_the_same_time(
 
     async def ask() -> None:
         for run in runs:
-            await worker.send(bundle(run, move=Absorb(0), waits=[wait(run, "w", "jobs", once=True)]))
+            await worker.send(bundle(run, move=AckInbox(0), waits=[wait(run, "w", "jobs", once=True)]))
 
     async with asyncio.timeout(100):
         await asyncio.gather(bring(storage, 0), bring(other, 1), take(storage), take(other), take(other), ask())
@@ -244,5 +244,5 @@ async def test_a_process_that_dies_while_it_takes_loses_no_message(
             break
     assert is_taken, "it never came to its end"
     assert (
-        await worker.send(bundle("run-1", move=Absorb(0), waits=[wait("run-1", "w", "jobs", once=True)])) == Written()
+        await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "jobs", once=True)])) == BatchResult()
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from edda.core.model import Absorb, Accepted, Delivery, EntryKind, Fence, Release, RunId, Wait, Written
+from edda.core.model import AckInbox, AcceptResult, InboxItem, EntryKind, Fence, Suspend, RunId, Wait, BatchResult
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -26,11 +26,11 @@ def job(run_id: str, step: str = "w", floor: int | None = None) -> Wait:
     return wait(run_id, step, "jobs", floor=floor, once=True)
 
 
-def asleep(absorbed: int) -> Release:
-    return Release(absorbed, None, RunStatus.WAITING_FOR_MESSAGE, TYPE)
+def asleep(absorbed: int) -> Suspend:
+    return Suspend(absorbed, None, RunStatus.WAITING_FOR_MESSAGE, TYPE)
 
 
-async def offer(storage: Storage, *ids: str) -> Accepted | None:
+async def offer(storage: Storage, *ids: str) -> AcceptResult | None:
     return await storage.accept([incoming(id, once=["jobs"]) for id in ids], {})
 
 
@@ -47,9 +47,9 @@ async def kept(storage: Storage, name: str = "drain") -> list[str]:
     drain = Worker(storage, f"worker that {name}s")
     await drain.register()
     await drain.write(born(name))
-    taken: list[Delivery] = []
+    taken: list[InboxItem] = []
     while True:
-        await drain.send(bundle(name, move=Absorb(len(taken)), waits=[job(name, f"w{len(taken)}")]))
+        await drain.send(bundle(name, move=AckInbox(len(taken)), waits=[job(name, f"w{len(taken)}")]))
         mail = await storage.mail(drain.id)
         if not mail:
             await drain.write(bundle(name, move=done()))
@@ -62,10 +62,10 @@ async def kept(storage: Storage, name: str = "drain") -> list[str]:
 
 async def test_a_message_that_is_there_goes_to_the_first_who_asks(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2"))
-    assert await offer(storage, "e1") == Accepted(frozenset({0}), woke=False)
+    assert await offer(storage, "e1") == AcceptResult(frozenset({0}), woke=False)
     first = await worker.send(bundle("run-1", entry(1), move=asleep(0), waits=[job("run-1")]))
-    assert first == Written(unmet={R1: frozenset({"w"})})
-    assert await worker.send(bundle("run-2", move=asleep(0), waits=[job("run-2")])) == Written()
+    assert first == BatchResult(unmet={R1: frozenset({"w"})})
+    assert await worker.send(bundle("run-2", move=asleep(0), waits=[job("run-2")])) == BatchResult()
     (letter,) = await storage.mail(worker.id)
     assert (letter.run_id, letter.n, letter.kind, letter.step) == (R1, 1, EntryKind.MESSAGE, "w")
     stored = await storage.find_event(SOURCE, "e1")
@@ -82,25 +82,25 @@ async def test_the_lowest_number_is_taken_first(storage: Storage, worker: Worker
     for n, value in enumerate([b"m", b"z", b"a"]):
         await worker.send(bundle("run-1", move=asleep(n), waits=[job("run-1", f"w{n}")]))
         assert await letters(storage, worker) == [("run-1", n + 1, f"w{n}", value)]
-    assert await worker.send(bundle("run-1", move=asleep(3), waits=[job("run-1")])) == Written()
+    assert await worker.send(bundle("run-1", move=asleep(3), waits=[job("run-1")])) == BatchResult()
 
 
 async def test_neither_the_floor_nor_the_start_of_the_run_matters(storage: Storage, worker: Worker) -> None:
     await offer(storage, "e1", "e2")
     last = await storage.last_event()
     await worker.write(born("run-1"))
-    await worker.send(bundle("run-1", move=Absorb(0), waits=[job("run-1", floor=last + 100)]))
-    await worker.send(bundle("run-1", move=Absorb(1), waits=[job("run-1")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), waits=[job("run-1", floor=last + 100)]))
+    await worker.send(bundle("run-1", move=AckInbox(1), waits=[job("run-1")]))
     assert await letters(storage, worker) == [("run-1", 2, "w", b"e2")]
 
 
-@pytest.mark.parametrize("move", [None, Absorb(0), ASLEEP])
+@pytest.mark.parametrize("move", [None, AckInbox(0), ASLEEP])
 async def test_a_run_may_be_born_with_a_message_to_take(
-    storage: Storage, worker: Worker, move: Absorb | Release | None
+    storage: Storage, worker: Worker, move: AckInbox | Suspend | None
 ) -> None:
     await offer(storage, "e1")
     first = born("run-1", entry(1), move=move, waits=[job("run-1"), wait("run-1", "x", "order")])
-    assert await worker.send(first) == Written(unmet={R1: frozenset({"w"})})
+    assert await worker.send(first) == BatchResult(unmet={R1: frozenset({"w"})})
     assert await letters(storage, worker) == [("run-1", 1, "w", b"e1")]
     assert await registered(storage, "run-1") == {"run-1": ["x"]}
     assert await storage.owned(worker.id) == {R1: 1}
@@ -118,7 +118,7 @@ async def test_two_who_ask_in_one_batch_take_different_messages(storage: Storage
     assert written is not None
     found = {x.run_id: x.value for x in await storage.mail(worker.id)}
     assert sorted(found.values()) == [b"e0", b"e1", b"e2", b"e3"]
-    assert written == Written(unmet={run: frozenset({"w"}) for run in found})
+    assert written == BatchResult(unmet={run: frozenset({"w"}) for run in found})
     left = sorted(set(runs) - set(found))
     assert await registered(storage, *left) == {run: ["w"] for run in left}
 
@@ -132,7 +132,7 @@ async def test_two_steps_of_a_run_take_different_messages(storage: Storage, work
     assert [(n, value) for _, n, _, value in mail] == [(1, b"e1"), (2, b"e2")]
     served = {step for _, _, step, _ in mail}
     assert len(served) == 2
-    assert written == Written(unmet={R1: frozenset(served)})
+    assert written == BatchResult(unmet={R1: frozenset(served)})
     assert await registered(storage, "run-1") == {"run-1": sorted({"a", "b", "c"} - served)}
 
 
@@ -169,7 +169,7 @@ async def test_no_message_is_taken_while_there_is_unread_mail(storage: Storage, 
     await offer(storage, "e1")
     await storage.cancel(R1, b"stop")
     refused = await worker.send(bundle("run-1", move=asleep(0), waits=[job("run-1")]))
-    assert refused == Written(unmet={R1: frozenset({"w"})})
+    assert refused == BatchResult(unmet={R1: frozenset({"w"})})
     assert await letters(storage, worker) == [("run-1", 1, "", b"stop")]
     await worker.send(bundle("run-2", move=asleep(0), waits=[job("run-2")]))
     assert ("run-2", 1, "w", b"e1") in await letters(storage, worker)
@@ -207,14 +207,14 @@ async def test_a_batch_that_is_refused_takes_no_message(storage: Storage, worker
 
 async def test_registering_again_is_harmless(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[job("run-1")]))
-    assert await worker.send(bundle("run-1", move=Absorb(0), waits=[job("run-1")])) == Written()
+    assert await worker.send(bundle("run-1", move=AckInbox(0), waits=[job("run-1")])) == BatchResult()
     await offer(storage, "e1", "e2")
     assert await letters(storage, worker) == [("run-1", 1, "w", b"e1")]
     assert await kept(storage) == ["e2"]
 
 
 async def test_a_claim_tells_which_steps_are_registered(storage: Storage, worker: Worker) -> None:
-    await worker.send(born("run-1", move=Release(0, 0, RunStatus.WAITING_FOR_MESSAGE), waits=[job("run-1")]))
+    await worker.send(born("run-1", move=Suspend(0, 0, RunStatus.WAITING_FOR_MESSAGE), waits=[job("run-1")]))
     assert [run.waits for run in (await worker.claim()).runs] == [("w",)]
 
 
@@ -224,15 +224,15 @@ async def test_a_message_that_was_taken_is_found_by_nobody_even_when_it_is_given
     """Who gives it back offers it anew, under a number of its own."""
     await worker.send(born("run-1", waits=[job("run-1", "a"), job("run-1", "b")]))
     await offer(storage, "e1")
-    await worker.send(bundle("run-1", entry(1, n=1), move=Absorb(1), frees=[1]))
-    assert await worker.send(bundle("run-1", move=Absorb(1), waits=[job("run-1", "c", floor=0)])) == Written()
+    await worker.send(bundle("run-1", entry(1, n=1), move=AckInbox(1), frees=[1]))
+    assert await worker.send(bundle("run-1", move=AckInbox(1), waits=[job("run-1", "c", floor=0)])) == BatchResult()
     assert await kept(storage) == []
 
 
 async def test_a_message_given_back_unread_is_a_stray_letter(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[job("run-1")]))
     await offer(storage, "e1")
-    await worker.send(bundle("run-1", move=Absorb(0), frees=[1]))
+    await worker.send(bundle("run-1", move=AckInbox(0), frees=[1]))
     (letter,) = await storage.mail(worker.id)
     assert (letter.n, letter.kind, letter.event, letter.value) == (1, EntryKind.STRAY, None, b"")
 
@@ -243,7 +243,7 @@ async def test_a_message_given_back_unread_is_a_stray_letter(storage: Storage, w
 async def test_a_message_goes_to_one_of_those_who_wait(storage: Storage, worker: Worker) -> None:
     runs = [f"run-{n}" for n in range(5)]
     await worker.send(*(born(run, move=ASLEEP, waits=[job(run)]) for run in runs))
-    assert await offer(storage, "e1") == Accepted(frozenset({0}), woke=True)
+    assert await offer(storage, "e1") == AcceptResult(frozenset({0}), woke=True)
     (run,) = (await worker.claim()).runs
     (letter,) = run.mail
     assert (letter.n, letter.kind, letter.step, letter.value) == (1, EntryKind.MESSAGE, "w", b"e1")
@@ -259,7 +259,7 @@ async def test_each_message_goes_to_another_wait_in_order_and_the_rest_is_kept(
     runs = [f"run-{n}" for n in range(3)]
     await worker.send(*(born(run, move=ASLEEP, waits=[job(run)]) for run in runs))
     ids = ["m", "z", "a", "k", "b"]
-    assert await offer(storage, *ids) == Accepted(frozenset(range(5)), woke=True)
+    assert await offer(storage, *ids) == AcceptResult(frozenset(range(5)), woke=True)
     claimed = (await worker.claim()).runs
     assert sorted(run.run_id for run in claimed) == runs
     assert [len(run.mail) for run in claimed] == [1, 1, 1]
@@ -305,8 +305,8 @@ async def test_messages_of_several_keys_in_one_post_find_their_waits(storage: St
 
 async def test_a_dropped_wait_and_an_ended_run_get_no_message(storage: Storage, worker: Worker) -> None:
     await worker.send(*(born(run, waits=[job(run)]) for run in (R1, R2)))
-    await worker.send(bundle("run-1", move=Absorb(0), drops=["w"]), bundle("run-2", move=done()))
-    assert await offer(storage, "e1") == Accepted(frozenset({0}), woke=False)
+    await worker.send(bundle("run-1", move=AckInbox(0), drops=["w"]), bundle("run-2", move=done()))
+    assert await offer(storage, "e1") == AcceptResult(frozenset({0}), woke=False)
     assert await storage.mail(worker.id) == ()
     assert await kept(storage) == ["e1"]
 
@@ -315,9 +315,9 @@ async def test_a_message_that_is_known_already_goes_to_nobody(storage: Storage, 
     await offer(storage, "e1")
     assert await kept(storage) == ["e1"]
     await worker.send(born("run-1", waits=[job("run-1")]))
-    assert await offer(storage, "e1") == Accepted(frozenset(), woke=False)
+    assert await offer(storage, "e1") == AcceptResult(frozenset(), woke=False)
     assert await storage.mail(worker.id) == ()
-    assert await offer(storage, "e2", "e2") == Accepted(frozenset({0}), woke=True)
+    assert await offer(storage, "e2", "e2") == AcceptResult(frozenset({0}), woke=True)
     assert await letters(storage, worker) == [("run-1", 1, "w", b"e2")]
     assert await kept(storage, "drain again") == []
 
@@ -327,10 +327,10 @@ async def test_a_message_for_one_run_goes_to_no_other(storage: Storage, worker: 
     await storage.accept([incoming(f"e{n}", once=["jobs"], target="run-2") for n in range(3)], {})
     assert await letters(storage, worker) == [("run-2", 1, "w", b"e0")]
     assert await kept(storage) == []
-    await worker.send(bundle("run-2", move=Absorb(1), waits=[job("run-2")]))
+    await worker.send(bundle("run-2", move=AckInbox(1), waits=[job("run-2")]))
     await offer(storage, "for all")
     assert await letters(storage, worker) == [("run-1", 1, "w", b"for all"), ("run-2", 2, "w", b"e1")]
-    await worker.send(bundle("run-2", move=Absorb(2), waits=[job("run-2")]))
+    await worker.send(bundle("run-2", move=AckInbox(2), waits=[job("run-2")]))
     assert ("run-2", 3, "w", b"e2") in await letters(storage, worker)
 
 
@@ -354,7 +354,7 @@ async def test_a_message_that_went_to_all_is_still_kept_for_one(storage: Storage
     await worker.send(born("run-1", waits=[wait("run-1", "w", "news")]))
     await storage.accept([incoming("e1", "news", once=["jobs"])], {})
     await worker.write(born("run-2"))
-    await worker.send(bundle("run-2", move=Absorb(0), waits=[job("run-2")]))
+    await worker.send(bundle("run-2", move=AckInbox(0), waits=[job("run-2")]))
     assert await letters(storage, worker) == [("run-1", 1, "w", b"e1"), ("run-2", 1, "w", b"e1")]
     assert await kept(storage) == []
 
@@ -363,7 +363,7 @@ async def test_a_message_that_one_took_is_still_there_for_all(storage: Storage, 
     await worker.write(born("run-1"))
     await worker.send(born("run-2", waits=[job("run-2")]))
     await storage.accept([incoming("e1", "news", once=["jobs"])], {})
-    await worker.send(bundle("run-1", move=Absorb(0), waits=[wait("run-1", "w", "news")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "news")]))
     assert await letters(storage, worker) == [("run-1", 1, "w", b"e1"), ("run-2", 1, "w", b"e1")]
 
 
@@ -378,7 +378,7 @@ async def test_a_run_that_had_a_message_with_all_others_does_not_take_it_as_its_
 ) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "a", "news")]))
     await storage.accept([incoming("e1", "news", once=["jobs"])], {})
-    assert await worker.send(bundle("run-1", entry(1, n=1), move=Absorb(1), waits=[job("run-1", "b")])) == Written()
+    assert await worker.send(bundle("run-1", entry(1, n=1), move=AckInbox(1), waits=[job("run-1", "b")])) == BatchResult()
     assert await registered(storage, "run-1") == {"run-1": ["b"]}
     assert await kept(storage) == ["e1"]
 
@@ -386,7 +386,7 @@ async def test_a_run_that_had_a_message_with_all_others_does_not_take_it_as_its_
 async def test_a_run_that_had_a_message_with_all_others_takes_the_next(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "a", "news")]))
     await storage.accept([incoming("e1", "news", once=["jobs"]), incoming("e2", once=["jobs"])], {})
-    await worker.send(bundle("run-1", entry(1, n=1), move=Absorb(1), waits=[job("run-1", "b")]))
+    await worker.send(bundle("run-1", entry(1, n=1), move=AckInbox(1), waits=[job("run-1", "b")]))
     assert await letters(storage, worker) == [("run-1", 2, "b", b"e2")]
     assert await kept(storage) == ["e1"]
 
@@ -394,7 +394,7 @@ async def test_a_run_that_had_a_message_with_all_others_takes_the_next(storage: 
 async def test_a_run_that_asks_both_ways_gets_a_message_that_is_there_once(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.accept([incoming("e1", "news", once=["jobs"])], {})
-    await worker.send(bundle("run-1", move=Absorb(0), waits=[wait("run-1", "a", "news"), job("run-1", "b")]))
+    await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "a", "news"), job("run-1", "b")]))
     assert [x.value for x in await storage.mail(worker.id)] == [b"e1"]
 
 
@@ -415,7 +415,7 @@ async def test_a_message_in_an_unread_letter_stays(storage: Storage, worker: Wor
     tomorrow = await storage.now() + 24 * HOUR
     await storage.prune_events(tomorrow, 100)
     assert await letters(storage, worker) == [("run-1", 1, "w", b"e1")]
-    await worker.write(bundle("run-1", entry(1, n=1), move=Absorb(1)))
+    await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
     assert await storage.prune_events(tomorrow, 100) == 1
     assert await storage.find_event(SOURCE, "e1") is None
 
@@ -423,7 +423,7 @@ async def test_a_message_in_an_unread_letter_stays(storage: Storage, worker: Wor
 # At the same time
 
 
-def counted(mail: Iterable[Delivery]) -> Counter[str]:
+def counted(mail: Iterable[InboxItem]) -> Counter[str]:
     return Counter(letter.value.decode() for letter in mail)
 
 
@@ -489,8 +489,8 @@ async def test_a_run_that_takes_one_message_after_the_other_gets_them_in_order_w
     async def read() -> list[int]:
         read: list[int] = []
         while len(read) < total:
-            await worker.send(bundle("run-1", move=Absorb(len(read)), waits=[job("run-1", f"w{len(read)}")]))
-            mail: tuple[Delivery, ...] = ()
+            await worker.send(bundle("run-1", move=AckInbox(len(read)), waits=[job("run-1", f"w{len(read)}")]))
+            mail: tuple[InboxItem, ...] = ()
             while not mail:
                 mail = await storage.mail(worker.id)
             read += [letter.event for letter in mail if letter.event is not None]

@@ -10,16 +10,16 @@ from msgspec.structs import replace
 
 from edda.core.model import (
     Fence,
-    Outgoing,
-    OutgoingRecord,
-    OutgoingState,
-    Postponed,
-    Receipt,
-    Refused,
+    OutboxEvent,
+    OutboxRow,
+    OutboxState,
+    SendLater,
+    SendResult,
+    Rejected,
     RunId,
     Sent,
-    Watcher,
-    Written,
+    EndWatcher,
+    BatchResult,
 )
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -30,10 +30,10 @@ from .records import ASLEEP, HOUR, LAPSED, LATER, born, bundle, done, entry, inc
 from .worker import Worker
 
 R1, R2 = RunId("run-1"), RunId("run-2")
-PENDING, SENT, DEAD = OutgoingState.PENDING, OutgoingState.SENT, OutgoingState.DEAD
+PENDING, SENT, DEAD = OutboxState.PENDING, OutboxState.SENT, OutboxState.DEAD
 
 
-def ids(records: Sequence[OutgoingRecord]) -> list[str]:
+def ids(records: Sequence[OutboxRow]) -> list[str]:
     return [record.event.id for record in records]
 
 
@@ -41,7 +41,7 @@ async def claim(storage: Storage, limit: int = 100, lease: int = HOUR) -> list[s
     return ids(await storage.claim_outgoing(limit, lease))
 
 
-async def found(storage: Storage, id: str) -> OutgoingRecord:
+async def found(storage: Storage, id: str) -> OutboxRow:
     (record,) = [record for record in await storage.find_outgoing(limit=1_000) if record.event.id == id]
     return record
 
@@ -50,12 +50,12 @@ async def dues(storage: Storage) -> dict[str, int]:
     return {record.event.id: record.due for record in await storage.find_outgoing()}
 
 
-async def bury(storage: Storage, *events: Outgoing) -> None:
+async def bury(storage: Storage, *events: OutboxEvent) -> None:
     """These are dead."""
     await storage.enqueue(events)
     ours = {event.id for event in events}
     claimed = await storage.claim_outgoing(1_000, LAPSED)
-    await storage.settle_outgoing([Refused(x.seq, x.attempts, "no") for x in claimed if x.event.id in ours])
+    await storage.settle_outgoing([Rejected(x.seq, x.attempts, "no") for x in claimed if x.event.id in ours])
 
 
 # Storing
@@ -66,11 +66,11 @@ async def test_events_for_others_come_back_as_a_run_wrote_them(
 ) -> None:
     events = [outgoing("m", run_id="run-1"), outgoing("z", "other", run_id="run-1"), outgoing("a")]
     await worker.write(born("run-1"))
-    assert await worker.send(bundle("run-1", outgoing=events)) == Written()
+    assert await worker.send(bundle("run-1", outgoing=events)) == BatchResult()
     for witness in (storage, await make_storage()):
         records = await witness.find_outgoing()
         assert records == tuple(
-            OutgoingRecord(record.seq, event, PENDING, 0, 0, None, None)
+            OutboxRow(record.seq, event, PENDING, 0, 0, None, None)
             for record, event in zip(records, events, strict=True)
         )
         assert [record.seq for record in records] == sorted({record.seq for record in records})
@@ -89,7 +89,7 @@ async def test_events_that_no_run_brings_are_stored_in_their_order(storage: Stor
 
 @pytest.mark.parametrize("text", ["größer-🧾", "'; DROP TABLE edda_outbox; --", "a\\b%s%%_:x", " a\tb "])
 async def test_any_text_and_bytes_come_back(storage: Storage, worker: Worker, text: str) -> None:
-    event = Outgoing(text, text, text, text, text.encode() + bytes(range(256)) * 100, 2**53 + 1, RunId(text))
+    event = OutboxEvent(text, text, text, text, text.encode() + bytes(range(256)) * 100, 2**53 + 1, RunId(text))
     await storage.enqueue([event])
     await worker.write(replace(born("run-1"), outgoing=(event,)))
     assert [record.event for record in await storage.claim_outgoing(10, HOUR)] == [event, event]
@@ -106,7 +106,7 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=list(BAD))
 async def test_what_cannot_be_stored_is_refused_with_all_that_came_with_it(
-    storage: Storage, worker: Worker, bad: Outgoing
+    storage: Storage, worker: Worker, bad: OutboxEvent
 ) -> None:
     await worker.write(born("run-1"))
     with pytest.raises(StorageRejectedError):
@@ -125,11 +125,11 @@ async def test_a_batch_behind_its_fence_sends_nothing(storage: Storage, worker: 
 
 async def test_events_for_others_go_in_though_the_move_does_not_happen(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2"))
-    await storage.watch(R1, Watcher(R2, "w"))
+    await storage.watch(R1, EndWatcher(R2, "w"))
     await storage.accept([incoming("e1", "order")], {})
     refused = bundle("run-1", entry(1), move=done(), outgoing=[outgoing("a")])
     kept = bundle("run-2", move=ASLEEP, waits=[wait("run-2", "w", "order")], outgoing=[outgoing("b")])
-    assert await worker.send(refused, kept) == Written(unmet={R1: frozenset(), R2: frozenset({"w"})})
+    assert await worker.send(refused, kept) == BatchResult(unmet={R1: frozenset(), R2: frozenset({"w"})})
     assert sorted(ids(await storage.find_outgoing())) == ["a", "b"]
 
 
@@ -201,7 +201,7 @@ async def test_keys_are_told_apart(storage: Storage) -> None:
 async def test_a_dead_event_and_a_sent_one_hold_up_nobody(storage: Storage) -> None:
     await storage.enqueue([outgoing("a"), outgoing("b"), outgoing("c")])
     first, second = await storage.claim_outgoing(2, HOUR)
-    await storage.settle_outgoing([Refused(first.seq, 1, "no"), Sent(second.seq)])
+    await storage.settle_outgoing([Rejected(first.seq, 1, "no"), Sent(second.seq)])
     assert await claim(storage) == ["c"]
 
 
@@ -211,7 +211,7 @@ async def test_a_dead_event_and_a_sent_one_hold_up_nobody(storage: Storage) -> N
 async def test_what_was_sent_is_sent(storage: Storage) -> None:
     await storage.enqueue([outgoing("a"), outgoing("b")])
     first, second = await storage.claim_outgoing(10, LAPSED)
-    await storage.settle_outgoing([Postponed(first.seq, 1, 5, "busy")])
+    await storage.settle_outgoing([SendLater(first.seq, 1, 5, "busy")])
     before = await storage.now()
     await storage.settle_outgoing([Sent(first.seq)])
     record = await found(storage, "a")
@@ -227,7 +227,7 @@ async def test_what_was_sent_is_sent_though_the_claim_had_lapsed(storage: Storag
     (slow,) = await storage.claim_outgoing(1, LAPSED)
     (quick,) = await storage.claim_outgoing(1, HOUR)
     await storage.settle_outgoing([Sent(slow.seq)])
-    await storage.settle_outgoing([Refused(quick.seq, quick.attempts, "no"), Postponed(quick.seq, 2, LATER, "busy")])
+    await storage.settle_outgoing([Rejected(quick.seq, quick.attempts, "no"), SendLater(quick.seq, 2, LATER, "busy")])
     assert ids(await storage.find_outgoing(SENT)) == ["a"]
     assert ids(await storage.find_outgoing(PENDING)) == ["never claimed"]
 
@@ -236,7 +236,7 @@ async def test_what_was_refused_is_dead_with_its_reason(storage: Storage) -> Non
     await storage.enqueue([outgoing("a")])
     (record,) = await storage.claim_outgoing(1, LAPSED)
     before = await storage.now()
-    await storage.settle_outgoing([Refused(record.seq, 1, "400 größer 🧾")])
+    await storage.settle_outgoing([Rejected(record.seq, 1, "400 größer 🧾")])
     dead = await found(storage, "a")
     assert (dead.state, dead.attempts, dead.reason) == (DEAD, 1, "400 größer 🧾")
     assert dead.ended_at is not None
@@ -247,7 +247,7 @@ async def test_what_was_refused_is_dead_with_its_reason(storage: Storage) -> Non
 async def test_a_dead_event_stays_dead(storage: Storage) -> None:
     await bury(storage, outgoing("a"))
     before = await found(storage, "a")
-    await storage.settle_outgoing([Sent(before.seq), Refused(before.seq, 1, "again"), Postponed(before.seq, 1, 5, "?")])
+    await storage.settle_outgoing([Sent(before.seq), Rejected(before.seq, 1, "again"), SendLater(before.seq, 1, 5, "?")])
     assert await found(storage, "a") == before
 
 
@@ -255,10 +255,10 @@ async def test_only_who_holds_the_claim_can_say_that_an_event_was_refused_or_pos
     await storage.enqueue([outgoing("a"), outgoing("b")])
     await storage.claim_outgoing(10, LAPSED)
     first, second = await storage.claim_outgoing(10, HOUR)
-    late: list[Receipt] = [
-        Refused(first.seq, 1, "no"),
-        Postponed(first.seq, 1, LATER, "busy"),
-        Refused(second.seq, 3, "no"),
+    late: list[SendResult] = [
+        Rejected(first.seq, 1, "no"),
+        SendLater(first.seq, 1, LATER, "busy"),
+        Rejected(second.seq, 3, "no"),
     ]
     await storage.settle_outgoing(late)
     assert await storage.find_outgoing() == (first, second)
@@ -267,10 +267,10 @@ async def test_only_who_holds_the_claim_can_say_that_an_event_was_refused_or_pos
 async def test_what_is_postponed_is_tried_when_it_is_due(storage: Storage) -> None:
     await storage.enqueue([outgoing("a")])
     (record,) = await storage.claim_outgoing(1, HOUR)
-    await storage.settle_outgoing([Postponed(record.seq, 1, LATER, "503")])
+    await storage.settle_outgoing([SendLater(record.seq, 1, LATER, "503")])
     assert await found(storage, "a") == replace(record, due=LATER, reason="503")
     assert await claim(storage) == []
-    await storage.settle_outgoing([Postponed(record.seq, 1, 7, "503 again")])
+    await storage.settle_outgoing([SendLater(record.seq, 1, 7, "503 again")])
     assert await found(storage, "a") == replace(record, due=7, reason="503 again")
     (again,) = await storage.claim_outgoing(1, HOUR)
     assert (again.attempts, again.reason) == (2, "503 again")
@@ -281,12 +281,12 @@ async def test_nothing_of_its_key_is_tried_before_what_is_postponed(storage: Sto
     await storage.enqueue([outgoing(id, "k") for id in ("before", "it", "after", "later", "sent", "dead")])
     await storage.enqueue([outgoing("other", "l")])
     claimed = {record.event.id: record for record in await storage.claim_outgoing(10, LAPSED)}
-    await storage.settle_outgoing([Sent(claimed["sent"].seq), Refused(claimed["dead"].seq, 1, "no")])
+    await storage.settle_outgoing([Sent(claimed["sent"].seq), Rejected(claimed["dead"].seq, 1, "no")])
     ended = await found(storage, "sent"), await found(storage, "dead")
     # Postponed itself, a due time may also sink: only the others of the key are never due earlier than before.
-    await storage.settle_outgoing([Postponed(claimed["later"].seq, 1, LATER, "busy")])
+    await storage.settle_outgoing([SendLater(claimed["later"].seq, 1, LATER, "busy")])
     for id in ("before", "it", "after"):
-        await storage.settle_outgoing([Postponed(claimed[id].seq, 1, 10, "busy")])
+        await storage.settle_outgoing([SendLater(claimed[id].seq, 1, 10, "busy")])
     assert await dues(storage) == {
         "before": 10,
         "it": 10,
@@ -296,7 +296,7 @@ async def test_nothing_of_its_key_is_tried_before_what_is_postponed(storage: Sto
         "dead": ended[1].due,
         "other": claimed["other"].due,
     }
-    await storage.settle_outgoing([Postponed(claimed["it"].seq, 1, LATER - 1, "still busy")])
+    await storage.settle_outgoing([SendLater(claimed["it"].seq, 1, LATER - 1, "still busy")])
     assert {id: due for id, due in (await dues(storage)).items() if id in ("before", "it", "after", "later")} == {
         "before": LATER - 1,
         "it": LATER - 1,
@@ -316,12 +316,12 @@ async def test_receipts_of_many_kinds_are_settled_at_once(storage: Storage) -> N
     sent, refused, postponed = claimed[::3], claimed[1::3], claimed[2::3]
     await storage.settle_outgoing(
         [
-            *(Postponed(x.seq, 1, LATER, f"busy {x.seq}") for x in postponed),
+            *(SendLater(x.seq, 1, LATER, f"busy {x.seq}") for x in postponed),
             *(Sent(x.seq) for x in sent),
-            *(Refused(x.seq, 1, f"no {x.seq}") for x in refused),
+            *(Rejected(x.seq, 1, f"no {x.seq}") for x in refused),
             Sent(2**40),
-            Refused(2**40, 1, "never there"),
-            Postponed(2**40, 1, 5, "never there"),
+            Rejected(2**40, 1, "never there"),
+            SendLater(2**40, 1, 5, "never there"),
         ]
     )
     assert ids(await storage.find_outgoing(SENT)) == ids(sent)
@@ -335,7 +335,7 @@ async def test_receipts_of_many_kinds_are_settled_at_once(storage: Storage) -> N
 async def test_of_one_key_one_is_sent_and_the_next_postponed_at_once(storage: Storage, turned: bool) -> None:
     await storage.enqueue([outgoing("a"), outgoing("b"), outgoing("c")])
     first, second = await storage.claim_outgoing(2, HOUR)
-    receipts: list[Receipt] = [Sent(first.seq), Postponed(second.seq, 1, LATER, "busy")]
+    receipts: list[SendResult] = [Sent(first.seq), SendLater(second.seq, 1, LATER, "busy")]
     await storage.settle_outgoing(receipts[::-1] if turned else receipts)
     assert ids(await storage.find_outgoing(SENT)) == ["a"]
     assert [(x.event.id, x.due, x.reason) for x in await storage.find_outgoing(PENDING)] == [
@@ -361,12 +361,12 @@ async def test_the_time_until_the_next_one_is_told(storage: Storage) -> None:
     due = await storage.next_outgoing()
     assert due is not None
     assert HOUR // 2 < due <= HOUR
-    await storage.settle_outgoing([Postponed(first.seq, 1, await storage.now() + 3 * HOUR, "busy")])
+    await storage.settle_outgoing([SendLater(first.seq, 1, await storage.now() + 3 * HOUR, "busy")])
     await storage.settle_outgoing([Sent(second.seq)])
     due = await storage.next_outgoing()
     assert due is not None
     assert 2 * HOUR < due <= 3 * HOUR
-    await storage.settle_outgoing([Refused(first.seq, 1, "no")])
+    await storage.settle_outgoing([Rejected(first.seq, 1, "no")])
     assert await storage.next_outgoing() is None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from edda.core.model import Absorb, Delivery, EntryKind, Fence, Release, RunId, Wait, Written
+from edda.core.model import AckInbox, InboxItem, EntryKind, Fence, Suspend, RunId, Wait, BatchResult
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -21,8 +21,8 @@ R1, R2 = RunId("run-1"), RunId("run-2")
 ORDER = wait("run-1", "w", "order")
 
 
-def asleep(absorbed: int) -> Release:
-    return Release(absorbed, None, RunStatus.WAITING_FOR_EVENT, TYPE)
+def asleep(absorbed: int) -> Suspend:
+    return Suspend(absorbed, None, RunStatus.WAITING_FOR_EVENT, TYPE)
 
 
 async def number(storage: Storage, id: str) -> int:
@@ -45,7 +45,7 @@ async def letters(storage: Storage, worker: Worker) -> list[tuple[int, str, byte
 async def test_a_wait_is_registered_and_its_run_released(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     waits = [wait("run-1", "b", "refund"), wait("run-1", "a", "order", due=LATER)]
-    assert await worker.send(bundle("run-1", entry(1), move=ASLEEP, waits=waits)) == Written()
+    assert await worker.send(bundle("run-1", entry(1), move=ASLEEP, waits=waits)) == BatchResult()
     assert await storage.waits(R1) == (waits[1], waits[0])
     assert await storage.owned(worker.id) == {}
     record = await storage.get(R1)
@@ -56,7 +56,7 @@ async def test_a_wait_is_registered_and_its_run_released(storage: Storage, worke
 
 async def test_a_run_may_be_born_waiting_and_asleep(storage: Storage, worker: Worker) -> None:
     await storage.accept([incoming("old", "order")], {})
-    assert await worker.send(born("run-1", entry(1), move=ASLEEP, waits=[ORDER])) == Written()
+    assert await worker.send(born("run-1", entry(1), move=ASLEEP, waits=[ORDER])) == BatchResult()
     assert await storage.waits(R1) == (ORDER,)
     assert await storage.owned(worker.id) == {}
     await storage.accept([incoming("new", "order")], {})
@@ -65,22 +65,22 @@ async def test_a_run_may_be_born_waiting_and_asleep(storage: Storage, worker: Wo
 
 
 async def test_a_run_may_be_born_waiting_and_awake(storage: Storage, worker: Worker) -> None:
-    assert await worker.send(born("run-1", waits=[ORDER])) == Written()
-    assert await worker.send(born("run-2", move=Absorb(0), waits=[wait("run-2", "w", "order")])) == Written()
+    assert await worker.send(born("run-1", waits=[ORDER])) == BatchResult()
+    assert await worker.send(born("run-2", move=AckInbox(0), waits=[wait("run-2", "w", "order")])) == BatchResult()
     assert await storage.owned(worker.id) == {R1: 1, R2: 1}
     assert (await registered(storage), await registered(storage, "run-2")) == (["w"], ["w"])
 
 
 async def test_a_run_that_stays_may_register(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    assert await worker.send(bundle("run-1", move=Absorb(0), waits=[ORDER])) == Written()
+    assert await worker.send(bundle("run-1", move=AckInbox(0), waits=[ORDER])) == BatchResult()
     assert await registered(storage) == ["w"]
     assert await storage.owned(worker.id) == {R1: 1}
 
 
 async def test_a_claim_tells_which_steps_are_registered(storage: Storage, worker: Worker) -> None:
     waits = [wait("run-1", step, "order") for step in ("b", "a")]
-    rest = Release(0, 0, RunStatus.WAITING_FOR_EVENT)
+    rest = Suspend(0, 0, RunStatus.WAITING_FOR_EVENT)
     await worker.send(born("run-1", move=rest, waits=waits), born("run-2", move=rest))
     runs = {run.run_id: run.waits for run in (await worker.claim()).runs}
     assert runs == {R1: ("a", "b"), R2: ()}
@@ -89,7 +89,7 @@ async def test_a_claim_tells_which_steps_are_registered(storage: Storage, worker
 async def test_registering_again_is_harmless(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[ORDER]))
     waits = [wait("run-1", "w", "order", due=5), wait("run-1", "x", "order")]
-    assert await worker.send(bundle("run-1", move=ASLEEP, waits=waits)) == Written()
+    assert await worker.send(bundle("run-1", move=ASLEEP, waits=waits)) == BatchResult()
     assert await storage.waits(R1) == (ORDER, waits[1])
     assert await storage.owned(worker.id) == {}
 
@@ -111,7 +111,7 @@ async def test_a_wait_that_cannot_be_stored_refuses_its_batch(storage: Storage, 
         await worker.send(bundle("run-1", entry(1), move=ASLEEP, waits=[bad]), born("run-2"))
     assert await registered(storage) == []
     assert await storage.get(R2) is None
-    assert await worker.send(bundle("run-1", entry(1), move=ASLEEP, waits=[ORDER])) == Written()
+    assert await worker.send(bundle("run-1", entry(1), move=ASLEEP, waits=[ORDER])) == BatchResult()
 
 
 async def test_many_runs_register_in_one_batch(storage: Storage, worker: Worker) -> None:
@@ -119,7 +119,7 @@ async def test_many_runs_register_in_one_batch(storage: Storage, worker: Worker)
     await worker.write(*(born(run) for run in runs))
     await storage.accept([incoming(f"e-{run}", run) for run in runs[::2]], {})
     written = await worker.send(*(bundle(run, entry(1), move=ASLEEP, waits=[wait(run, "w", run)]) for run in runs))
-    assert written == Written(unmet={RunId(run): frozenset({"w"}) for run in runs[::2]})
+    assert written == BatchResult(unmet={RunId(run): frozenset({"w"}) for run in runs[::2]})
     assert set(await storage.owned(worker.id)) == set(runs[::2])
     assert len(await storage.mail(worker.id)) == 25
     assert [len(await storage.history(RunId(run))) for run in runs] == [1] * 50
@@ -131,7 +131,7 @@ async def test_many_runs_register_in_one_batch(storage: Storage, worker: Worker)
 async def test_an_event_that_came_before_the_wait_is_found(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.accept([incoming("e1", "order"), incoming("e2", "order")], {})
-    assert await worker.send(bundle("run-1", entry(1), move=ASLEEP, waits=[ORDER])) == Written(
+    assert await worker.send(bundle("run-1", entry(1), move=ASLEEP, waits=[ORDER])) == BatchResult(
         unmet={R1: frozenset({"w"})}
     )
     assert await registered(storage) == []
@@ -148,7 +148,7 @@ async def test_a_run_gets_each_event_once_and_in_order(storage: Storage, worker:
     for n in range(3):
         await worker.send(bundle("run-1", move=asleep(n), waits=[wait("run-1", f"w{n}", "order")]))
         assert await letters(storage, worker) == [(n + 1, f"w{n}", f"e{n}".encode())]
-    assert await worker.send(bundle("run-1", move=asleep(3), waits=[wait("run-1", "w3", "order")])) == Written()
+    assert await worker.send(bundle("run-1", move=asleep(3), waits=[wait("run-1", "w3", "order")])) == BatchResult()
     assert await registered(storage) == ["w3"]
 
 
@@ -170,7 +170,7 @@ async def test_a_floor_may_lie_before_the_start_of_the_run(storage: Storage, wor
 async def test_events_from_before_the_start_are_not_found(storage: Storage, worker: Worker) -> None:
     await storage.accept([incoming("e1", "order")], {})
     await worker.write(born("run-1"))
-    assert await worker.send(bundle("run-1", move=ASLEEP, waits=[ORDER])) == Written()
+    assert await worker.send(bundle("run-1", move=ASLEEP, waits=[ORDER])) == BatchResult()
     assert await registered(storage) == ["w"]
 
 
@@ -187,7 +187,7 @@ async def test_several_waits_of_a_run_find_their_events_in_order_of_the_log(stor
     await storage.accept([incoming("e1", "refund"), incoming("e2", "order")], {})
     waits = [wait("run-1", "a", "order"), wait("run-1", "b", "refund"), wait("run-1", "c", "return")]
     written = await worker.send(bundle("run-1", move=ASLEEP, waits=waits))
-    assert written == Written(unmet={R1: frozenset({"a", "b"})})
+    assert written == BatchResult(unmet={R1: frozenset({"a", "b"})})
     assert await letters(storage, worker) == [(1, "b", b"e1"), (2, "a", b"e2")]
     assert await registered(storage) == ["c"]
 
@@ -198,10 +198,10 @@ async def test_of_two_waits_that_find_the_same_event_the_first_gets_it_and_the_o
     await worker.write(born("run-1"))
     await storage.accept([incoming("e1", "order", "customer"), incoming("e2", "customer")], {})
     waits = [wait("run-1", "b", "customer"), wait("run-1", "a", "order")]
-    assert await worker.send(bundle("run-1", move=ASLEEP, waits=waits)) == Written(unmet={R1: frozenset({"a", "b"})})
+    assert await worker.send(bundle("run-1", move=ASLEEP, waits=waits)) == BatchResult(unmet={R1: frozenset({"a", "b"})})
     assert await letters(storage, worker) == [(1, "a", b"e1")]
     assert await registered(storage) == []
-    assert await worker.send(bundle("run-1", move=asleep(1), waits=waits[:1])) == Written(unmet={R1: frozenset({"b"})})
+    assert await worker.send(bundle("run-1", move=asleep(1), waits=waits[:1])) == BatchResult(unmet={R1: frozenset({"b"})})
     assert await letters(storage, worker) == [(2, "b", b"e2")]
 
 
@@ -213,11 +213,11 @@ async def test_nothing_is_registered_while_there_is_unread_mail(storage: Storage
     await storage.cancel(R1, b"stop")
     waits = [ORDER, wait("run-1", "x", "refund")]
     written = await worker.send(bundle("run-1", entry(1), move=ASLEEP, waits=waits))
-    assert written == Written(unmet={R1: frozenset({"w", "x"})})
+    assert written == BatchResult(unmet={R1: frozenset({"w", "x"})})
     assert await registered(storage) == []
     assert await storage.owned(worker.id) == {R1: 1}
     assert await storage.history(R1) == (entry(1),)
-    assert await worker.send(bundle("run-1", entry(2, n=1), move=asleep(1), waits=waits)) == Written()
+    assert await worker.send(bundle("run-1", entry(2, n=1), move=asleep(1), waits=waits)) == BatchResult()
     assert await registered(storage) == ["w", "x"]
 
 
@@ -225,7 +225,7 @@ async def test_unread_mail_keeps_what_was_read_as_read(storage: Storage, worker:
     await worker.send(born("run-1", waits=[wait("run-1", step, "order") for step in ("a", "b")]))
     await storage.accept([incoming("e1", "order"), incoming("e2", "order")], {})
     written = await worker.send(bundle("run-1", entry(1, n=1), move=asleep(1), waits=[wait("run-1", "c", "order")]))
-    assert written == Written(unmet={R1: frozenset({"c"})})
+    assert written == BatchResult(unmet={R1: frozenset({"c"})})
     assert await letters(storage, worker) == [(2, "b", b"e2")]
 
 
@@ -235,14 +235,14 @@ async def test_an_event_that_is_there_is_not_given_out_while_there_is_unread_mai
     await worker.write(born("run-1"))
     await storage.accept([incoming("e1", "order")], {})
     await storage.cancel(R1, b"stop")
-    await worker.send(bundle("run-1", move=Absorb(0), waits=[ORDER]))
+    await worker.send(bundle("run-1", move=AckInbox(0), waits=[ORDER]))
     assert await letters(storage, worker) == [(1, "", b"stop")]
 
 
 async def test_a_release_without_waits_is_ready_at_once_if_there_is_mail(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[ORDER]))
     await storage.accept([incoming("e1", "order")], {})
-    assert await worker.send(bundle("run-1", move=ASLEEP)) == Written(ready=frozenset({R1}))
+    assert await worker.send(bundle("run-1", move=ASLEEP)) == BatchResult(ready=frozenset({R1}))
     (run,) = (await worker.claim()).runs
     assert [letter.value for letter in run.mail] == [b"e1"]
 
@@ -263,7 +263,7 @@ async def test_one_batch_may_hold_every_outcome(storage: Storage, worker: Worker
         born("born and ended", entry(1), move=done()),
     )
     unmet = {RunId("found"): frozenset({"w"}), RunId("refused"): frozenset({"w"})}
-    assert written == Written(frozenset({RunId("ready")}), unmet)
+    assert written == BatchResult(frozenset({RunId("ready")}), unmet)
     assert set(await storage.owned(worker.id)) == {"found", "refused"}
     assert [len(await storage.waits(RunId(run))) for run in ("waiting", "new", "found")] == [1, 1, 0]
 
@@ -274,7 +274,7 @@ async def test_one_batch_may_hold_every_outcome(storage: Storage, worker: Worker
 async def test_a_dropped_wait_gets_nothing_any_more(storage: Storage, worker: Worker) -> None:
     waits = [wait("run-1", step, "order") for step in ("a", "b", "c")]
     await worker.send(born("run-1", waits=waits), born("run-2", waits=[wait("run-2", "a", "order")]))
-    assert await worker.send(bundle("run-1", move=ASLEEP, drops=["a", "c", "never there"])) == Written()
+    assert await worker.send(bundle("run-1", move=ASLEEP, drops=["a", "c", "never there"])) == BatchResult()
     assert (await registered(storage), await registered(storage, "run-2")) == (["b"], ["a"])
     await storage.accept([incoming("e1", "order")], {})
     (run,) = (await worker.claim()).runs
@@ -286,14 +286,14 @@ async def test_waits_are_dropped_though_there_is_unread_mail(storage: Storage, w
     await storage.cancel(R1, b"stop")
     waits = [wait("run-1", "x", "order")]
     written = await worker.send(bundle("run-1", move=ASLEEP, waits=waits, drops=["w"]))
-    assert written == Written(unmet={R1: frozenset({"x"})})
+    assert written == BatchResult(unmet={R1: frozenset({"x"})})
     assert await registered(storage) == []
 
 
 async def test_a_run_may_drop_one_wait_and_register_another(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[ORDER]))
     waits = [wait("run-1", "x", "order")]
-    assert await worker.send(bundle("run-1", move=ASLEEP, waits=waits, drops=["w"])) == Written()
+    assert await worker.send(bundle("run-1", move=ASLEEP, waits=waits, drops=["w"])) == BatchResult()
     assert await registered(storage) == ["x"]
 
 
@@ -322,14 +322,14 @@ async def free_first_letter(storage: Storage, worker: Worker) -> None:
     """An event came for step `w` when it was over; the run has read it and gives it back."""
     await worker.send(born("run-1", waits=[ORDER]))
     await storage.accept([incoming("e1", "order")], {})
-    await worker.send(bundle("run-1", entry(1, n=1), move=Absorb(1), frees=[1]))
+    await worker.send(bundle("run-1", entry(1, n=1), move=AckInbox(1), frees=[1]))
 
 
 async def test_an_event_given_back_is_found_by_the_next_wait(storage: Storage, worker: Worker) -> None:
     await free_first_letter(storage, worker)
     await storage.accept([incoming("e2", "order")], {})
     written = await worker.send(bundle("run-1", move=asleep(1), waits=[wait("run-1", "x", "order")]))
-    assert written == Written(unmet={R1: frozenset({"x"})})
+    assert written == BatchResult(unmet={R1: frozenset({"x"})})
     assert await letters(storage, worker) == [(2, "x", b"e1")]
     await worker.send(bundle("run-1", move=asleep(2), waits=[wait("run-1", "y", "order")]))
     assert await letters(storage, worker) == [(3, "y", b"e2")]
@@ -339,14 +339,14 @@ async def test_an_event_given_back_below_the_floor_is_not_found(storage: Storage
     await free_first_letter(storage, worker)
     floor = await number(storage, "e1")
     waits = [wait("run-1", "x", "order", floor=floor)]
-    assert await worker.send(bundle("run-1", move=asleep(1), waits=waits)) == Written()
+    assert await worker.send(bundle("run-1", move=asleep(1), waits=waits)) == BatchResult()
     assert await registered(storage) == ["x"]
 
 
 async def test_a_letter_given_back_unread_has_no_event(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[ORDER]))
     await storage.accept([incoming("e1", "order")], {})
-    await worker.send(bundle("run-1", move=Absorb(0), frees=[1]))
+    await worker.send(bundle("run-1", move=AckInbox(0), frees=[1]))
     (letter,) = await storage.mail(worker.id)
     assert (letter.n, letter.kind, letter.event, letter.value) == (1, EntryKind.STRAY, None, b"")
 
@@ -356,7 +356,7 @@ async def test_a_wait_that_finds_an_event_given_back_is_over_though_it_was_regis
 ) -> None:
     await worker.send(born("run-1", waits=[ORDER, wait("run-1", "x", "order")]))
     await storage.accept([incoming("e1", "order")], {})
-    await worker.send(bundle("run-1", entry(1, n=1), move=Absorb(1), frees=[1]))
+    await worker.send(bundle("run-1", entry(1, n=1), move=AckInbox(1), frees=[1]))
     await worker.send(bundle("run-1", move=asleep(1), waits=[wait("run-1", "x", "order")]))
     assert await letters(storage, worker) == [(2, "x", b"e1")]
     assert await registered(storage) == []
@@ -365,8 +365,8 @@ async def test_a_wait_that_finds_an_event_given_back_is_over_though_it_was_regis
 async def test_an_event_given_back_by_one_run_is_not_given_twice_to_another(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-2", waits=[wait("run-2", "w", "order")]))
     await free_first_letter(storage, worker)
-    await worker.send(bundle("run-2", move=Absorb(1)))
-    assert await worker.send(bundle("run-2", move=asleep(1), waits=[wait("run-2", "x", "order", floor=0)])) == Written()
+    await worker.send(bundle("run-2", move=AckInbox(1)))
+    assert await worker.send(bundle("run-2", move=asleep(1), waits=[wait("run-2", "x", "order", floor=0)])) == BatchResult()
     assert await registered(storage, "run-2") == ["x"]
 
 
@@ -375,7 +375,7 @@ async def test_an_event_given_back_by_one_run_is_not_given_twice_to_another(stor
 
 async def test_history_keeps_the_number_of_an_event(storage: Storage, worker: Worker) -> None:
     entries = entry(1, event=2**53 + 1), entry(2)
-    await worker.write(born("run-1", *entries, move=Release(0, 0, RunStatus.WAITING_FOR_EVENT)))
+    await worker.write(born("run-1", *entries, move=Suspend(0, 0, RunStatus.WAITING_FOR_EVENT)))
     assert await storage.history(R1) == entries
     assert [run.entries for run in (await worker.claim()).runs] == [entries]
 
@@ -434,8 +434,8 @@ async def test_a_run_that_reads_one_event_after_the_other_misses_none_while_they
         read: list[int] = []
         while len(read) < total:
             step = wait("run-1", f"w{len(read)}", "order", floor=read[-1] if read else None)
-            await worker.send(bundle("run-1", move=Absorb(len(read)), waits=[step]))
-            mail: tuple[Delivery, ...] = ()
+            await worker.send(bundle("run-1", move=AckInbox(len(read)), waits=[step]))
+            mail: tuple[InboxItem, ...] = ()
             while not mail:
                 mail = await storage.mail(worker.id)
             read += [letter.event for letter in mail if letter.event is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edda.core.model import Fence, Registered, RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import Fence, WorkerStatus, RunId, Takeover, WorkerId, WorkerInfo
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -233,4 +233,4 @@ async def test_the_roster_has_everybody_and_says_whose_lease_is_over(storage: St
     assert {(one.info.id, one.is_lapsed) for one in await storage.roster()} == {("a", False), ("b", False), ("c", True)}
     await storage.retire(WorkerId("a"))
     await storage.retire(WorkerId("c"))
-    assert await storage.roster() == (Registered(WorkerInfo(WorkerId("b"), "service", "here", 42), is_lapsed=False),)
+    assert await storage.roster() == (WorkerStatus(WorkerInfo(WorkerId("b"), "service", "here", 42), is_lapsed=False),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from edda.core.model import Bundle, Claim, Fence, RunId, WorkerId, WorkerInfo, Written
+from edda.core.model import RunWrite, Claim, Fence, RunId, WorkerId, WorkerInfo, BatchResult
 from edda.storage.ports import Storage
 
 from .records import HOUR, WORKFLOW
@@ -19,12 +19,12 @@ class Worker:
     async def register(self, lease: int = HOUR) -> int:
         return await self.storage.register(WorkerInfo(self.id, "shop", "host", 4711), lease)
 
-    async def write(self, *batch: Bundle) -> frozenset[RunId] | None:
+    async def write(self, *batch: RunWrite) -> frozenset[RunId] | None:
         """The runs that are ready again at once."""
         written = await self.send(*batch)
         return None if written is None else written.ready
 
-    async def send(self, *batch: Bundle) -> Written | None:
+    async def send(self, *batch: RunWrite) -> BatchResult | None:
         written = await self.storage.write(self.fence, batch)
         if written is not None:
             self.fence = replace(self.fence, batch_no=self.fence.batch_no + 1)

@@ -10,13 +10,13 @@ from unittest.mock import patch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edda.core.model import Accepted, Bundle, End, Fence, Incoming, Move, Recur, RunId, WorkerId, WorkerInfo, Written
+from edda.core.model import AcceptResult, RunWrite, End, Fence, NewEvent, Transition, Recur, RunId, WorkerId, WorkerInfo, BatchResult
 from edda.engine.ids import Ids
 from edda.storage import joint
-from edda.storage.joint import StepRecord
-from edda.storage.ports import Joint, Pulse, Storage
+from edda.storage.joint import StepCommitWrite
+from edda.storage.ports import SharedTransaction, HeartbeatConnection, Storage
 from edda.storage.sqlite.joint import SQLiteJoint
-from edda.workflow.undoing import Undoing
+from edda.workflow.undoing import Compensator
 
 _ANEW = ("COMMIT", "BEGIN IMMEDIATE")
 _LEASE = 1_000_000
@@ -27,7 +27,7 @@ def break_fence(storage: Storage) -> None:
     """What the fence refuses is written all the same, and nobody hears that he was taken over."""
     write, pulse = storage.write, storage.pulse
 
-    async def write_anyway(fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write_anyway(fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         answer = await write(fence, batch, token)
         if answer is not None:
             return answer
@@ -35,7 +35,7 @@ def break_fence(storage: Storage) -> None:
         await storage.register(WorkerInfo(ghost, "ghost", "nowhere", 0), _LEASE)
         return await write(Fence(ghost, 0, 0), batch)
 
-    async def deaf_pulse() -> Pulse:
+    async def deaf_pulse() -> HeartbeatConnection:
         return DeafPulse(storage, await pulse())
 
     patch.object(storage, "write", write_anyway).start()
@@ -43,7 +43,7 @@ def break_fence(storage: Storage) -> None:
 
 
 class DeafPulse:
-    def __init__(self, storage: Storage, pulse: Pulse) -> None:
+    def __init__(self, storage: Storage, pulse: HeartbeatConnection) -> None:
         self._storage = storage
         self._pulse = pulse
         self._last = 0
@@ -81,8 +81,8 @@ def _forget_keys(storage: Storage) -> None:
     accept = storage.accept
 
     async def accept_badly(
-        post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
-    ) -> Accepted | None:
+        post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> AcceptResult | None:
         forgetful = [replace(one, keys=()) if random.random() < 0.05 else one for one in post]
         return await accept(forgetful, versions, forwarded)
 
@@ -93,15 +93,15 @@ def break_promise(storage: Storage) -> None:
     """What is not stored yet is said to be."""
     accept, under_way = storage.accept, set[asyncio.Task[None]]()
 
-    async def store(post: Sequence[Incoming], versions: Mapping[str, int]) -> None:
+    async def store(post: Sequence[NewEvent], versions: Mapping[str, int]) -> None:
         await asyncio.sleep(0.05)
         await accept(post, versions)
 
     async def accept_later(
-        post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
-    ) -> Accepted:
+        post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> AcceptResult:
         under_way.add(asyncio.create_task(store(post, versions)))
-        return Accepted(frozenset(range(len(post))), woke=True)
+        return AcceptResult(frozenset(range(len(post))), woke=True)
 
     patch.object(storage, "accept", accept_later).start()
 
@@ -109,7 +109,7 @@ def break_promise(storage: Storage) -> None:
 def break_ends(storage: Storage) -> None:
     """A run ends though it does not know all who wait for it: those are never told."""
 
-    async def overlook(bundle: Bundle, worker: WorkerId) -> Bundle:
+    async def overlook(bundle: RunWrite, worker: WorkerId) -> RunWrite:
         if not isinstance(bundle.move, End) or bundle.start is not None:
             return bundle
         return replace(bundle, move=replace(bundle.move, watchers=len(await storage.watchers(bundle.run_id))))
@@ -128,11 +128,11 @@ def break_recurs(storage: Storage) -> None:
             patch.dict(known, blind).start()
         case "MySQLStorage":
             from edda.storage.mysql import judgement
-            from edda.storage.mysql.moves import Locked
+            from edda.storage.mysql.moves import LockedRun
 
             is_refused = judgement._is_refused
 
-            def refuse_ends(move: Move | None, row: Locked) -> bool:
+            def refuse_ends(move: Transition | None, row: LockedRun) -> bool:
                 return not isinstance(move, Recur) and is_refused(move, row)
 
             patch.object(judgement, "_is_refused", refuse_ends).start()
@@ -141,7 +141,7 @@ def break_recurs(storage: Storage) -> None:
 
             patch.object(lineage, "_MAILED", f"{lineage._MAILED} AND false").start()
 
-    async def hesitate(bundle: Bundle, worker: WorkerId) -> Bundle:
+    async def hesitate(bundle: RunWrite, worker: WorkerId) -> RunWrite:
         if isinstance(bundle.move, Recur):
             await asyncio.sleep(random.uniform(0, 0.3))
         return bundle
@@ -152,16 +152,16 @@ def break_recurs(storage: Storage) -> None:
 def break_letters(storage: Storage) -> None:
     """Now and then the end of a run is told to nobody."""
 
-    async def lose(bundle: Bundle, worker: WorkerId) -> Bundle:
+    async def lose(bundle: RunWrite, worker: WorkerId) -> RunWrite:
         return replace(bundle, letters=()) if isinstance(bundle.move, End) and random.random() < 0.2 else bundle
 
     _write_otherwise(storage, lose)
 
 
-def _write_otherwise(storage: Storage, change: Callable[[Bundle, WorkerId], Awaitable[Bundle]]) -> None:
+def _write_otherwise(storage: Storage, change: Callable[[RunWrite, WorkerId], Awaitable[RunWrite]]) -> None:
     write = storage.write
 
-    async def write_changed(fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write_changed(fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         return await write(fence, [await change(bundle, fence.worker) for bundle in batch], token)
 
     patch.object(storage, "write", write_changed).start()
@@ -169,15 +169,15 @@ def _write_otherwise(storage: Storage, change: Callable[[Bundle, WorkerId], Awai
 
 def break_undoing(storage: Storage) -> None:
     """What was given up is forgotten, and so is what it did."""
-    patch.object(Undoing, "abandon", lambda undoing, command: None).start()
-    patch.object(Undoing, "settle_late", lambda undoing, entry: None).start()
+    patch.object(Compensator, "abandon", lambda undoing, command: None).start()
+    patch.object(Compensator, "settle_late", lambda undoing, entry: None).start()
 
 
 def break_records(storage: Storage) -> None:
     """What a step wrote is committed some time before its record is."""
     record = joint.record
 
-    async def record_apart(mine: Joint, step: StepRecord) -> None:
+    async def record_apart(mine: SharedTransaction, step: StepCommitWrite) -> None:
         await _commit_apart(mine)
         await asyncio.sleep(random.uniform(0, 0.3))
         await record(mine, step)
@@ -185,7 +185,7 @@ def break_records(storage: Storage) -> None:
     patch.object(joint, "record", record_apart).start()
 
 
-async def _commit_apart(mine: Joint) -> None:
+async def _commit_apart(mine: SharedTransaction) -> None:
     """And begin another transaction: whoever has a joint is in one."""
     if isinstance(mine, SQLiteJoint):
         await mine.connection.run(lambda raw: [raw.execute(one) for one in _ANEW])
@@ -208,11 +208,11 @@ def break_owners(storage: Storage) -> None:
     """
     begin, record = storage.begin, joint.record
 
-    async def begin_late(holder: str = "") -> Joint:
+    async def begin_late(holder: str = "") -> SharedTransaction:
         await _dawdle()
         return await begin(holder)
 
-    async def record_late(mine: Joint, step: StepRecord) -> None:
+    async def record_late(mine: SharedTransaction, step: StepCommitWrite) -> None:
         if mine.dialect != "sqlite":
             await _dawdle()
         await record(mine, step)

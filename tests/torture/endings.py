@@ -10,7 +10,7 @@ from edda.core.codec import Codec
 from edda.core.model import EntryKind
 from edda.core.states import RunStatus
 from edda.engine.children import CANCELLED
-from edda.workflow.children import Started
+from edda.workflow.children import ChildStarted
 from edda.workflow.execution import STOPS
 
 from .ledger import Testimony
@@ -114,7 +114,7 @@ def _tokens(rows: Iterable[Record], codec: Codec) -> Iterator[str]:
             yield token_of(event.source, event.id)
         elif row.kind == EntryKind.CHILD:
             yield codec.decode(row.value) if row.ok else LOST
-        elif row.kind == EntryKind.START and row.ok and not (started := codec.decode(row.value, Started)).is_awaited:
+        elif row.kind == EntryKind.START and row.ok and not (started := codec.decode(row.value, ChildStarted)).is_awaited:
             yield started.run_id
 
 

@@ -55,7 +55,7 @@ class Poster:
 
     async def post(self, event: CloudEvent, *endpoints: Endpoint) -> None:
         """To one after the other, until one answers 202."""
-        headers, body = http_binding.emit(event, http_binding.Mode.STRUCTURED)
+        headers, body = http_binding.emit(event, http_binding.ContentMode.STRUCTURED)
         give_up = time.monotonic() + PATIENCE
         while time.monotonic() < give_up:
             for endpoint in endpoints:

@@ -11,7 +11,7 @@ from edda.core.codec import Codec
 from edda.core.model import EntryKind
 from edda.core.states import RunStatus
 from edda.engine.children import CANCELLED
-from edda.workflow.children import Started
+from edda.workflow.children import ChildStarted
 from edda.workflow.execution import STOPS
 
 from .audit import Note
@@ -28,7 +28,7 @@ class Bond(Struct, frozen=True):
     gen: int
     step: str
     seq: int
-    started: Started
+    started: ChildStarted
 
 
 def wrong_kinship(remains: Remains) -> Iterator[str]:
@@ -46,7 +46,7 @@ def _bonds(records: Iterable[Record]) -> Iterator[Bond]:
     codec = Codec()
     for row in records:
         if row.kind == EntryKind.START and row.ok:
-            yield Bond(row.run_id, row.gen, row.step, row.seq, codec.decode(row.value, Started))
+            yield Bond(row.run_id, row.gen, row.step, row.seq, codec.decode(row.value, ChildStarted))
 
 
 def _lost_children(remains: Remains, bonds: Iterable[Bond]) -> Iterator[str]:

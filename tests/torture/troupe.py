@@ -8,7 +8,7 @@ from itertools import count
 
 from edda.engine import children
 from edda.workflow import undoing
-from edda.workflow.undoing import Undoing
+from edda.workflow.undoing import Compensator
 
 from . import worker, zygote
 from .fleet import Fleet
@@ -37,19 +37,19 @@ class Troupe(Fleet):
 
 
 def _undo_the_first_first() -> None:
-    def add(self: Undoing, undo: undoing.Undo) -> None:
+    def add(self: Compensator, undo: undoing.CompensationStep) -> None:
         self._is_needed = True
         self._undos.insert(0, undo)
 
-    Undoing.add = add  # type: ignore[method-assign]
+    Compensator.add = add  # type: ignore[method-assign]
 
 
 def _forget_what_comes_late() -> None:
-    Undoing.settle_late = lambda self, entry: None  # type: ignore[method-assign]
+    Compensator.settle_late = lambda self, entry: None  # type: ignore[method-assign]
 
 
 def _spare_the_children() -> None:
-    children.Children.cancel_followers = lambda self, needs: None  # type: ignore[method-assign]
+    children.ChildRuns.cancel_followers = lambda self, needs: None  # type: ignore[method-assign]
 
 
 CONTROLS = {

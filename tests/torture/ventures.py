@@ -25,7 +25,7 @@ from edda import (
     workflow,
 )
 from edda.errors import WorkflowError
-from edda.workflow.workflow import Starter, Workflow
+from edda.workflow.workflow import BoundWorkflow, Workflow
 
 from .vigils import TYPES, vigil
 from .workload import IMPATIENT, World, digest, effect, errand, recurrences
@@ -282,7 +282,7 @@ class Trader:
                 return errand, ()
 
 
-def _options(child: Workflow[..., str], deal: Deal) -> Starter[..., str]:
+def _options(child: Workflow[..., str], deal: Deal) -> BoundWorkflow[..., str]:
     return child.options(timeout=deal.limit, detached=deal.kind is DealKind.DETACH)
 
 

@@ -16,7 +16,7 @@ from edda.core.codec import Codec
 from edda.core.failure import decode_failure
 from edda.core.model import EntryKind
 from edda.errors import CompensationError
-from edda.workflow.children import Started
+from edda.workflow.children import ChildStarted
 
 from .lines import Line as Sql
 from .lines import text
@@ -360,7 +360,7 @@ def _wrong_children(run: Played, played: dict[str, Played]) -> Iterator[str]:
     born: dict[tuple[int, str], str] = {}
     for record in run.history:
         if record.kind == EntryKind.START and record.ok:
-            run_id = born[record.gen, record.step] = CODEC.decode(record.value, Started).run_id
+            run_id = born[record.gen, record.step] = CODEC.decode(record.value, ChildStarted).run_id
             if run_id not in played:
                 yield f"{record.step} started {run_id}, which is not stored"
         elif record.kind == EntryKind.CHILD and (record.gen, record.step) in born:
@@ -372,7 +372,7 @@ def _spared_children(run: Played, played: dict[str, Played]) -> Iterator[str]:
     if not any(record.kind in _STOPS for record in run.last):
         return
     born = [record for record in run.last if record.kind == EntryKind.START and record.ok]
-    for started in (CODEC.decode(record.value, Started) for record in born):
+    for started in (CODEC.decode(record.value, ChildStarted) for record in born):
         child = played.get(started.run_id)
         if child is None or not started.follows or child.is_told_to_stop:
             continue

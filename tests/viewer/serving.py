@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from edda.control.controller import Controller
 from edda.viewer.pages import Viewer
-from edda.web import Web, WebOptions
+from edda.web import WebApp, WebOptions
 from tests.web.fakes import FakeService
 from tests.web.listening import listening
 
@@ -16,6 +16,6 @@ from tests.web.listening import listening
 async def serve(controller: Controller, options: WebOptions | None = None) -> AsyncIterator[str]:
     """The address in front of `/_edda`."""
     viewer = Viewer(lambda caller: controller)
-    web = Web(FakeService(), options, control=lambda: controller, pages=viewer)
+    web = WebApp(FakeService(), options, control=lambda: controller, pages=viewer)
     async with listening(web) as url:
         yield url

@@ -24,7 +24,7 @@ from edda.control.views import (
     ChannelView,
     ConsumerView,
     DefinitionView,
-    Done,
+    ActionResult,
     EntryView,
     ErrorView,
     EventDetail,
@@ -41,7 +41,7 @@ from edda.control.views import (
     RunDetail,
     RunSearch,
     RunView,
-    StartOrder,
+    StartRequest,
     StatsView,
     Timeline,
     WaitView,
@@ -455,30 +455,30 @@ class ShowcaseController:
     async def export_run(self, run_id: str) -> dict[str, Any]:
         return {"run": self._run(run_id).id}
 
-    async def start_run(self, order: StartOrder) -> Done:
+    async def start_run(self, order: StartRequest) -> ActionResult:
         return self._note("start", order, f"{order.workflow} was started", self.runs[0].id)
 
-    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> Done:
+    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> ActionResult:
         return self._note("cancel", (run_id, reason), "It will end as soon as its code lets it.")
 
-    async def retry_run(self, run_id: str, order: RetryOrder) -> Done:
+    async def retry_run(self, run_id: str, order: RetryOrder) -> ActionResult:
         return self._note("retry", (run_id, order), "It goes on.")
 
-    async def resume_run(self, run_id: str) -> Done:
+    async def resume_run(self, run_id: str) -> ActionResult:
         return self._note("resume", run_id, "It is ready now.")
 
-    async def delete_run(self, run_id: str) -> Done:
+    async def delete_run(self, run_id: str) -> ActionResult:
         return self._note("delete", run_id, "It is gone.")
 
-    async def act_on_runs(self, order: BulkOrder) -> Done:
+    async def act_on_runs(self, order: BulkOrder) -> ActionResult:
         count = len(order.ids) or len(self.runs)
         if order.count_only:
-            return Done(False, f"{count} runs", count)
+            return ActionResult(False, f"{count} runs", count)
         return self._note("bulk", order, f"{count} runs were told.")
 
-    def _note(self, action: str, what: Any, words: str, subject: str | None = None) -> Done:
+    def _note(self, action: str, what: Any, words: str, subject: str | None = None) -> ActionResult:
         self.done.append((action, what))
-        return Done(True, self.speak(words), 1, subject)
+        return ActionResult(True, self.speak(words), 1, subject)
 
     # Events, channels, the outbox
 
@@ -518,10 +518,10 @@ class ShowcaseController:
                 return EventDetail(event, attributes, _say_all(ORDER, say), consumers if number % 2 else ())
         raise NotFoundError(f"no event has the number {number}")
 
-    async def send_event(self, order: EventOrder) -> Done:
+    async def send_event(self, order: EventOrder) -> ActionResult:
         return self._note("send", order, f"{order.type} was sent.")
 
-    async def resend_event(self, number: int) -> Done:
+    async def resend_event(self, number: int) -> ActionResult:
         return self._note("resend", number, "It was sent again.")
 
     async def list_waits(self, type: str | None, cursor: str | None, limit: int) -> Page[WaitView]:
@@ -533,7 +533,7 @@ class ShowcaseController:
         say = self.speak
         return ChannelView(say("kitchen"), 3, self._ago(minutes=4)), ChannelView(say("prices"), 41, None)
 
-    async def publish_message(self, order: MessageOrder) -> Done:
+    async def publish_message(self, order: MessageOrder) -> ActionResult:
         return self._note("publish", order, f"A message is on {order.channel}.")
 
     async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
@@ -565,10 +565,10 @@ class ShowcaseController:
             )
         )
 
-    async def retry_outbox(self, order: OutboxOrder) -> Done:
+    async def retry_outbox(self, order: OutboxOrder) -> ActionResult:
         return self._note("retry_outbox", order, "They are sent again.")
 
-    async def drop_outbox(self, order: OutboxOrder) -> Done:
+    async def drop_outbox(self, order: OutboxOrder) -> ActionResult:
         return self._note("drop_outbox", order, "They are gone.")
 
     # The whole

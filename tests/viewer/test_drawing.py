@@ -13,7 +13,7 @@ from edda.control.views import AttemptView, Bar, BarState, Timeline
 from edda.viewer import site, words
 from edda.viewer.plots import draw_columns
 from edda.viewer.timeline import draw
-from edda.viewer.visits import Fields
+from edda.viewer.visits import QueryParams
 
 BEGIN = datetime(2026, 11, 15, 22, tzinfo=UTC)
 
@@ -105,7 +105,7 @@ def test_json_in_pieces_is_the_same_text(value: object) -> None:
 
 
 def test_a_chip_adds_and_takes_away_its_states() -> None:
-    query = Fields.read(b"status=failed&q=x")
+    query = QueryParams.read(b"status=failed&q=x")
     assert str(query.toggled("status", ("parked",))) == "q=x&status=failed&status=parked"
     assert str(query.toggled("status", ("failed",))) == "q=x"
 

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 import httpx2
 import pytest
 
-from edda.control.views import Done
+from edda.control.views import ActionResult
 from edda.web import Token, TokenScope, WebOptions
 from tests.viewer.hostile import PAYLOADS
 from tests.viewer.showcase import ShowcaseController
@@ -186,11 +186,11 @@ async def test_nobody_is_sent_elsewhere_by_what_became_of_an_action(monkeypatch:
     controller = ShowcaseController()
     said = [""]
 
-    async def send(order: object) -> Done:
-        return Done(True, said[0])
+    async def send(order: object) -> ActionResult:
+        return ActionResult(True, said[0])
 
-    async def start(order: object) -> Done:
-        return Done(True, said[0], 1, said[0])
+    async def start(order: object) -> ActionResult:
+        return ActionResult(True, said[0], 1, said[0])
 
     monkeypatch.setattr(controller, "send_event", send)
     monkeypatch.setattr(controller, "start_run", start)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic import Field as Of
 
 from edda.control.schema_errors import find_errors
-from edda.viewer.forms import ABSENT, ADD, DROP, ON, Field, FieldKind, Filled, Pair, read_form, show_form
+from edda.viewer.forms import ABSENT, ADD, DROP, ON, Field, FieldKind, FormResult, Pair, read_form, show_form
 
 
 class Colour(Enum):
@@ -102,7 +102,7 @@ def named(field: Field) -> dict[str, Field]:
     return {one.name: one for one in field.walk()}
 
 
-def fill(schema: dict[str, Any], value: Any = ABSENT, **changes: str | None) -> Filled:
+def fill(schema: dict[str, Any], value: Any = ABSENT, **changes: str | None) -> FormResult:
     """Changes by name, with `__` for dots; None takes a pair away."""
     new = {f"data.{name.replace('__', '.')}": text for name, text in changes.items()}
     pairs = [pair for pair in submit(show_form(schema, value)) if pair[0] not in new]

@@ -22,7 +22,7 @@ from edda import (
     workflow,
 )
 from edda.cloudevents.event import CloudEvent
-from edda.control.views import EventOrder, EventSearch, StartOrder
+from edda.control.views import EventOrder, EventSearch, StartRequest
 from edda.errors import EventRefusedError
 from tests.engine.conftest import MakeApp
 from tests.engine.facts import until, until_status
@@ -122,7 +122,7 @@ async def app(make_app: MakeApp) -> EddaApp:
         await app.publish(text, given)
     control = app.control.with_caller(EVERYTHING, WORST)
     await control.send_event(EventOrder(WORST, data=given))
-    await control.start_run(StartOrder(WORST, {"given": {}, "how": ""}, id=f"cancelled {WORST}"))
+    await control.start_run(StartRequest(WORST, {"given": {}, "how": ""}, id=f"cancelled {WORST}"))
     await control.cancel_run(f"cancelled {WORST}", EVERYTHING)
 
     async def is_refused() -> bool:

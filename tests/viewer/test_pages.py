@@ -13,18 +13,18 @@ import pytest
 
 from edda.control.views import (
     BulkOrder,
-    Done,
+    ActionResult,
     EventOrder,
     EventSearch,
     MessageOrder,
     OutboxOrder,
     RetryOrder,
     RunSearch,
-    StartOrder,
+    StartRequest,
 )
 from edda.errors import ArgumentError
 from edda.viewer.pages import Viewer
-from edda.web import Token, TokenScope, Web, WebOptions
+from edda.web import Token, TokenScope, WebApp, WebOptions
 from tests.viewer.hostile import PAYLOADS, Villain
 from tests.viewer.screenshots import EMPTY, PAGES
 from tests.viewer.showcase import ShowcaseController
@@ -38,7 +38,7 @@ async def visiting(
     controller: ShowcaseController, options: WebOptions | None = None
 ) -> AsyncIterator[httpx2.AsyncClient]:
     viewer = Viewer(lambda caller: controller)
-    web = Web(FakeService(), options, control=lambda: controller, pages=viewer)
+    web = WebApp(FakeService(), options, control=lambda: controller, pages=viewer)
     transport = httpx2.ASGITransport(app=web, client=("127.0.0.1", 50_000))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8001/_edda") as client:
         yield client
@@ -377,7 +377,7 @@ async def test_a_workflow_is_started_by_its_form() -> None:
     assert answer.status_code == 303
     items = [{"sku": "TEA-250", "count": 2, "price": 8.4}]
     value = {"order_id": "A-18", "customer": {"name": "Grace"}, "items": items, "express": False}
-    assert controller.done == [("start", StartOrder("order", value, "order-A-18"))]
+    assert controller.done == [("start", StartRequest("order", value, "order-A-18"))]
 
 
 async def test_another_row_is_asked_for_without_starting() -> None:
@@ -441,7 +441,7 @@ async def test_the_whole_run_can_be_saved() -> None:
 async def test_what_only_the_code_finds_wrong_is_said_in_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
     controller = ShowcaseController()
 
-    async def refuse(order: StartOrder) -> Done:
+    async def refuse(order: StartRequest) -> ActionResult:
         raise ArgumentError("order(): tea is sold out")
 
     monkeypatch.setattr(controller, "start_run", refuse)
@@ -470,7 +470,7 @@ async def test_a_token_opens_the_page_that_was_asked_for() -> None:
 
 async def test_every_link_begins_where_the_app_is_mounted() -> None:
     controller = ShowcaseController()
-    web = Web(FakeService(), control=lambda: controller, pages=Viewer(lambda caller: controller))
+    web = WebApp(FakeService(), control=lambda: controller, pages=Viewer(lambda caller: controller))
     transport = httpx2.ASGITransport(app=web, root_path="/shop", client=("127.0.0.1", 50_000))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8001/shop/_edda") as client:
         for path in ("/", "/runs", "/runs/order-A-17", "/events/1041"):

@@ -12,7 +12,7 @@ import pytest
 from edda import EddaApp
 from edda.errors import StorageUnavailableError
 from edda.viewer.pages import Viewer
-from edda.web import State, Token, TokenScope, Web, WebOptions
+from edda.web import State, Token, TokenScope, WebApp, WebOptions
 from tests.viewer.showcase import ShowcaseController
 from tests.web.fakes import FakeService
 
@@ -96,7 +96,7 @@ CASES = {
 
 async def ask(case: Case, accept: str) -> httpx2.Response:
     controller = case.controller()
-    web = Web(
+    web = WebApp(
         FakeService(case.state),
         WebOptions(**case.options),
         control=lambda: controller,
@@ -130,7 +130,7 @@ async def test_a_refusal_is_a_page_for_people_and_json_for_programs(name: str) -
 @pytest.mark.parametrize("path", ["/_edda/api/v1/nothing", "/cancel/nobody/now", "/_edda/api/v1/runs/nobody"])
 async def test_what_is_no_page_answers_programs_only(path: str) -> None:
     controller = ShowcaseController()
-    web = Web(FakeService(), control=lambda: controller, pages=Viewer(lambda caller: controller))
+    web = WebApp(FakeService(), control=lambda: controller, pages=Viewer(lambda caller: controller))
     transport = httpx2.ASGITransport(app=web, client=("127.0.0.1", 50_000))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8001") as client:
         answer = await client.get(path, headers={"Accept": BROWSER})

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 import pytest
 
-from edda.web import Web
+from edda.web import WebApp
 from tests.conftest import new_database
 from tests.engine.conftest import url_of
 
@@ -27,8 +27,8 @@ def service() -> FakeService:
 
 
 @pytest.fixture
-def web(service: FakeService) -> Web:
-    return Web(service)
+def web(service: FakeService) -> WebApp:
+    return WebApp(service)
 
 
 @pytest.fixture(scope="session")

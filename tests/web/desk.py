@@ -24,8 +24,8 @@ from edda import (
     workflow,
 )
 from edda.control.views import RunSearch
-from edda.core.model import Refused
-from edda.web import Web
+from edda.core.model import Rejected
+from edda.web import WebApp
 from edda.workflow.workflow import Workflow
 from tests.engine.facts import until
 from tests.outbox.posting import put
@@ -125,7 +125,7 @@ async def _put_dead(app: EddaApp) -> None:
     storage = app.engine.storage
     await put(storage, DEAD)
     claimed = await storage.claim_outgoing(len(DEAD), 60_000_000)
-    await storage.settle_outgoing([Refused(one.seq, one.attempts, "410: it is gone") for one in claimed])
+    await storage.settle_outgoing([Rejected(one.seq, one.attempts, "410: it is gone") for one in claimed])
     await put(storage, copies("pending"))
 
 
@@ -139,7 +139,7 @@ async def serve(database: str) -> None:
     app = EddaApp("desk", database, workflows=[place, take, rest, listen, raise_child, tell])
     async with app:
         await fill(app)
-        async with listening(Web(app, control=lambda: app.control)) as url:
+        async with listening(WebApp(app, control=lambda: app.control)) as url:
             print(url, flush=True)
             await asyncio.to_thread(sys.stdin.read)  # until it is closed
 

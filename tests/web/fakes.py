@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from edda.cloudevents.event import CloudEvent
 from edda.web import State
-from edda.web.answers import Answer
-from edda.web.callers import Caller
+from edda.web.answers import Response
+from edda.web.callers import Principal
 from edda.web.request import Request
 
 
 class PlainRefusals:
     """For pages that leave refusals as they are."""
 
-    def excuse(self, request: Request, caller: Caller | None, refusal: Answer) -> Answer:
+    def excuse(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
         return refusal
 
 

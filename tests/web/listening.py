@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from edda.web import Web
+from edda.web import WebApp
 
 from .servers import ROOT
 
@@ -24,7 +24,7 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(web: Web, **settings: Any) -> AsyncIterator[str]:
+async def listening(web: WebApp, **settings: Any) -> AsyncIterator[str]:
     """Its address."""
     config = uvicorn.Config(web, port=0, log_level="warning", lifespan="off", ws="none", **settings)
     server = _Server(config)

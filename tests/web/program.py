@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edda.cloudevents.event import CloudEvent
-from edda.web import State, Web, WebOptions, find_tokens
+from edda.web import State, WebApp, WebOptions, find_tokens
 
 from .fakes import FakeService
 
@@ -34,7 +34,7 @@ class Speaking(FakeService):
         await super().receive(events)
 
 
-app = Web(
+app = WebApp(
     Speaking(State.STOPPED),
     WebOptions(auth=os.environ.get("EDDA_TEST_AUTH"), tokens=find_tokens(None), body_timeout=1.5),
 )

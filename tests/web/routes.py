@@ -12,7 +12,7 @@ from edda.control.controller import Controller
 from edda.control.operations import OPERATIONS, PREFIX, Operation
 from edda.viewer import pages
 from edda.viewer.pages import Viewer
-from edda.web import Web, WebOptions
+from edda.web import WebApp, WebOptions
 from tests.viewer.showcase import ShowcaseController
 
 from .calls import EVENT, Reply, ask
@@ -36,7 +36,7 @@ class Route:
     def is_page(self) -> bool:
         return self.media == FORM
 
-    async def ask(self, web: Web, headers: dict[str, str], **changes: Any) -> Reply:
+    async def ask(self, web: WebApp, headers: dict[str, str], **changes: Any) -> Reply:
         given = EVENT | {"content-type": self.media} | headers
         asked = {"method": self.method, "path": self.path, "query": self.query, "body": self.body} | changes
         return await ask(web, headers=given, **asked)
@@ -122,7 +122,7 @@ class World:
         self.service, self.spy = FakeService(), Spy()
         control = cast(Controller, self.spy)
         pages = Viewer(lambda caller: control)
-        self.web = Web(self.service, WebOptions(**options), control=lambda: control, pages=pages)
+        self.web = WebApp(self.service, WebOptions(**options), control=lambda: control, pages=pages)
 
     def is_untouched(self) -> bool:
         return not (self.service.stored or self.service.cancelled or self.spy.asked)

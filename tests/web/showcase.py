@@ -19,7 +19,7 @@ from edda.control.views import (
     ChannelView,
     ConsumerView,
     DefinitionView,
-    Done,
+    ActionResult,
     EntryView,
     EventDetail,
     EventOrder,
@@ -34,7 +34,7 @@ from edda.control.views import (
     RunDetail,
     RunSearch,
     RunView,
-    StartOrder,
+    StartRequest,
     StatsView,
     Timeline,
     WaitView,
@@ -119,7 +119,7 @@ class Showcase:
     async def export_run(self, run_id: str) -> dict[str, Any]:
         return {"detail": msgspec.json.decode(msgspec.json.encode(await self.get_run(run_id))), "generations": []}
 
-    async def start_run(self, order: StartOrder) -> Done:
+    async def start_run(self, order: StartRequest) -> ActionResult:
         if order.workflow != "order":
             raise UnknownWorkflowError(f"this process has no workflow {order.workflow!r}")
         if "order_id" not in order.input:
@@ -128,34 +128,34 @@ class Showcase:
         self.world.runs[run.id] = run
         return await self._note("start", run.id, "started")
 
-    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> Done:
+    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> ActionResult:
         if self._find(run_id).status in ENDED:
             raise ActionRefusedError("the run has ended already")
         self.world.runs[run_id] = a_run(run_id, "cancelled")
         return await self._note("cancel", run_id, reason)
 
-    async def retry_run(self, run_id: str, order: RetryOrder) -> Done:
+    async def retry_run(self, run_id: str, order: RetryOrder) -> ActionResult:
         if self._find(run_id).status not in {"failed", "cancelled"}:
             raise ActionRefusedError("only a run that failed or was cancelled can be retried")
         self.world.runs[run_id] = a_run(run_id, "running")
         return await self._note("retry", run_id, f"from_start={order.from_start}")
 
-    async def resume_run(self, run_id: str) -> Done:
+    async def resume_run(self, run_id: str) -> ActionResult:
         self._find(run_id)
         return await self._note("resume", run_id, "resumed")
 
-    async def delete_run(self, run_id: str) -> Done:
+    async def delete_run(self, run_id: str) -> ActionResult:
         if self._find(run_id).status not in ENDED:
             raise ActionRefusedError("the run has not ended: cancel it first")
         del self.world.runs[run_id]
         return await self._note("delete", run_id, "deleted")
 
-    async def act_on_runs(self, order: BulkOrder) -> Done:
+    async def act_on_runs(self, order: BulkOrder) -> ActionResult:
         if order.action not in {"cancel", "retry", "resume", "delete"}:
             raise ArgumentError("action: expected cancel, retry, resume or delete")
         found = [run for run in self.world.runs.values() if run.id in order.ids or _fits_order(run, order)]
         if order.count_only:
-            return Done(False, "counted", len(found))
+            return ActionResult(False, "counted", len(found))
         return await self._note(f"bulk {order.action}", f"{len(found)} runs", "done")
 
     # Events, channels, the outbox
@@ -169,14 +169,14 @@ class Showcase:
         consumer = ConsumerView("r-1", "order", "wait:1", NOON)
         return EventDetail(self._event(number), {"specversion": "1.0"}, {"amount": 3}, (consumer,))
 
-    async def send_event(self, order: EventOrder) -> Done:
+    async def send_event(self, order: EventOrder) -> ActionResult:
         if not order.type:
             raise ArgumentError("type: expected some text")
         event = an_event(len(self.world.events) + 1, order.type)
         self.world.events[event.number] = event
         return await self._note("send", event.id, order.type)
 
-    async def resend_event(self, number: int) -> Done:
+    async def resend_event(self, number: int) -> ActionResult:
         return await self.send_event(EventOrder(self._event(number).type))
 
     async def list_waits(self, type: str | None, cursor: str | None, limit: int) -> Page[WaitView]:
@@ -186,7 +186,7 @@ class Showcase:
     async def list_channels(self) -> tuple[ChannelView, ...]:
         return (ChannelView("prices", 2, NOON),)
 
-    async def publish_message(self, order: MessageOrder) -> Done:
+    async def publish_message(self, order: MessageOrder) -> ActionResult:
         if not order.channel:
             raise ArgumentError("channel: expected some text")
         return await self._note("publish", "m-1", order.channel)
@@ -197,10 +197,10 @@ class Showcase:
         self._note_search((state, cursor, limit))
         return Page((OutgoingView(1, "o-1", "order.placed", "/shop", "", "dead", 3, NOON, reason="410"),))
 
-    async def retry_outbox(self, order: OutboxOrder) -> Done:
+    async def retry_outbox(self, order: OutboxOrder) -> ActionResult:
         return await self._note("retry outbox", ",".join(order.ids), "again")
 
-    async def drop_outbox(self, order: OutboxOrder) -> Done:
+    async def drop_outbox(self, order: OutboxOrder) -> ActionResult:
         return await self._note("drop outbox", ",".join(order.ids), "dropped")
 
     # The whole
@@ -250,11 +250,11 @@ class Showcase:
             raise self.world.error
         self.world.searches.append(search)
 
-    async def _note(self, action: str, subject: str, details: str) -> Done:
+    async def _note(self, action: str, subject: str, details: str) -> ActionResult:
         number = len(self.world.audits) + 1
         self.world.audits.append(AuditView(number, NOON, self.who, action, subject, self.origin, details))
         await self.world.touch()
-        return Done(True, details, 1, subject)
+        return ActionResult(True, details, 1, subject)
 
     def _find(self, run_id: str) -> RunView:
         if run_id not in self.world.runs:

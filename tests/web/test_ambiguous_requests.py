@@ -7,7 +7,7 @@ import gzip
 import httpx2
 import pytest
 
-from edda.web import Web, WebOptions
+from edda.web import WebApp, WebOptions
 
 from .calls import EVENT, Call, ask
 from .fakes import FakeService
@@ -32,14 +32,14 @@ async def test_a_length_and_an_encoding_exclude_each_other_under_every_server(na
 )
 async def test_of_transfer_encodings_only_chunked_is_taken(service: FakeService, encoding: str, status: int) -> None:
     """The server has taken the chunks apart; what else was done to the body is left in it."""
-    assert (await ask(Web(service), Call(headers=EVENT | {"transfer-encoding": encoding}))).status == status
+    assert (await ask(WebApp(service), Call(headers=EVENT | {"transfer-encoding": encoding}))).status == status
 
 
 @pytest.mark.parametrize("path", ["/events", "/cancel/x"])
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "gzip, identity", "nonsense"])
 async def test_a_compressed_body_is_refused_by_name(service: FakeService, encoding: str, path: str) -> None:
     headers = EVENT | {"content-encoding": encoding}
-    reply = await ask(Web(service), Call(path=path, headers=headers, body=gzip.compress(b"{}")))
+    reply = await ask(WebApp(service), Call(path=path, headers=headers, body=gzip.compress(b"{}")))
     assert (reply.status, reply.json["retryable"]) == (415, False)
     assert "Content-Encoding" in reply.json["error"]
     assert ("nonsense" in reply.json["error"]) is False
@@ -47,7 +47,7 @@ async def test_a_compressed_body_is_refused_by_name(service: FakeService, encodi
 
 
 async def test_a_body_that_says_that_it_is_not_compressed_is_taken(service: FakeService) -> None:
-    assert (await ask(Web(service), Call(headers=EVENT | {"content-encoding": "identity"}))).status == 202
+    assert (await ask(WebApp(service), Call(headers=EVENT | {"content-encoding": "identity"}))).status == 202
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ async def test_a_body_that_says_that_it_is_not_compressed_is_taken(service: Fake
     ],
 )
 async def test_a_page_of_others_is_known_by_its_referer_too(service: FakeService, referer: str, status: int) -> None:
-    assert (await ask(Web(service), Call(headers=EVENT | {"referer": referer}))).status == status
+    assert (await ask(WebApp(service), Call(headers=EVENT | {"referer": referer}))).status == status
 
 
 async def test_the_origin_counts_more_than_the_referer(service: FakeService) -> None:
     own, others = "http://127.0.0.1:8001", "http://evil.example"
     for origin, referer, status in ((own, others, 202), (others, own, 403)):
         headers = EVENT | {"origin": origin, "referer": referer}
-        assert (await ask(Web(service), Call(headers=headers))).status == status
+        assert (await ask(WebApp(service), Call(headers=headers))).status == status
 
 
 async def test_a_client_that_does_not_read_is_given_up_under_any_server(service: FakeService) -> None:
@@ -87,7 +87,7 @@ async def test_a_client_that_does_not_read_is_given_up_under_any_server(service:
         await never.wait()
 
     async with asyncio.timeout(20):
-        await Web(service, WebOptions(write_timeout=0.05))(Call().scope(), receive, send)
+        await WebApp(service, WebOptions(write_timeout=0.05))(Call().scope(), receive, send)
 
 
 LOGIN = "/_edda/login"

@@ -18,7 +18,7 @@ from edda.errors import (
     StorageRejectedError,
     StorageUnavailableError,
 )
-from edda.web import State, Web, WebOptions
+from edda.web import State, WebApp, WebOptions
 
 from .calls import EVENT, Call, Reply, ask
 from .fakes import FakeService
@@ -35,7 +35,7 @@ def assert_refused(reply: Reply, status: int, *, retryable: bool) -> None:
     assert reply.json["retryable"] is retryable
 
 
-async def test_an_event_is_stored_and_then_accepted(web: Web, service: FakeService) -> None:
+async def test_an_event_is_stored_and_then_accepted(web: WebApp, service: FakeService) -> None:
     service.open.clear()
     asked = asyncio.create_task(ask(web))
     await service.until_waiting()
@@ -47,47 +47,47 @@ async def test_an_event_is_stored_and_then_accepted(web: Web, service: FakeServi
 
 
 @pytest.mark.parametrize("path", ["/", "/events", "/a/b/c", "//", "/_eddas", "/cancelled", "/%2e", "/ö"])
-async def test_every_path_takes_events(web: Web, service: FakeService, path: str) -> None:
+async def test_every_path_takes_events(web: WebApp, service: FakeService, path: str) -> None:
     assert (await ask(web, path=path)).status == 202
     assert len(service.stored) == 1
 
 
-async def test_a_structured_event_is_taken(web: Web, service: FakeService) -> None:
+async def test_a_structured_event_is_taken(web: WebApp, service: FakeService) -> None:
     assert (await ask(web, headers=STRUCTURED, body=json.dumps(ORDER).encode())).status == 202
     assert len(service.stored) == 1
 
 
-async def test_a_batch_is_taken_as_a_whole(web: Web, service: FakeService) -> None:
+async def test_a_batch_is_taken_as_a_whole(web: WebApp, service: FakeService) -> None:
     batch = [ORDER | {"id": str(number)} for number in range(100)]
     assert (await ask(web, headers=BATCH, body=json.dumps(batch).encode())).status == 202
     assert [event.id for event in service.stored] == [str(number) for number in range(100)]
 
 
-async def test_an_empty_batch_is_taken_without_asking_the_database(web: Web, service: FakeService) -> None:
+async def test_an_empty_batch_is_taken_without_asking_the_database(web: WebApp, service: FakeService) -> None:
     service.error = StorageUnavailableError("gone")
     assert (await ask(web, headers=BATCH, body=b"[]")).status == 202
 
 
 async def test_a_batch_over_the_limit_is_refused_as_a_whole(service: FakeService) -> None:
-    web = Web(service, WebOptions(max_batch=2))
+    web = WebApp(service, WebOptions(max_batch=2))
     reply = await ask(web, headers=BATCH, body=json.dumps([ORDER] * 3).encode())
     assert_refused(reply, 413, retryable=False)
     assert service.stored == []
 
 
-async def test_an_invalid_event_is_refused_with_the_name_of_its_attribute(web: Web, service: FakeService) -> None:
+async def test_an_invalid_event_is_refused_with_the_name_of_its_attribute(web: WebApp, service: FakeService) -> None:
     reply = await ask(web, headers={name: value for name, value in EVENT.items() if name != "ce-source"})
     assert_refused(reply, 400, retryable=False)
     assert (reply.json["error_type"], reply.json["attribute"]) == ("EventError", "source")
     assert service.stored == []
 
 
-async def test_what_is_no_event_at_all_is_not_understood(web: Web) -> None:
+async def test_what_is_no_event_at_all_is_not_understood(web: WebApp) -> None:
     reply = await ask(web, headers={"host": "localhost", "content-type": "text/plain"}, body=b"hello")
     assert_refused(reply, 415, retryable=False)
 
 
-async def test_an_event_that_the_app_refuses_gets_the_status_it_says(web: Web, service: FakeService) -> None:
+async def test_an_event_that_the_app_refuses_gets_the_status_it_says(web: WebApp, service: FakeService) -> None:
     service.error = EventError("not taken here", attribute="type", status=422)
     reply = await ask(web)
     assert_refused(reply, 422, retryable=False)
@@ -96,7 +96,7 @@ async def test_an_event_that_the_app_refuses_gets_the_status_it_says(web: Web, s
 
 @pytest.mark.parametrize("error", [StorageUnavailableError, StorageConflictError, AppError, TimeoutError])
 async def test_while_the_database_is_away_senders_are_told_to_come_back(
-    web: Web, service: FakeService, error: type[Exception]
+    web: WebApp, service: FakeService, error: type[Exception]
 ) -> None:
     service.error = error("password=secret")
     reply = await ask(web)
@@ -107,7 +107,7 @@ async def test_while_the_database_is_away_senders_are_told_to_come_back(
 
 async def test_a_database_that_never_answers_does_not_keep_a_sender_waiting(service: FakeService) -> None:
     service.open.clear()
-    reply = await ask(Web(service, WebOptions(service_timeout=0.01)))
+    reply = await ask(WebApp(service, WebOptions(service_timeout=0.01)))
     assert_refused(reply, 503, retryable=True)
     assert service.waiting == 0
 
@@ -116,7 +116,7 @@ async def test_a_database_that_never_answers_does_not_keep_a_sender_waiting(serv
     ("error", "status"), [(PayloadError, 400), (StorageRejectedError, 400), (PayloadTooLargeError, 413)]
 )
 async def test_data_that_cannot_be_stored_is_the_senders_matter(
-    web: Web, service: FakeService, error: type[Exception], status: int
+    web: WebApp, service: FakeService, error: type[Exception], status: int
 ) -> None:
     service.error = error("bytes of the input")
     reply = await ask(web)
@@ -125,7 +125,7 @@ async def test_data_that_cannot_be_stored_is_the_senders_matter(
 
 
 async def test_an_unexpected_error_is_logged_and_told_without_its_text(
-    web: Web, service: FakeService, caplog: pytest.LogCaptureFixture
+    web: WebApp, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.error = ZeroDivisionError("secret")
     reply = await ask(web)
@@ -136,7 +136,7 @@ async def test_an_unexpected_error_is_logged_and_told_without_its_text(
     assert "secret" in caplog.text
 
 
-async def test_a_draining_app_takes_nothing(web: Web, service: FakeService) -> None:
+async def test_a_draining_app_takes_nothing(web: WebApp, service: FakeService) -> None:
     service.state = State.DRAINING
     for path in ("/events", "/cancel/run"):
         reply = await ask(web, path=path, body=b"")
@@ -147,7 +147,7 @@ async def test_a_draining_app_takes_nothing(web: Web, service: FakeService) -> N
 
 
 async def test_an_app_that_was_never_started_says_how_to_start_it(
-    web: Web, service: FakeService, caplog: pytest.LogCaptureFixture
+    web: WebApp, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.state = State.STOPPED
     for _ in range(3):
@@ -161,18 +161,18 @@ async def test_an_app_that_was_never_started_says_how_to_start_it(
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH", "TRACE", "BREW"])
-async def test_events_are_posted_and_nothing_else(web: Web, method: str) -> None:
+async def test_events_are_posted_and_nothing_else(web: WebApp, method: str) -> None:
     reply = await ask(web, method=method)
     assert (reply.status, reply.headers["allow"]) == (405, "POST, OPTIONS")
 
 
-async def test_an_answer_to_head_has_no_body(web: Web) -> None:
+async def test_an_answer_to_head_has_no_body(web: WebApp) -> None:
     get, head = await ask(web, method="GET"), await ask(web, method="HEAD")
     assert (head.status, head.headers, head.body) == (get.status, get.headers, b"")
 
 
 async def test_more_requests_than_allowed_are_told_to_come_back(service: FakeService) -> None:
-    web = Web(service, WebOptions(max_concurrent=2))
+    web = WebApp(service, WebOptions(max_concurrent=2))
     service.open.clear()
     waiting = [asyncio.create_task(ask(web)) for _ in range(2)]
     await service.until_waiting(2)
@@ -185,20 +185,20 @@ async def test_more_requests_than_allowed_are_told_to_come_back(service: FakeSer
 
 
 @pytest.mark.parametrize(("count", "size", "status"), [(100, 10, 202), (101, 10, 431), (7, 70_000, 431)])
-async def test_headers_are_limited_in_number_and_size(web: Web, count: int, size: int, status: int) -> None:
+async def test_headers_are_limited_in_number_and_size(web: WebApp, count: int, size: int, status: int) -> None:
     headers = [*EVENT.items(), *((f"x-{number}", "x" * size) for number in range(count - len(EVENT)))]
     reply = await ask(web, headers=headers)
     assert reply.status == status
     assert status == 202 or reply.headers["connection"] == "close"
 
 
-async def test_a_run_is_cancelled(web: Web, service: FakeService) -> None:
+async def test_a_run_is_cancelled(web: WebApp, service: FakeService) -> None:
     reply = await ask(web, path="/cancel/run-1", body=b"")
     assert (reply.status, reply.json) == (202, {"status": "cancelling", "instance_id": "run-1"})
     assert service.cancelled == [("run-1", "cancelled")]
 
 
-async def test_a_run_is_cancelled_for_a_reason(web: Web, service: FakeService) -> None:
+async def test_a_run_is_cancelled_for_a_reason(web: WebApp, service: FakeService) -> None:
     assert (await ask(web, path="/cancel/a/b", body=b'{"reason": "sold out"}')).status == 202
     assert service.cancelled == [("a/b", "sold out")]
 
@@ -206,17 +206,17 @@ async def test_a_run_is_cancelled_for_a_reason(web: Web, service: FakeService) -
 @pytest.mark.parametrize(
     "body", [b"no", b"[]", b"{}", b'{"reason": 1}', b'{"reason": "\\u0000"}', b'{"x": 1}', b"\xff"]
 )
-async def test_a_reason_that_cannot_be_read_cancels_nothing(web: Web, service: FakeService, body: bytes) -> None:
+async def test_a_reason_that_cannot_be_read_cancels_nothing(web: WebApp, service: FakeService, body: bytes) -> None:
     assert_refused(await ask(web, path="/cancel/run-1", body=body), 400, retryable=False)
     assert service.cancelled == []
 
 
-async def test_a_reason_nested_without_end_is_refused(web: Web) -> None:
+async def test_a_reason_nested_without_end_is_refused(web: WebApp) -> None:
     body = b'{"reason": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     assert_refused(await ask(web, path="/cancel/run-1", body=body), 400, retryable=False)
 
 
-async def test_a_run_that_does_not_exist_cannot_be_cancelled(web: Web, service: FakeService) -> None:
+async def test_a_run_that_does_not_exist_cannot_be_cancelled(web: WebApp, service: FakeService) -> None:
     service.error = InstanceNotFoundError("no run has the id 'run-1'")
     reply = await ask(web, path="/cancel/run-1", body=b"")
     assert_refused(reply, 404, retryable=False)
@@ -224,41 +224,41 @@ async def test_a_run_that_does_not_exist_cannot_be_cancelled(web: Web, service: 
 
 
 @pytest.mark.parametrize("path", ["/cancel", "/cancel/", "/cancel/a\0b"])
-async def test_what_is_no_id_is_not_found(web: Web, service: FakeService, path: str) -> None:
+async def test_what_is_no_id_is_not_found(web: WebApp, service: FakeService, path: str) -> None:
     assert_refused(await ask(web, path=path, body=b""), 404, retryable=False)
     assert service.cancelled == []
 
 
-async def test_a_run_that_has_ended_cannot_be_cancelled(web: Web, service: FakeService) -> None:
+async def test_a_run_that_has_ended_cannot_be_cancelled(web: WebApp, service: FakeService) -> None:
     service.ended.add("run-1")
     assert_refused(await ask(web, path="/cancel/run-1", body=b""), 409, retryable=False)
 
 
-async def test_cancelling_is_posted(web: Web) -> None:
+async def test_cancelling_is_posted(web: WebApp) -> None:
     reply = await ask(web, path="/cancel/run-1", method="GET")
     assert (reply.status, reply.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize("path", ["/_edda", "/_edda/", "/_edda/events", "/_edda/livez/", "/_edda/api/v1/runs"])
-async def test_no_event_path_shadows_what_is_ours(web: Web, service: FakeService, path: str) -> None:
+async def test_no_event_path_shadows_what_is_ours(web: WebApp, service: FakeService, path: str) -> None:
     assert_refused(await ask(web, path=path), 404, retryable=False)
     assert service.stored == []
 
 
 @pytest.mark.parametrize("state", list(State))
-async def test_a_process_is_alive_whatever_state_its_app_is_in(web: Web, service: FakeService, state: State) -> None:
+async def test_a_process_is_alive_whatever_state_its_app_is_in(web: WebApp, service: FakeService, state: State) -> None:
     service.state, service.error = state, StorageUnavailableError("gone")
     reply = await ask(web, path="/_edda/livez", method="GET")
     assert (reply.status, reply.json, service.pings) == (200, {"status": "ok"}, 0)
 
 
-async def test_an_app_is_ready_when_its_database_answers(web: Web, service: FakeService) -> None:
+async def test_an_app_is_ready_when_its_database_answers(web: WebApp, service: FakeService) -> None:
     reply = await ask(web, path="/_edda/readyz", method="GET")
     assert (reply.status, reply.json, service.pings) == (200, {"status": "ready"}, 1)
 
 
 @pytest.mark.parametrize("error", [StorageUnavailableError("gone"), OSError("gone"), TimeoutError()])
-async def test_an_app_without_its_database_is_not_ready(web: Web, service: FakeService, error: Exception) -> None:
+async def test_an_app_without_its_database_is_not_ready(web: WebApp, service: FakeService, error: Exception) -> None:
     service.error = error
     reply = await ask(web, path="/_edda/readyz", method="GET")
     assert_refused(reply, 503, retryable=True)
@@ -267,7 +267,7 @@ async def test_an_app_without_its_database_is_not_ready(web: Web, service: FakeS
 
 @pytest.mark.parametrize(("state", "reason"), [(State.STOPPED, "not started"), (State.DRAINING, "shutting down")])
 async def test_an_app_that_takes_nothing_is_not_ready(
-    web: Web, service: FakeService, state: State, reason: str
+    web: WebApp, service: FakeService, state: State, reason: str
 ) -> None:
     service.state = state
     reply = await ask(web, path="/_edda/readyz", method="GET")
@@ -275,7 +275,7 @@ async def test_an_app_that_takes_nothing_is_not_ready(
     assert reason in reply.json["error"]
 
 
-async def test_many_probes_at_once_are_one_question_to_the_database(web: Web, service: FakeService) -> None:
+async def test_many_probes_at_once_are_one_question_to_the_database(web: WebApp, service: FakeService) -> None:
     service.open.clear()
     probes = [asyncio.create_task(ask(web, path="/_edda/readyz", method="GET")) for _ in range(20)]
     await service.until_waiting()
@@ -286,7 +286,7 @@ async def test_many_probes_at_once_are_one_question_to_the_database(web: Web, se
 
 
 @pytest.mark.parametrize("path", ["/_edda/livez", "/_edda/readyz"])
-async def test_probes_only_look(web: Web, path: str) -> None:
+async def test_probes_only_look(web: WebApp, path: str) -> None:
     assert (await ask(web, path=path, method="HEAD")).status == 200
     reply = await ask(web, path=path)
     assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
@@ -296,7 +296,7 @@ async def test_probes_only_look(web: Web, path: str) -> None:
 @pytest.mark.parametrize("root", ["", "/edda", "/api/edda/", "/"])
 @pytest.mark.parametrize("whole", [True, False])
 async def test_it_does_not_matter_where_the_app_is_mounted_nor_how_the_server_says_so(
-    web: Web, service: FakeService, root: str, path: str, whole: bool
+    web: WebApp, service: FakeService, root: str, path: str, whole: bool
 ) -> None:
     prefix = root.rstrip("/") if whole else ""
     assert (await ask(web, root_path=root, path=prefix + path)).status == 202
@@ -305,17 +305,17 @@ async def test_it_does_not_matter_where_the_app_is_mounted_nor_how_the_server_sa
     assert service.cancelled == [("run", "cancelled")]
 
 
-async def test_the_place_of_mounting_itself_takes_events(web: Web) -> None:
+async def test_the_place_of_mounting_itself_takes_events(web: WebApp) -> None:
     assert (await ask(web, root_path="/edda", path="/edda")).status == 202
     assert (await ask(web, root_path="/edda", path="/edda_events")).status == 202
 
 
-async def test_a_whole_address_as_target_is_read_as_its_path(web: Web, service: FakeService) -> None:
+async def test_a_whole_address_as_target_is_read_as_its_path(web: WebApp, service: FakeService) -> None:
     assert (await ask(web, path="http://127.0.0.1:8001/cancel/run", body=b"")).status == 202
     assert service.cancelled == [("run", "cancelled")]
 
 
-async def test_a_websocket_is_closed_before_it_opens(web: Web) -> None:
+async def test_a_websocket_is_closed_before_it_opens(web: WebApp) -> None:
     sent = []
 
     async def receive() -> dict[str, str]:
@@ -328,7 +328,7 @@ async def test_a_websocket_is_closed_before_it_opens(web: Web) -> None:
     assert sent == [{"type": "websocket.close", "code": 1000}]
 
 
-async def test_a_client_that_has_gone_before_its_answer_harms_nothing(web: Web, service: FakeService) -> None:
+async def test_a_client_that_has_gone_before_its_answer_harms_nothing(web: WebApp, service: FakeService) -> None:
     async def receive() -> dict[str, object]:
         return {"type": "http.request", "body": b"{}"}
 
@@ -339,7 +339,7 @@ async def test_a_client_that_has_gone_before_its_answer_harms_nothing(web: Web, 
     assert len(service.stored) == 1
 
 
-async def test_being_cancelled_is_no_error_to_be_answered(web: Web, service: FakeService) -> None:
+async def test_being_cancelled_is_no_error_to_be_answered(web: WebApp, service: FakeService) -> None:
     service.error = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         await ask(web)

@@ -12,9 +12,9 @@ from urllib.parse import quote, unquote
 import pytest
 
 from edda.control.operations import EXPORT_RUN, GET_RUN, OPERATIONS, PREFIX, Operation
-from edda.control.views import Done, RunSearch
+from edda.control.views import ActionResult, RunSearch
 from edda.errors import StorageUnavailableError
-from edda.web import State, Token, TokenScope, Web, WebOptions
+from edda.web import State, Token, TokenScope, WebApp, WebOptions
 
 from .calls import EVENT, Call, Reply, ask, deliver
 from .fakes import FakeService
@@ -41,13 +41,13 @@ def showcase() -> Showcase:
 
 
 @pytest.fixture
-def web(service: FakeService, showcase: Showcase) -> Web:
-    return Web(service, control=lambda: showcase)
+def web(service: FakeService, showcase: Showcase) -> WebApp:
+    return WebApp(service, control=lambda: showcase)
 
 
 @pytest.fixture
-def guarded(service: FakeService, showcase: Showcase) -> Web:
-    return Web(service, WebOptions(tokens=TOKENS), control=lambda: showcase)
+def guarded(service: FakeService, showcase: Showcase) -> WebApp:
+    return WebApp(service, WebOptions(tokens=TOKENS), control=lambda: showcase)
 
 
 def address(operation: Operation[Any]) -> str:
@@ -55,29 +55,29 @@ def address(operation: Operation[Any]) -> str:
     return PREFIX + operation.address(*values)
 
 
-async def perform(web: Web, operation: Operation[Any], headers: dict[str, str] | None = None) -> Reply:
+async def perform(web: WebApp, operation: Operation[Any], headers: dict[str, str] | None = None) -> Reply:
     body = json.dumps(BODIES[operation.name]).encode() if operation.name in BODIES else b""
     return await ask(web, method=operation.method, path=address(operation), headers=JSON | (headers or {}), body=body)
 
 
-async def get(web: Web, path: str, query: str = "", **changes: Any) -> Reply:
+async def get(web: WebApp, path: str, query: str = "", **changes: Any) -> Reply:
     return await ask(web, method="GET", path=PREFIX + path, query=query.encode(), headers=HERE, body=b"", **changes)
 
 
-async def get_raw(web: Web, path: str, root: str = "") -> Reply:
+async def get_raw(web: WebApp, path: str, root: str = "") -> Reply:
     """As servers do it, with the path as it was sent beside the one that is decoded."""
     call = Call(method="GET", headers=HERE, body=b"", root_path=root)
     scope = {**call.scope(), "path": root + unquote(path), "raw_path": f"{quote(root)}{path}".encode()}
     return await deliver(web, call, scope)
 
 
-async def post(web: Web, path: str, body: bytes | dict[str, Any] = b"", headers: dict[str, str] = JSON) -> Reply:
+async def post(web: WebApp, path: str, body: bytes | dict[str, Any] = b"", headers: dict[str, str] = JSON) -> Reply:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return await ask(web, path=PREFIX + path, headers=headers, body=content)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-async def test_every_operation_answers(web: Web, operation: Operation[Any]) -> None:
+async def test_every_operation_answers(web: WebApp, operation: Operation[Any]) -> None:
     reply = await perform(web, operation)
     assert reply.status == 200, reply.body
     assert reply.headers["content-type"] == "application/json"
@@ -86,7 +86,7 @@ async def test_every_operation_answers(web: Web, operation: Operation[Any]) -> N
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 @pytest.mark.parametrize("scope", [*TokenScope, None], ids=str)
 async def test_a_token_opens_the_operations_of_its_scope_only(
-    guarded: Web, showcase: Showcase, operation: Operation[Any], scope: TokenScope | None
+    guarded: WebApp, showcase: Showcase, operation: Operation[Any], scope: TokenScope | None
 ) -> None:
     headers = {} if scope is None else {"authorization": f"Bearer {SECRETS[scope]}"}
     reply = await perform(guarded, operation, headers)
@@ -101,7 +101,7 @@ async def test_a_token_opens_the_operations_of_its_scope_only(
 @pytest.mark.parametrize("name", ["openapi.json", "metrics", "stream"])
 @pytest.mark.parametrize("scope", [*TokenScope, None], ids=str)
 async def test_what_is_no_operation_is_for_those_who_may_look(
-    guarded: Web, name: str, scope: TokenScope | None
+    guarded: WebApp, name: str, scope: TokenScope | None
 ) -> None:
     headers = HERE if scope is None else HERE | {"authorization": f"Bearer {SECRETS[scope]}"}
     path = "/_edda/metrics" if name == "metrics" else f"{PREFIX}/{name}"
@@ -109,7 +109,7 @@ async def test_what_is_no_operation_is_for_those_who_may_look(
     assert reply.status == (401 if scope is None else 200 if scope is TokenScope.VIEW else 403)
 
 
-async def test_what_is_done_is_noted_under_the_name_of_the_token(guarded: Web, showcase: Showcase) -> None:
+async def test_what_is_done_is_noted_under_the_name_of_the_token(guarded: WebApp, showcase: Showcase) -> None:
     headers = JSON | {"authorization": f"Bearer {SECRETS[TokenScope.CONTROL]}"}
     await ask(guarded, path=f"{PREFIX}/runs/r-1/cancel", headers=headers, client=("192.0.2.7", 1), body=b"")
     noted = showcase.world.audits[0]
@@ -117,7 +117,7 @@ async def test_what_is_done_is_noted_under_the_name_of_the_token(guarded: Web, s
 
 
 async def test_without_a_controller_there_is_no_api(service: FakeService) -> None:
-    bare = Web(service)
+    bare = WebApp(service)
     for path in ("/runs", "/openapi.json", "/stream"):
         assert (await get(bare, path)).status == 404
     assert (await ask(bare, method="GET", path="/_edda/metrics", headers=HERE)).status == 404
@@ -127,7 +127,7 @@ async def test_without_a_controller_there_is_no_api(service: FakeService) -> Non
 
 
 @pytest.mark.parametrize("path", ["", "/", "/run", "/runs/", "/runs/r-1/", "/runs/r-1/x", "/runs//history", "/v2"])
-async def test_there_is_nothing_at_an_unknown_address(web: Web, path: str) -> None:
+async def test_there_is_nothing_at_an_unknown_address(web: WebApp, path: str) -> None:
     assert (await get(web, path)).status == 404
 
 
@@ -143,12 +143,12 @@ async def test_there_is_nothing_at_an_unknown_address(web: Web, path: str) -> No
         ("OPTIONS", "/openapi.json", "GET, HEAD"),
     ],
 )
-async def test_a_wrong_method_is_told_the_right_ones(web: Web, method: str, path: str, allowed: str) -> None:
+async def test_a_wrong_method_is_told_the_right_ones(web: WebApp, method: str, path: str, allowed: str) -> None:
     reply = await ask(web, method=method, path=PREFIX + path, headers=JSON)
     assert (reply.status, reply.headers["allow"]) == (405, allowed)
 
 
-async def test_head_is_get_without_a_body(web: Web) -> None:
+async def test_head_is_get_without_a_body(web: WebApp) -> None:
     reply = await ask(web, method="HEAD", path=f"{PREFIX}/runs", headers=HERE)
     assert (reply.status, reply.body) == (200, b"")
     assert int(reply.headers["content-length"]) > 0
@@ -156,7 +156,7 @@ async def test_head_is_get_without_a_body(web: Web) -> None:
 
 @pytest.mark.parametrize("root", ["", "/mounted here"])
 @pytest.mark.parametrize("id", ["a/b?c#d é", "count", "bulk", "..", "%2F", "a%b", "日本", " ", "x" * 500])
-async def test_an_id_may_have_any_character(showcase: Showcase, web: Web, id: str, root: str) -> None:
+async def test_an_id_may_have_any_character(showcase: Showcase, web: WebApp, id: str, root: str) -> None:
 
     showcase.world.runs[id] = a_run(id, "completed")
 
@@ -168,13 +168,13 @@ async def test_an_id_may_have_any_character(showcase: Showcase, web: Web, id: st
 
 
 @pytest.mark.parametrize("id", ["%00", "%FF", "a%ED%A0%80"])
-async def test_what_can_be_no_id_is_not_found(web: Web, id: str) -> None:
+async def test_what_can_be_no_id_is_not_found(web: WebApp, id: str) -> None:
 
     assert (await get_raw(web, f"{PREFIX}/runs/{id}")).status == 404
 
 
 @pytest.mark.parametrize("number", ["x", "-1", "1.0", "9" * 19, "9" * 5000, "٣", "%31x", "99"])
-async def test_what_is_no_number_of_an_event_is_not_found(web: Web, number: str) -> None:
+async def test_what_is_no_number_of_an_event_is_not_found(web: WebApp, number: str) -> None:
     assert (await get(web, f"/events/{number}")).status == 404
     assert (await post(web, f"/events/{number}/resend")).status == 404
 
@@ -182,7 +182,7 @@ async def test_what_is_no_number_of_an_event_is_not_found(web: Web, number: str)
 # Queries and bodies
 
 
-async def test_a_query_is_read_into_a_search(web: Web, showcase: Showcase) -> None:
+async def test_a_query_is_read_into_a_search(web: WebApp, showcase: Showcase) -> None:
     query = "status=failed&status=waiting&workflow=order&q=null&input=a%3D1&since=2026-01-01T00:00:00Z&limit=200&id="
     assert (await get(web, "/runs", query)).status == 200
     assert showcase.world.searches == [
@@ -227,7 +227,7 @@ async def test_a_query_is_read_into_a_search(web: Web, showcase: Showcase) -> No
     ],
 )
 async def test_a_query_that_is_not_understood_is_told_which_field(
-    web: Web, path: str, query: str, field: str | None
+    web: WebApp, path: str, query: str, field: str | None
 ) -> None:
     reply = await ask(web, method="GET", path=PREFIX + path, query=query.encode("latin-1"), headers=HERE)
     if field == "":
@@ -266,7 +266,7 @@ async def test_a_query_that_is_not_understood_is_told_which_field(
     ],
 )
 async def test_a_body_that_is_not_understood_is_told_why(
-    web: Web, showcase: Showcase, path: str, body: bytes, status: int, field: str | None
+    web: WebApp, showcase: Showcase, path: str, body: bytes, status: int, field: str | None
 ) -> None:
     reply = await post(web, path, body)
     assert reply.status == status, reply.body
@@ -286,11 +286,11 @@ async def test_a_body_that_is_not_understood_is_told_why(
         ("/nowhere", "", f"there is nothing at this address; {PREFIX}/openapi.json says what there is"),
     ],
 )
-async def test_a_refusal_names_the_thing_and_what_was_expected(web: Web, path: str, query: str, error: str) -> None:
+async def test_a_refusal_names_the_thing_and_what_was_expected(web: WebApp, path: str, query: str, error: str) -> None:
     assert (await get(web, path, query)).json["error"] == error
 
 
-async def test_only_json_is_taken(web: Web) -> None:
+async def test_only_json_is_taken(web: WebApp) -> None:
     for media in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
         reply = await post(web, "/runs", BODIES["start_run"], HERE | {"content-type": media})
         assert reply.status == 415
@@ -301,11 +301,11 @@ async def test_only_json_is_taken(web: Web) -> None:
 
 
 async def test_a_body_over_the_limit_is_refused(service: FakeService, showcase: Showcase) -> None:
-    web = Web(service, WebOptions(max_body=50), control=lambda: showcase)
+    web = WebApp(service, WebOptions(max_body=50), control=lambda: showcase)
     assert (await post(web, "/runs", b" " * 51)).status == 413
 
 
-async def test_orders_without_a_body_are_those_with_defaults(web: Web, showcase: Showcase) -> None:
+async def test_orders_without_a_body_are_those_with_defaults(web: WebApp, showcase: Showcase) -> None:
     assert (await post(web, "/runs/r-1/cancel")).json["words"] == "cancelled"
     assert (await post(web, "/runs/r-2/retry", {"from_start": True})).json["words"] == "from_start=True"
 
@@ -316,7 +316,7 @@ async def test_orders_without_a_body_are_those_with_defaults(web: Web, showcase:
 @pytest.mark.parametrize(
     ("error", "status"), [(StorageUnavailableError("gone"), 503), (TimeoutError(), 503), (RuntimeError("bug"), 500)]
 )
-async def test_what_is_inside_stays_inside(web: Web, showcase: Showcase, error: Exception, status: int) -> None:
+async def test_what_is_inside_stays_inside(web: WebApp, showcase: Showcase, error: Exception, status: int) -> None:
     showcase.world.error = error
     reply = await get(web, "/runs")
     assert reply.status == status
@@ -325,7 +325,7 @@ async def test_what_is_inside_stays_inside(web: Web, showcase: Showcase, error: 
 
 
 @pytest.mark.parametrize("state", [State.DRAINING, State.STOPPED])
-async def test_an_app_that_is_not_started_says_so(service: FakeService, web: Web, state: State) -> None:
+async def test_an_app_that_is_not_started_says_so(service: FakeService, web: WebApp, state: State) -> None:
     service.state = state
     for path in ("/runs", "/stream"):
         assert (await get(web, path)).status == 503
@@ -341,7 +341,7 @@ async def test_every_answer_is_protected(
     errors = {"away": StorageUnavailableError("gone"), "broken": RuntimeError("bug")}
     showcase.world.error = errors.get(circumstances)
     service.state = State.DRAINING if circumstances == "draining" else State.STARTED
-    web = Web(service, options, control=lambda: showcase)
+    web = WebApp(service, options, control=lambda: showcase)
     paths = [address(operation) for operation in OPERATIONS]
     paths += [f"{PREFIX}/{name}" for name in ("openapi.json", "stream", "x", "")] + ["/_edda/metrics", "/_edda/login"]
     senders = (JSON, JSON | {"authorization": f"Bearer {SECRETS[TokenScope.VIEW]}"}, JSON | {"host": "evil.example"})
@@ -359,7 +359,7 @@ async def test_where_only_looking_is_allowed_nobody_does_more(service: FakeServi
     control = Token("ops", frozenset(TokenScope), EVERYTHING)
     bearer = {"authorization": f"Bearer {EVERYTHING}"}
     for options, headers in ((WebOptions(read_only=True), {}), (WebOptions(read_only=True, tokens=(control,)), bearer)):
-        web = Web(service, options, control=lambda: showcase)
+        web = WebApp(service, options, control=lambda: showcase)
         for operation in OPERATIONS:
             reply = await perform(web, operation, headers)
             assert reply.status == (200 if operation.scope == "view" else 403)
@@ -372,11 +372,11 @@ async def test_where_only_looking_is_allowed_nobody_does_more(service: FakeServi
 async def test_an_action_on_many_runs_may_take_longer(
     service: FakeService, showcase: Showcase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    web = Web(service, WebOptions(service_timeout=0.02), control=lambda: showcase)
+    web = WebApp(service, WebOptions(service_timeout=0.02), control=lambda: showcase)
 
-    async def take_a_while(*_: object) -> Done:
+    async def take_a_while(*_: object) -> ActionResult:
         await asyncio.sleep(0.1)
-        return Done(True, "done")
+        return ActionResult(True, "done")
 
     monkeypatch.setattr(Showcase, "act_on_runs", take_a_while)
     monkeypatch.setattr(Showcase, "send_event", take_a_while)

@@ -9,9 +9,9 @@ import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
 from edda.control.operations import PREFIX
-from edda.web import Web, WebOptions
-from edda.web.answers import Answer
-from edda.web.callers import Caller
+from edda.web import WebApp, WebOptions
+from edda.web.answers import Response
+from edda.web.callers import Principal
 from edda.web.request import Request
 
 from .fakes import FakeService, PlainRefusals
@@ -33,8 +33,8 @@ TRAP = b'<form method="post" action="%s/_edda/api/v1/runs/r-1/resume"><button>wi
 class Forms(PlainRefusals):
     """Pages with one form each."""
 
-    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
-        return Answer(200, LOGIN if request.path == "/_edda/login" else CANCEL, (HTML,))
+    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
+        return Response(200, LOGIN if request.path == "/_edda/login" else CANCEL, (HTML,))
 
 
 class Trap(PlainRefusals):
@@ -43,9 +43,9 @@ class Trap(PlainRefusals):
     def __init__(self, target: str) -> None:
         self.target = target
 
-    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
         page = TRAP % self.target.encode()
-        return Answer(200, page, (HTML, (b"content-security-policy", b"default-src *")))
+        return Response(200, page, (HTML, (b"content-security-policy", b"default-src *")))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def showcase() -> Showcase:
 
 @pytest.fixture
 async def ours(service: FakeService, showcase: Showcase) -> AsyncIterator[str]:
-    web = Web(service, WebOptions(tokens=ALL), control=lambda: showcase, pages=Forms())
+    web = WebApp(service, WebOptions(tokens=ALL), control=lambda: showcase, pages=Forms())
     async with listening(web) as url:
         yield url.replace("127.0.0.1", OURS)
 
@@ -88,7 +88,7 @@ async def test_our_own_form_does_what_it_says(browser: Browser, ours: str, showc
 async def test_a_form_of_others_does_nothing(browser: Browser, ours: str, showcase: Showcase) -> None:
     page = await browser.new_page()
     await log_in(page, ours)
-    async with listening(Web(FakeService(), WebOptions(auth="none"), pages=Trap(ours))) as url:
+    async with listening(WebApp(FakeService(), WebOptions(auth="none"), pages=Trap(ours))) as url:
         await page.goto(f"{url.replace('127.0.0.1', EVIL)}/_edda/")
         async with page.expect_response(lambda response: response.request.method == "POST") as answer:
             await page.click("button")

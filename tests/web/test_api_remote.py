@@ -23,7 +23,7 @@ from edda.control.views import (
     OutboxOrder,
     RetryOrder,
     RunSearch,
-    StartOrder,
+    StartRequest,
 )
 from edda.errors import (
     ActionRefusedError,
@@ -34,7 +34,7 @@ from edda.errors import (
     StorageUnavailableError,
     UnknownWorkflowError,
 )
-from edda.web import Web, WebOptions
+from edda.web import WebApp, WebOptions
 
 from .fakes import FakeService
 from .listening import listening
@@ -50,7 +50,7 @@ def showcase() -> Showcase:
 
 @pytest.fixture
 async def url(service: FakeService, showcase: Showcase) -> AsyncIterator[str]:
-    async with listening(Web(service, WebOptions(tokens=ALL), control=lambda: showcase)) as url:
+    async with listening(WebApp(service, WebOptions(tokens=ALL), control=lambda: showcase)) as url:
         yield url
 
 
@@ -95,7 +95,7 @@ async def test_everything_is_seen_as_it_is_there(remote: RemoteController, showc
 
 
 async def test_everything_can_be_done_and_is_noted(remote: RemoteController, showcase: Showcase) -> None:
-    assert (await remote.start_run(StartOrder("order", {"order_id": "A"}, "r-5"))).subject == "r-5"
+    assert (await remote.start_run(StartRequest("order", {"order_id": "A"}, "r-5"))).subject == "r-5"
     await remote.cancel_run("r-5", "enough")
     await remote.retry_run("r-5", RetryOrder(from_start=True))
     await remote.resume_run("r-5")
@@ -131,9 +131,9 @@ async def test_errors_come_back_as_what_they_were(remote: RemoteController, show
     with pytest.raises(ActionRefusedError, match="only a run that failed"):
         await remote.retry_run("r-1", RetryOrder())
     with pytest.raises(UnknownWorkflowError, match="no workflow 'nix'"):
-        await remote.start_run(StartOrder("nix"))
+        await remote.start_run(StartRequest("nix"))
     with pytest.raises(ArgumentError, match="missing order_id"):
-        await remote.start_run(StartOrder("order"))
+        await remote.start_run(StartRequest("order"))
     with pytest.raises(ArgumentError, match="limit: expected 1 to 200"):
         await remote.list_runs(RunSearch(limit=1000))
     showcase.world.error = StorageUnavailableError("gone")

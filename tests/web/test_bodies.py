@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edda.cloudevents import json_format
-from edda.web import Web, WebOptions
+from edda.web import WebApp, WebOptions
 
 from .calls import DISCONNECT, EVENT, Call, Message, ask, chunk
 from .fakes import FakeService
@@ -17,7 +17,7 @@ def with_length(length: object) -> dict[str, str]:
     return EVENT | {"content-length": str(length)}
 
 
-async def test_a_body_in_pieces_is_one_body(web: Web, service: FakeService) -> None:
+async def test_a_body_in_pieces_is_one_body(web: WebApp, service: FakeService) -> None:
     pieces = [chunk(b'{"a"'), chunk(b""), chunk(b": 1}"), chunk(b"", more=False)]
     assert (await ask(web, messages=pieces)).status == 202
     assert json_format.value_of(service.stored[0]) == {"a": 1}
@@ -25,46 +25,46 @@ async def test_a_body_in_pieces_is_one_body(web: Web, service: FakeService) -> N
 
 @pytest.mark.parametrize(("size", "status"), [(1000, 202), (1001, 413)])
 async def test_a_body_over_the_limit_is_refused(service: FakeService, size: int, status: int) -> None:
-    web = Web(service, WebOptions(max_body=1000))
+    web = WebApp(service, WebOptions(max_body=1000))
     body = b'"' + b"x" * (size - 2) + b'"'
     assert (await ask(web, body=body, headers=with_length(size))).status == status
     assert (await ask(web, body=body)).status == status
     assert (await ask(web, messages=[chunk(body[:500]), chunk(body[500:], more=False)])).status == status
 
 
-async def test_a_body_that_says_it_is_too_large_is_not_read(web: Web) -> None:
+async def test_a_body_that_says_it_is_too_large_is_not_read(web: WebApp) -> None:
     for length in (1024 * 1024 + 1, 10**25, "9" * 5000):
         reply = await ask(web, headers=with_length(length))
         assert (reply.status, reply.receives) == (413, 0)
         assert "max_body" in reply.json["error"]
 
 
-async def test_a_body_without_end_is_given_up_at_the_limit(web: Web) -> None:
+async def test_a_body_without_end_is_given_up_at_the_limit(web: WebApp) -> None:
     endless = [chunk(b"x" * 65536)] * 1000
     reply = await ask(web, messages=endless)
     assert (reply.status, reply.receives) == (413, 17)
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "ten", "", "+1", "1, 1", "²"])
-async def test_a_length_that_is_no_number_is_refused(web: Web, length: str) -> None:
+async def test_a_length_that_is_no_number_is_refused(web: WebApp, length: str) -> None:
     assert (await ask(web, headers=with_length(length))).status == 400
 
 
-async def test_two_lengths_are_refused(web: Web) -> None:
+async def test_two_lengths_are_refused(web: WebApp) -> None:
     reply = await ask(web, headers=[*EVENT.items(), ("content-length", "2"), ("content-length", "3")])
     assert reply.status == 400
 
 
 @pytest.mark.parametrize("before", [[], [chunk(b"{")], [chunk(b"{"), chunk(b""), chunk(b"}")]])
 async def test_a_sender_that_goes_away_is_neither_waited_for_nor_answered(
-    web: Web, service: FakeService, before: list[Message]
+    web: WebApp, service: FakeService, before: list[Message]
 ) -> None:
     reply = await ask(web, messages=[*before, DISCONNECT])
     assert (reply.status, reply.receives) == (0, len(before) + 1)
     assert service.stored == []
 
 
-async def stalled(web: Web, *first: bytes) -> int:
+async def stalled(web: WebApp, *first: bytes) -> int:
     """The status that a sender gets who sends these pieces and then nothing, without hanging up."""
     status = 0
     pieces = [chunk(piece) for piece in first]
@@ -87,18 +87,18 @@ async def stalled(web: Web, *first: bytes) -> int:
 
 
 async def test_a_body_that_stalls_is_given_up(service: FakeService) -> None:
-    assert await stalled(Web(service, WebOptions(body_timeout=0.05)), b"{", b'"a"') == 408
+    assert await stalled(WebApp(service, WebOptions(body_timeout=0.05)), b"{", b'"a"') == 408
 
 
 async def test_a_body_slower_than_the_least_rate_is_given_up_before_its_time(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edda.web.body._HEAD_START", 0.01)
-    assert await stalled(Web(service, WebOptions(body_timeout=1000, min_rate=1000)), b"x" * 10) == 408
+    assert await stalled(WebApp(service, WebOptions(body_timeout=1000, min_rate=1000)), b"x" * 10) == 408
 
 
 async def test_a_server_that_gives_nothing_without_waiting_does_not_stop_the_others(service: FakeService) -> None:
-    web = Web(service, WebOptions(body_timeout=0.2))
+    web = WebApp(service, WebOptions(body_timeout=0.2))
 
     async def receive() -> Message:
         return chunk(b"")
@@ -116,7 +116,7 @@ async def test_a_server_that_gives_nothing_without_waiting_does_not_stop_the_oth
 
 
 async def test_bodies_together_hold_only_so_much_memory(service: FakeService) -> None:
-    web = Web(service, WebOptions(max_body=1000, max_buffered=1500))
+    web = WebApp(service, WebOptions(max_body=1000, max_buffered=1500))
     body = b'"' + b"x" * 900 + b'"'
     service.open.clear()
     first = asyncio.create_task(ask(web, body=body))
@@ -130,7 +130,7 @@ async def test_bodies_together_hold_only_so_much_memory(service: FakeService) ->
 
 
 async def test_memory_is_given_back_however_a_request_ends(service: FakeService) -> None:
-    web = Web(service, WebOptions(max_body=1000, max_buffered=1000, body_timeout=0.02))
+    web = WebApp(service, WebOptions(max_body=1000, max_buffered=1000, body_timeout=0.02))
     body = b'"' + b"x" * 900 + b'"'
     await ask(web, messages=[chunk(body)])  # goes away
     await stalled(web, body)

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from edda.cli import connection
-from edda.web import Web
+from edda.web import WebApp
 from tests.engine.facts import until
 
 from .fakes import FakeService
@@ -36,9 +36,9 @@ async def port(
     monkeypatch.setattr(connection, "SECONDS", 0.3)
     monkeypatch.setattr(connection, "WRITE_SECONDS", 0.3)
     monkeypatch.setenv(connection.PER_ADDRESS, "20")
-    protocol = type("Connection", (connection.Impatient, PROTOCOLS[request.param]), {})
+    protocol = type("Connection", (connection.HeaderLimitProtocol, PROTOCOLS[request.param]), {})
     config = uvicorn.Config(
-        Web(service), port=0, http=protocol, log_level="critical", lifespan="off", proxy_headers=False
+        WebApp(service), port=0, http=protocol, log_level="critical", lifespan="off", proxy_headers=False
     )
     server = Server(config)
     serving = asyncio.create_task(server.serve())

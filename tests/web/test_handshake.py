@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from edda.web import Token, TokenScope, Web, WebOptions
+from edda.web import Token, TokenScope, WebApp, WebOptions
 
 from .calls import Reply, ask
 from .fakes import FakeService
@@ -16,7 +16,7 @@ HERE = {"host": "localhost"}
 
 async def shake(options: WebOptions, **headers: str) -> Reply:
     named = {f"webhook-request-{name}": value for name, value in headers.items()}
-    return await ask(Web(FakeService(), options), method="OPTIONS", headers=HERE | named, body=b"")
+    return await ask(WebApp(FakeService(), options), method="OPTIONS", headers=HERE | named, body=b"")
 
 
 def grants(reply: Reply) -> dict[str, str]:
@@ -63,14 +63,14 @@ async def test_what_a_sender_writes_cannot_forge_a_line_of_the_log(caplog: pytes
     assert len(caplog.text) < 1000
 
 
-async def test_a_preflight_of_a_browser_gets_no_leave(web: Web) -> None:
+async def test_a_preflight_of_a_browser_gets_no_leave(web: WebApp) -> None:
     headers = HERE | {"origin": "http://evil.example", "access-control-request-method": "POST"}
     reply = await ask(web, method="OPTIONS", headers=headers)
     assert (reply.status, reply.headers["allow"]) == (204, "POST, OPTIONS")
     assert not any(name.startswith("access-control") for name in reply.headers)
 
 
-async def test_whoever_asks_for_the_methods_is_told_them(web: Web) -> None:
+async def test_whoever_asks_for_the_methods_is_told_them(web: WebApp) -> None:
     for path in ("/events", "*", "/"):
         reply = await ask(web, method="OPTIONS", path=path, headers=HERE)
         assert (reply.status, reply.headers["allow"], reply.body) == (204, "POST, OPTIONS", b"")
@@ -104,7 +104,7 @@ async def test_no_page_of_another_origin_may_read_anything(
     method: str, path: str, headers: dict[str, str], origins: tuple[str, ...], origin: str
 ) -> None:
     """Origins that are allowed are senders of webhooks, which are no pages."""
-    web = Web(FakeService(), WebOptions(allowed_origins=origins))
+    web = WebApp(FakeService(), WebOptions(allowed_origins=origins))
     reply = await ask(web, method=method, path=path, headers=HERE | headers | {"origin": origin}, body=b"")
     assert not [name for name in reply.headers if name.startswith("access-control")]
     assert reply.headers["cross-origin-resource-policy"] == "same-origin"

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from edda.web import State, Web
+from edda.web import State, WebApp
 
 from .calls import Message, ask
 from .fakes import FakeService
@@ -22,7 +22,7 @@ def service() -> FakeService:
     return FakeService(State.STOPPED)
 
 
-async def live(web: Web) -> list[str]:
+async def live(web: WebApp) -> list[str]:
     """One life of a server: what the application said."""
     said: list[str] = []
     orders = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
@@ -38,40 +38,40 @@ async def live(web: Web) -> list[str]:
     return said
 
 
-async def test_the_app_lives_as_long_as_its_server(web: Web, service: FakeService) -> None:
+async def test_the_app_lives_as_long_as_its_server(web: WebApp, service: FakeService) -> None:
     assert await live(web) == ["startup.complete", "shutdown.complete"]
     assert service.lives == ["initialize", "shutdown"]
 
 
 async def test_a_server_whose_app_does_not_start_is_told_why(
-    web: Web, service: FakeService, caplog: pytest.LogCaptureFixture
+    web: WebApp, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.error = RuntimeError("no database")
     assert await live(web) == ["startup.failedno database"]
     assert "no database" in caplog.text
 
 
-async def test_a_server_whose_app_does_not_stop_in_order_is_told_why(web: Web, service: FakeService) -> None:
+async def test_a_server_whose_app_does_not_stop_in_order_is_told_why(web: WebApp, service: FakeService) -> None:
     service.error_after_start = RuntimeError("stuck")
     assert await live(web) == ["startup.complete", "shutdown.failedstuck"]
 
 
-def mounted_in_starlette(web: Web, path: str) -> Starlette:
+def mounted_in_starlette(web: WebApp, path: str) -> Starlette:
     return Starlette(routes=[Mount(path, app=web)], lifespan=web.lifespan)
 
 
-def mounted_in_fastapi(web: Web, path: str) -> FastAPI:
+def mounted_in_fastapi(web: WebApp, path: str) -> FastAPI:
     app = FastAPI(lifespan=web.lifespan)
     app.mount(path, web)
     return app
 
 
-MountIn = Callable[[Web, str], Starlette]
+MountIn = Callable[[WebApp, str], Starlette]
 
 
 @pytest.mark.parametrize("mount", [mounted_in_starlette, mounted_in_fastapi])
 @pytest.mark.parametrize("path", ["", "/edda", "/deep/in/here"])
-async def test_it_can_be_mounted_anywhere(web: Web, service: FakeService, mount: MountIn, path: str) -> None:
+async def test_it_can_be_mounted_anywhere(web: WebApp, service: FakeService, mount: MountIn, path: str) -> None:
     host = mount(web, path)
     async with host.router.lifespan_context(host):
         assert service.lives == ["initialize"]
@@ -84,7 +84,7 @@ async def test_it_can_be_mounted_anywhere(web: Web, service: FakeService, mount:
     assert service.cancelled == [("run", "cancelled")]
 
 
-async def test_it_can_be_mounted_behind_a_proxy_that_cuts_the_path(web: Web) -> None:
+async def test_it_can_be_mounted_behind_a_proxy_that_cuts_the_path(web: WebApp) -> None:
     host = FastAPI(lifespan=web.lifespan)
     host.mount("/edda", web)
     async with host.router.lifespan_context(host):
@@ -92,7 +92,7 @@ async def test_it_can_be_mounted_behind_a_proxy_that_cuts_the_path(web: Web) -> 
         assert (await ask(host, path="/api/edda/_edda/livez", method="GET", root_path="/api")).status == 200
 
 
-async def test_its_life_can_be_part_of_a_longer_one(web: Web, service: FakeService) -> None:
+async def test_its_life_can_be_part_of_a_longer_one(web: WebApp, service: FakeService) -> None:
     @asynccontextmanager
     async def lifespan(host: Starlette) -> AsyncIterator[None]:
         service.lives.append("before")
@@ -106,7 +106,7 @@ async def test_its_life_can_be_part_of_a_longer_one(web: Web, service: FakeServi
     assert service.lives == ["before", "initialize", "shutdown", "after"]
 
 
-async def test_a_mounted_app_whose_host_never_started_it_says_so(web: Web, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_mounted_app_whose_host_never_started_it_says_so(web: WebApp, caplog: pytest.LogCaptureFixture) -> None:
     host = Starlette(routes=[Mount("/edda", app=web)])
     async with host.router.lifespan_context(host):
         reply = await ask(host, path="/edda/events")
@@ -115,13 +115,13 @@ async def test_a_mounted_app_whose_host_never_started_it_says_so(web: Web, caplo
     assert "await app.initialize()" in caplog.text
 
 
-async def test_it_stops_when_what_it_is_mounted_in_fails(web: Web, service: FakeService) -> None:
+async def test_it_stops_when_what_it_is_mounted_in_fails(web: WebApp, service: FakeService) -> None:
     with pytest.raises(RuntimeError, match="host"):
         async with web.lifespan():
             raise RuntimeError("host")
     assert service.lives == ["initialize", "shutdown"]
 
 
-async def test_a_scope_that_is_not_known_is_an_error(web: Web) -> None:
+async def test_a_scope_that_is_not_known_is_an_error(web: WebApp) -> None:
     with pytest.raises(ValueError, match="'mqtt'"):
         await ask(web, scope_type="mqtt")

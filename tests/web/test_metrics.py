@@ -8,7 +8,7 @@ import pytest
 
 from edda.errors import StorageUnavailableError
 from edda.version import __version__
-from edda.web import Web, metrics
+from edda.web import WebApp, metrics
 
 from .calls import Reply, ask
 from .fakes import FakeService
@@ -23,15 +23,15 @@ def showcase() -> Showcase:
 
 
 @pytest.fixture
-def web(service: FakeService, showcase: Showcase) -> Web:
-    return Web(service, control=lambda: showcase)
+def web(service: FakeService, showcase: Showcase) -> WebApp:
+    return WebApp(service, control=lambda: showcase)
 
 
-async def scrape(web: Web, method: str = "GET") -> Reply:
+async def scrape(web: WebApp, method: str = "GET") -> Reply:
     return await ask(web, method=method, path="/_edda/metrics", headers={"host": "localhost"}, body=b"")
 
 
-async def test_what_monitoring_wants_to_know_is_there(web: Web) -> None:
+async def test_what_monitoring_wants_to_know_is_there(web: WebApp) -> None:
     reply = await scrape(web)
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     text = reply.body.decode()
@@ -50,7 +50,7 @@ async def test_what_monitoring_wants_to_know_is_there(web: Web) -> None:
     assert f'edda_build_info{{version="{__version__}"' in text
 
 
-async def test_every_line_is_one_that_prometheus_reads(web: Web, showcase: Showcase) -> None:
+async def test_every_line_is_one_that_prometheus_reads(web: WebApp, showcase: Showcase) -> None:
     showcase.world.runs["x"] = a_run("x", 'odd"\\\nstatus')
     lines = (await scrape(web)).body.decode().splitlines()
     described = {line.split()[2] for line in lines if line.startswith("# TYPE")}
@@ -64,7 +64,7 @@ async def test_every_line_is_one_that_prometheus_reads(web: Web, showcase: Showc
 
 
 async def test_several_that_scrape_cost_no_more_than_one(
-    web: Web, showcase: Showcase, monkeypatch: pytest.MonkeyPatch
+    web: WebApp, showcase: Showcase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await scrape(web)
     await scrape(web)
@@ -74,13 +74,13 @@ async def test_several_that_scrape_cost_no_more_than_one(
     assert showcase.world.stats == 2
 
 
-async def test_requests_are_counted_by_their_status(web: Web) -> None:
+async def test_requests_are_counted_by_their_status(web: WebApp) -> None:
     await ask(web, method="PUT")
     await ask(web, method="PUT")
     assert b'edda_http_requests_total{status="405"} 2\n' in (await scrape(web)).body
 
 
-async def test_a_database_that_is_away_is_said_to_be(web: Web, showcase: Showcase) -> None:
+async def test_a_database_that_is_away_is_said_to_be(web: WebApp, showcase: Showcase) -> None:
     showcase.world.error = StorageUnavailableError("gone")
     assert (await scrape(web)).status == 503
     assert (await scrape(web, "POST")).status == 405

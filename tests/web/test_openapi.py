@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from edda.control.operations import OPERATIONS, PREFIX
-from edda.web import Web
+from edda.web import WebApp
 from edda.web.openapi import describe
 
 from .calls import ask
@@ -17,7 +17,7 @@ from .showcase import Showcase
 async def test_it_is_served_as_it_is_made(service: FakeService) -> None:
     showcase = Showcase()
     reply = await ask(
-        Web(service, control=lambda: showcase),
+        WebApp(service, control=lambda: showcase),
         method="GET",
         path=f"{PREFIX}/openapi.json",
         headers={"host": "localhost"},

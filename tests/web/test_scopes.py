@@ -13,7 +13,7 @@ import pytest
 
 from edda.web import Token, TokenScope, WebOptions
 from edda.web.request import read_request
-from edda.web.sessions import SECONDS, Sessions
+from edda.web.sessions import SECONDS, LoginSessions
 
 from .calls import Call, Reply
 from .routes import ROUTES, Route, World
@@ -132,7 +132,7 @@ async def nothing() -> dict[str, str]:
 def cookie(secret: str, tokens: tuple[Token, ...] = TOKENS, now: Callable[[], float] | None = None) -> dict[str, str]:
     """What somebody who has logged in with it has."""
     options = WebOptions(tokens=tokens)
-    sessions = Sessions(options) if now is None else Sessions(options, now)
+    sessions = LoginSessions(options) if now is None else LoginSessions(options, now)
     answer = sessions.log_in(read_request(Call().scope(), nothing), f"token={secret}".encode())
     return {"cookie": dict(answer.headers)[b"set-cookie"].decode().partition(";")[0]} | OWN
 

@@ -23,7 +23,7 @@ from edda.brokers import open_sink
 from edda.cli import main
 from edda.cloudevents.event import make
 from edda.control.remote import RemoteController
-from edda.control.views import RunSearch, StartOrder
+from edda.control.views import RunSearch, StartRequest
 from edda.engine.sinks import HttpSink
 from edda.errors import EddaError
 from edda.web import GitHub, StandardWebhooks, Stripe, Token, TokenScope
@@ -165,7 +165,7 @@ async def test_no_refusal_repeats_what_was_wrong(app: EddaApp, wrong: Any) -> No
     errors = []
     for start in (
         lambda: app.start(pay, wrong, wrong),
-        lambda: app.control.start_run(StartOrder("settle", {"card": wrong})),
+        lambda: app.control.start_run(StartRequest("settle", {"card": wrong})),
     ):
         with pytest.raises(EddaError) as caught:
             await start()

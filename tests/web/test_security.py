@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from edda.errors import EventError, StorageUnavailableError
-from edda.web import State, Token, TokenScope, Web, WebOptions
+from edda.web import State, Token, TokenScope, WebApp, WebOptions
 
 from .calls import EVENT, Call, ask, deliver
 from .fakes import FakeService
@@ -28,12 +28,12 @@ def with_token(scope: TokenScope) -> dict[str, str]:
 
 
 @pytest.fixture
-def guarded(service: FakeService) -> Web:
-    return Web(service, WebOptions(tokens=TOKENS))
+def guarded(service: FakeService) -> WebApp:
+    return WebApp(service, WebOptions(tokens=TOKENS))
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1", None, ""])
-async def test_without_tokens_this_machine_is_served(web: Web, client: str | None) -> None:
+async def test_without_tokens_this_machine_is_served(web: WebApp, client: str | None) -> None:
     """A client on a Unix socket has no address."""
     assert (await ask(web, client=None if client is None else (client, 1))).status == 202
 
@@ -41,7 +41,7 @@ async def test_without_tokens_this_machine_is_served(web: Web, client: str | Non
 @pytest.mark.parametrize("client", ["192.0.2.7", "10.0.0.1", "::2", "::ffff:10.0.0.1", "testclient", "127.0.0.1.x"])
 @pytest.mark.parametrize("path", ["/events", "/cancel/run", "/_edda/livez", "/_edda/readyz", "/_edda/x"])
 async def test_without_tokens_other_machines_are_refused_and_told_the_setting(
-    web: Web, service: FakeService, client: str, path: str
+    web: WebApp, service: FakeService, client: str, path: str
 ) -> None:
     for method in ("POST", "GET", "OPTIONS"):
         reply = await ask(web, client=(client, 1), path=path, method=method)
@@ -52,7 +52,7 @@ async def test_without_tokens_other_machines_are_refused_and_told_the_setting(
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "X-Forwarded-Host"])
-async def test_what_a_proxy_on_this_machine_passes_on_does_not_come_from_it(web: Web, header: str) -> None:
+async def test_what_a_proxy_on_this_machine_passes_on_does_not_come_from_it(web: WebApp, header: str) -> None:
     assert (await ask(web, headers=EVENT | {header: "127.0.0.1"})).status == 403
 
 
@@ -60,7 +60,7 @@ async def test_what_a_proxy_on_this_machine_passes_on_does_not_come_from_it(web:
     "host",
     ["localhost", "LocalHost:8001", "localhost.", "a.localhost", "127.0.0.1", "127.1.2.3:80", "[::1]:8001", "[::1]"],
 )
-async def test_without_tokens_this_machine_is_served_by_its_own_names(web: Web, host: str) -> None:
+async def test_without_tokens_this_machine_is_served_by_its_own_names(web: WebApp, host: str) -> None:
     assert (await ask(web, headers=with_host(host))).status == 202
 
 
@@ -82,7 +82,7 @@ async def test_without_tokens_this_machine_is_served_by_its_own_names(web: Web, 
         "localhost evil.example",
     ],
 )
-async def test_a_name_that_somebody_made_to_point_here_is_refused(web: Web, service: FakeService, host: str) -> None:
+async def test_a_name_that_somebody_made_to_point_here_is_refused(web: WebApp, service: FakeService, host: str) -> None:
     reply = await ask(web, headers=with_host(host))
     assert reply.status == 403
     assert "allowed_hosts" in reply.json["error"]
@@ -90,7 +90,7 @@ async def test_a_name_that_somebody_made_to_point_here_is_refused(web: Web, serv
     assert (service.stored, service.pings) == ([], 0)
 
 
-async def test_a_request_without_a_name_or_with_two_is_refused(web: Web) -> None:
+async def test_a_request_without_a_name_or_with_two_is_refused(web: WebApp) -> None:
     assert (await ask(web, headers={k: v for k, v in EVENT.items() if k != "host"})).status == 403
     assert (await ask(web, headers=[*EVENT.items(), ("host", "localhost")])).status == 400
 
@@ -109,12 +109,12 @@ async def test_a_request_without_a_name_or_with_two_is_refused(web: Web) -> None
     ],
 )
 async def test_names_can_be_allowed(service: FakeService, auth: str | None, host: str, served: bool) -> None:
-    web = Web(service, WebOptions(auth=auth, allowed_hosts=("shop.example", "*.b.example")))
+    web = WebApp(service, WebOptions(auth=auth, allowed_hosts=("shop.example", "*.b.example")))
     assert (await ask(web, headers=with_host(host))).status == (202 if served else 403)
 
 
 async def test_it_is_open_to_everybody_on_purpose_only(service: FakeService) -> None:
-    web = Web(service, WebOptions(auth="none"))
+    web = WebApp(service, WebOptions(auth="none"))
     for path in ("/events", "/cancel/run"):
         assert (await ask(web, path=path, client=ELSEWHERE, headers=with_host("shop.example"), body=b"")).status == 202
 
@@ -141,12 +141,12 @@ CROSS_SITE = [
 async def test_a_page_of_another_origin_sends_nothing(
     service: FakeService, auth: str | None, headers: dict[str, str], served: bool, path: str
 ) -> None:
-    reply = await ask(Web(service, WebOptions(auth=auth)), path=path, headers=EVENT | headers, body=b"")
+    reply = await ask(WebApp(service, WebOptions(auth=auth)), path=path, headers=EVENT | headers, body=b"")
     assert reply.status == (202 if served else 403)
     assert bool(service.stored or service.cancelled) is served
 
 
-async def test_a_token_lets_in_from_anywhere_under_any_name(guarded: Web) -> None:
+async def test_a_token_lets_in_from_anywhere_under_any_name(guarded: WebApp) -> None:
     headers = with_token(TokenScope.EVENTS) | {"host": "shop.example", "x-forwarded-for": "192.0.2.9"}
     assert (await ask(guarded, client=ELSEWHERE, headers=headers)).status == 202
     assert (await ask(guarded, headers=headers | {"origin": "http://elsewhere.example"})).status == 202
@@ -155,7 +155,7 @@ async def test_a_token_lets_in_from_anywhere_under_any_name(guarded: Web) -> Non
 @pytest.mark.parametrize(("path", "needed"), [("/events", TokenScope.EVENTS), ("/cancel/run", TokenScope.CONTROL)])
 @pytest.mark.parametrize("scope", list(TokenScope))
 async def test_a_token_is_good_for_its_scope_only(
-    guarded: Web, service: FakeService, path: str, needed: TokenScope, scope: TokenScope
+    guarded: WebApp, service: FakeService, path: str, needed: TokenScope, scope: TokenScope
 ) -> None:
     reply = await ask(guarded, path=path, headers=with_token(scope), body=b"")
     assert reply.status == (202 if scope is needed else 403)
@@ -170,7 +170,7 @@ async def test_a_token_is_good_for_its_scope_only(
 )
 @pytest.mark.parametrize("client", [ELSEWHERE, ("127.0.0.1", 1)])
 async def test_with_tokens_nobody_is_served_without_one_not_even_this_machine(
-    guarded: Web, service: FakeService, value: str | None, client: tuple[str, int]
+    guarded: WebApp, service: FakeService, value: str | None, client: tuple[str, int]
 ) -> None:
     headers = EVENT if value is None else EVENT | {"authorization": value}
     reply = await ask(guarded, headers=headers, client=client)
@@ -179,17 +179,17 @@ async def test_with_tokens_nobody_is_served_without_one_not_even_this_machine(
     assert service.stored == []
 
 
-async def test_the_scheme_is_read_in_any_case(guarded: Web) -> None:
+async def test_the_scheme_is_read_in_any_case(guarded: WebApp) -> None:
     secret = SECRETS[TokenScope.EVENTS]
     assert (await ask(guarded, headers=EVENT | {"authorization": f"bEARER  {secret} "})).status == 202
 
 
-async def test_two_tokens_are_refused(guarded: Web) -> None:
+async def test_two_tokens_are_refused(guarded: WebApp) -> None:
     headers = [*with_token(TokenScope.EVENTS).items(), ("authorization", "Bearer x")]
     assert (await ask(guarded, headers=headers)).status == 400
 
 
-async def test_probes_need_no_token(guarded: Web) -> None:
+async def test_probes_need_no_token(guarded: WebApp) -> None:
     for path in ("/_edda/livez", "/_edda/readyz"):
         assert (
             await ask(guarded, path=path, method="GET", client=ELSEWHERE, headers={"host": "10.0.0.9"})
@@ -201,7 +201,7 @@ def query(scope: TokenScope = TokenScope.EVENTS) -> bytes:
 
 
 async def test_a_token_in_the_query_is_taken_where_that_is_on(service: FakeService) -> None:
-    web = Web(service, WebOptions(tokens=TOKENS, query_token=True))
+    web = WebApp(service, WebOptions(tokens=TOKENS, query_token=True))
     reply = await ask(web, query=query())
     assert reply.status == 202
     assert "private" in reply.headers["cache-control"]
@@ -210,7 +210,7 @@ async def test_a_token_in_the_query_is_taken_where_that_is_on(service: FakeServi
     assert (await ask(web, query=query(), headers=with_token(TokenScope.EVENTS))).status == 400
 
 
-async def test_a_token_in_the_query_is_off_by_default(guarded: Web) -> None:
+async def test_a_token_in_the_query_is_off_by_default(guarded: WebApp) -> None:
     reply = await ask(guarded, query=query())
     assert reply.status == 401
     assert "query_token=False" in reply.json["error"]
@@ -220,11 +220,11 @@ async def test_a_token_in_the_query_is_gone_before_a_server_logs_it(service: Fak
     for on in (True, False):
         call = Call(query=query() + b"&" + query())
         scope = call.scope()
-        await deliver(Web(service, WebOptions(tokens=TOKENS, query_token=on)), call, scope)
+        await deliver(WebApp(service, WebOptions(tokens=TOKENS, query_token=on)), call, scope)
         assert scope["query_string"] == b"a=1&access_token=***&b=2&a=1&access_token=***&b=2"
 
 
-async def test_no_token_is_in_any_log(service: FakeService, guarded: Web, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_token_is_in_any_log(service: FakeService, guarded: WebApp, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     service.error = RuntimeError("unexpected")
     await ask(guarded, headers=with_token(TokenScope.EVENTS))
@@ -260,7 +260,7 @@ async def test_every_answer_is_protected_and_none_is_a_redirect_or_open_to_other
 ) -> None:
     service = FakeService()
     CIRCUMSTANCES[circumstances](service)
-    web = Web(service, options)
+    web = WebApp(service, options)
     paths = ("/", "/events", "/events/", "/cancel/run", "/cancel", "/_edda", "/_edda/livez", "/_edda/readyz")
     headers = [EVENT, with_token(TokenScope.EVENTS), with_token(TokenScope.CONTROL), with_host("evil.example"), {}]
     statuses = set()

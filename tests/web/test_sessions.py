@@ -11,11 +11,11 @@ import httpx2
 import pytest
 
 from edda.control.operations import PREFIX
-from edda.web import Token, TokenScope, Web, WebOptions
-from edda.web.answers import Answer, RefusedError
-from edda.web.callers import Caller
+from edda.web import Token, TokenScope, WebApp, WebOptions
+from edda.web.answers import Response, HTTPError
+from edda.web.callers import Principal
 from edda.web.request import Request, read_request
-from edda.web.sessions import COOKIE, MOST_FAILURES, SECONDS, Failures, Sessions, own_path
+from edda.web.sessions import COOKIE, MOST_FAILURES, SECONDS, LoginThrottle, LoginSessions, own_path
 
 from .calls import Call, Reply, ask, deliver
 from .fakes import FakeService, PlainRefusals
@@ -37,11 +37,11 @@ class Papers(PlainRefusals):
     def __init__(self) -> None:
         self.seen: list[tuple[str, str | None, bytes]] = []
 
-    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
         self.seen.append((request.path, None if caller is None else caller.name, body))
         if request.path == "/_edda/nothing":
             return None
-        return Answer(200, b"<p>a page", ((b"content-type", b"text/html; charset=utf-8"),))
+        return Response(200, b"<p>a page", ((b"content-type", b"text/html; charset=utf-8"),))
 
 
 @pytest.fixture
@@ -55,39 +55,39 @@ def showcase() -> Showcase:
 
 
 @pytest.fixture
-def make_web(service: FakeService, showcase: Showcase, papers: Papers) -> Callable[..., Web]:
-    return lambda **options: Web(service, WebOptions(**options), control=lambda: showcase, pages=papers)
+def make_web(service: FakeService, showcase: Showcase, papers: Papers) -> Callable[..., WebApp]:
+    return lambda **options: WebApp(service, WebOptions(**options), control=lambda: showcase, pages=papers)
 
 
 @pytest.fixture
-def web(make_web: Callable[..., Web]) -> Web:
+def web(make_web: Callable[..., WebApp]) -> WebApp:
     return make_web(tokens=ALL)
 
 
 @pytest.fixture
-def open_web(make_web: Callable[..., Web]) -> Web:
+def open_web(make_web: Callable[..., WebApp]) -> WebApp:
     return make_web()
 
 
-async def log_in(web: Web, token: str, next: str | None = None, **changes: Any) -> Reply:
+async def log_in(web: WebApp, token: str, next: str | None = None, **changes: Any) -> Reply:
     fields = {"token": token} | ({} if next is None else {"next": next})
     headers = HERE | OWN | {"content-type": "application/x-www-form-urlencoded"}
     return await ask(web, Call(path="/_edda/login", headers=headers, body=urlencode(fields).encode(), **changes))
 
 
-async def cookie_for(web: Web, token: str = VIEW) -> dict[str, str]:
+async def cookie_for(web: WebApp, token: str = VIEW) -> dict[str, str]:
     reply = await log_in(web, token)
     return {"cookie": reply.headers["set-cookie"].partition(";")[0]}
 
 
-async def get(web: Web, path: str, headers: dict[str, str], method: str = "GET") -> Reply:
+async def get(web: WebApp, path: str, headers: dict[str, str], method: str = "GET") -> Reply:
     return await ask(web, method=method, path=path, headers=HERE | headers, body=b"")
 
 
 # Logging in
 
 
-async def test_who_logs_in_sees_pages_and_may_use_the_api(web: Web, papers: Papers) -> None:
+async def test_who_logs_in_sees_pages_and_may_use_the_api(web: WebApp, papers: Papers) -> None:
     cookie = await cookie_for(web)
     assert (await get(web, "/_edda/runs", cookie)).headers["content-type"].startswith("text/html")
     assert (await get(web, f"{PREFIX}/runs", cookie)).status == 200
@@ -95,7 +95,7 @@ async def test_who_logs_in_sees_pages_and_may_use_the_api(web: Web, papers: Pape
     assert papers.seen == [("/_edda/runs", "view", b"")]
 
 
-async def test_the_cookie_is_out_of_the_reach_of_scripts_and_of_other_sites(web: Web) -> None:
+async def test_the_cookie_is_out_of_the_reach_of_scripts_and_of_other_sites(web: WebApp) -> None:
     reply = await log_in(web, VIEW)
     assert (reply.status, reply.headers["location"]) == (303, "/_edda/")
     morsel = SimpleCookie(reply.headers["set-cookie"])[COOKIE]
@@ -105,9 +105,9 @@ async def test_the_cookie_is_out_of_the_reach_of_scripts_and_of_other_sites(web:
     assert {name: reply.headers.get(name) for name in PROTECTION} == PROTECTION
 
 
-async def test_what_came_by_https_stays_on_https(web: Web) -> None:
+async def test_what_came_by_https_stays_on_https(web: WebApp) -> None:
     scope = {**Call().scope(), "scheme": "https", "root_path": "/a b", "path": "/a b/_edda/login"}
-    cookie = Sessions(WebOptions(tokens=ALL)).log_in(read_request(scope, no_body), f"token={VIEW}".encode())
+    cookie = LoginSessions(WebOptions(tokens=ALL)).log_in(read_request(scope, no_body), f"token={VIEW}".encode())
     text = dict(cookie.headers)[b"set-cookie"].decode()
     assert text.endswith("; Secure")
     assert "; Path=/a%20b/_edda;" in text
@@ -117,7 +117,7 @@ async def no_body() -> dict[str, Any]:
     return {"type": "http.disconnect"}
 
 
-async def test_a_wrong_token_leads_back_to_the_form(web: Web) -> None:
+async def test_a_wrong_token_leads_back_to_the_form(web: WebApp) -> None:
     for token in ("", "wrong", VIEW + "x", "\xff"):
         reply = await log_in(web, token, "/_edda/runs?status=failed")
         assert reply.status == 303
@@ -126,7 +126,7 @@ async def test_a_wrong_token_leads_back_to_the_form(web: Web) -> None:
 
 
 @pytest.mark.parametrize("addresses", [1, MOST_FAILURES], ids=["one address", "another address each time"])
-async def test_who_guesses_has_to_wait_and_keeps_nobody_else_out(web: Web, addresses: int) -> None:
+async def test_who_guesses_has_to_wait_and_keeps_nobody_else_out(web: WebApp, addresses: int) -> None:
     """Another address each time is what a forged X-Forwarded-For gives, under a server that believes it."""
     clients = [(f"192.0.2.{number % addresses}", 1) for number in range(MOST_FAILURES + 1)]
     for client in clients[:-1]:
@@ -140,35 +140,35 @@ async def test_who_guesses_has_to_wait_and_keeps_nobody_else_out(web: Web, addre
 
 
 def test_failures_are_forgotten_after_a_minute_and_do_not_pile_up() -> None:
-    failures = Failures()
+    failures = LoginThrottle()
     for second in range(MOST_FAILURES):
         failures.add(1000.0 + second)
     failures.add(1060.0)
     for _ in range(1000):
-        with pytest.raises(RefusedError):
+        with pytest.raises(HTTPError):
             failures.add(1060.0)
     assert len(failures._times) == MOST_FAILURES
 
 
-async def test_without_tokens_there_is_nothing_to_log_in_to(open_web: Web) -> None:
+async def test_without_tokens_there_is_nothing_to_log_in_to(open_web: WebApp) -> None:
     reply = await ask(open_web, path="/_edda/login", headers=LOCAL | OWN, body=b"token=x&next=/_edda/runs")
     assert (reply.status, reply.headers["location"]) == (303, "/_edda/runs")
     assert "set-cookie" not in reply.headers
 
 
-async def test_who_logs_out_has_no_cookie_any_more(web: Web) -> None:
+async def test_who_logs_out_has_no_cookie_any_more(web: WebApp) -> None:
     cookie = await cookie_for(web)
     reply = await ask(web, path="/_edda/logout", headers=HERE | OWN | cookie, body=b"")
     assert (reply.status, reply.headers["location"]) == (303, "/_edda/login")
     assert f"{COOKIE}=; Max-Age=0; Path=/_edda" in reply.headers["set-cookie"]
 
 
-async def test_a_large_form_is_refused(make_web: Callable[..., Web]) -> None:
+async def test_a_large_form_is_refused(make_web: Callable[..., WebApp]) -> None:
     web = make_web(tokens=ALL, max_body=100)
     assert (await log_in(web, "x" * 200)).status == 413
 
 
-async def test_a_form_of_many_fields_is_refused(web: Web) -> None:
+async def test_a_form_of_many_fields_is_refused(web: WebApp) -> None:
     reply = await ask(
         web, path="/_edda/login", headers=HERE | OWN, body=f"token={VIEW}&".encode() + b"&".join([b"a=b"] * 10)
     )
@@ -201,7 +201,7 @@ OURS = ["/_edda/", "/_edda/runs", "/_edda/runs/", "/_edda/runs?status=failed&q=.
 
 
 @pytest.mark.parametrize(("wanted", "ours"), [*((path, False) for path in ELSEWHERE), *((path, True) for path in OURS)])
-async def test_nobody_is_sent_elsewhere(web: Web, wanted: str, ours: bool) -> None:
+async def test_nobody_is_sent_elsewhere(web: WebApp, wanted: str, ours: bool) -> None:
     reply = await log_in(web, VIEW, wanted)
     assert reply.headers["location"] == (wanted if ours else "/_edda/")
 
@@ -216,7 +216,7 @@ def test_a_mounted_app_sends_people_to_its_own_pages() -> None:
 # The cookie
 
 
-async def test_a_cookie_counts_below_edda_only(web: Web, service: FakeService) -> None:
+async def test_a_cookie_counts_below_edda_only(web: WebApp, service: FakeService) -> None:
     cookie = await cookie_for(web, EVERYTHING)
     for path in ("/events", "/cancel/r-1"):
         reply = await ask(web, path=path, headers=HERE | OWN | cookie, body=b"")
@@ -224,7 +224,7 @@ async def test_a_cookie_counts_below_edda_only(web: Web, service: FakeService) -
     assert [*service.stored, *service.cancelled] == []
 
 
-async def test_a_session_has_the_scopes_of_its_token(web: Web) -> None:
+async def test_a_session_has_the_scopes_of_its_token(web: WebApp) -> None:
     for token, looks, acts in ((VIEW, 200, 403), (SECRETS[TokenScope.CONTROL], 403, 200), (EVERYTHING, 200, 200)):
         cookie = await cookie_for(web, token)
         assert (await get(web, f"{PREFIX}/runs", cookie)).status == looks
@@ -234,7 +234,7 @@ async def test_a_session_has_the_scopes_of_its_token(web: Web) -> None:
 
 def test_a_cookie_is_good_for_half_a_day() -> None:
     now = [1000.0]
-    sessions = Sessions(WebOptions(tokens=ALL), lambda: now[0])
+    sessions = LoginSessions(WebOptions(tokens=ALL), lambda: now[0])
     request = with_cookie(make_cookie(sessions))
     for moment, known in ((1000.0, True), (1000.0 + SECONDS - 1, True), (1000.0 + SECONDS, False)):
         now[0] = moment
@@ -242,17 +242,17 @@ def test_a_cookie_is_good_for_half_a_day() -> None:
 
 
 def test_a_cookie_ends_with_its_token() -> None:
-    cookie = make_cookie(Sessions(WebOptions(tokens=ALL)))
+    cookie = make_cookie(LoginSessions(WebOptions(tokens=ALL)))
     request = with_cookie(cookie)
     other = Token("view", frozenset({TokenScope.VIEW}), EVERYTHING)
-    assert Sessions(WebOptions(tokens=TOKENS)).find(request) is not None
-    assert Sessions(WebOptions(tokens=(other,))).find(request) is None
-    assert Sessions(WebOptions(tokens=(other, *TOKENS))).find(request) is not None, "the old secret beside the new one"
-    assert Sessions(WebOptions()).find(request) is None
+    assert LoginSessions(WebOptions(tokens=TOKENS)).find(request) is not None
+    assert LoginSessions(WebOptions(tokens=(other,))).find(request) is None
+    assert LoginSessions(WebOptions(tokens=(other, *TOKENS))).find(request) is not None, "the old secret beside the new one"
+    assert LoginSessions(WebOptions()).find(request) is None
 
 
 def test_a_cookie_that_was_changed_is_none() -> None:
-    sessions = Sessions(WebOptions(tokens=ALL))
+    sessions = LoginSessions(WebOptions(tokens=ALL))
     cookie = make_cookie(sessions)
     name, expires, mac = cookie.split(".")
     forged = [
@@ -279,7 +279,7 @@ def test_a_cookie_that_was_changed_is_none() -> None:
     assert sessions.find(with_cookie(f"{forged[0]}; x=y; {COOKIE}={cookie}")) is not None
 
 
-def make_cookie(sessions: Sessions) -> str:
+def make_cookie(sessions: LoginSessions) -> str:
     answer = sessions.log_in(read_request(Call().scope(), no_body), f"token={VIEW}".encode())
     return SimpleCookie(dict(answer.headers)[b"set-cookie"].decode())[COOKIE].value
 
@@ -289,9 +289,9 @@ def with_cookie(cookie: str) -> Request:
     return read_request(scope, no_body)
 
 
-async def test_a_login_does_not_take_up_what_the_browser_brought(web: Web) -> None:
+async def test_a_login_does_not_take_up_what_the_browser_brought(web: WebApp) -> None:
     """Whoever planted a cookie before somebody logs in knows nothing of the session afterwards."""
-    planted = make_cookie(Sessions(WebOptions(tokens=ALL)))
+    planted = make_cookie(LoginSessions(WebOptions(tokens=ALL)))
     headers = HERE | OWN | {"cookie": f"{COOKIE}={planted}"}
     reply = await ask(web, path="/_edda/login", headers=headers, body=f"token={EVERYTHING}".encode())
     fresh = SimpleCookie(reply.headers["set-cookie"])[COOKIE].value
@@ -300,7 +300,7 @@ async def test_a_login_does_not_take_up_what_the_browser_brought(web: Web) -> No
     assert (await get(web, f"{PREFIX}/runs/r-1/resume", {"cookie": f"{COOKIE}={fresh}"} | OWN, "POST")).status == 200
 
 
-async def test_a_planted_cookie_is_none_whatever_it_says(web: Web) -> None:
+async def test_a_planted_cookie_is_none_whatever_it_says(web: WebApp) -> None:
     for planted in ("session-of-mine", "", "a.1.b", f"{COOKIE}="):
         headers = HERE | OWN | {"cookie": f"{COOKIE}={planted}"}
         reply = await ask(web, path="/_edda/login", headers=headers, body=f"token={VIEW}".encode())
@@ -308,7 +308,7 @@ async def test_a_planted_cookie_is_none_whatever_it_says(web: Web) -> None:
         assert (await get(web, f"{PREFIX}/runs", {"cookie": f"{COOKIE}={planted}"})).status == 401
 
 
-async def test_a_session_cannot_be_made_longer(web: Web) -> None:
+async def test_a_session_cannot_be_made_longer(web: WebApp) -> None:
     """Neither by looking nor by logging in with the cookie alone."""
     cookie = await cookie_for(web)
     assert "set-cookie" not in (await get(web, "/_edda/runs", cookie)).headers
@@ -319,7 +319,7 @@ async def test_a_session_cannot_be_made_longer(web: Web) -> None:
 @pytest.mark.parametrize("root", ["", "/shop", "/a b", "/a;b"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_behind_a_proxy_the_cookie_is_for_our_place_and_scheme_and_goes_again(
-    web: Web, scheme: str, root: str
+    web: WebApp, scheme: str, root: str
 ) -> None:
     written: dict[str, str] = {}
     for path, body in (("login", f"token={VIEW}"), ("logout", "")):
@@ -334,7 +334,7 @@ async def test_behind_a_proxy_the_cookie_is_for_our_place_and_scheme_and_goes_ag
 
 @pytest.mark.parametrize(("said", "secure"), [({}, False), ({"x-forwarded-proto": "https"}, True)])
 async def test_a_proxy_on_this_machine_is_believed_that_it_was_https(
-    web: Web, said: dict[str, str], secure: bool
+    web: WebApp, said: dict[str, str], secure: bool
 ) -> None:
     async with listening(web) as url, httpx2.AsyncClient(base_url=url, trust_env=False) as client:
         answer = await client.post("/_edda/login", data={"token": VIEW}, headers=OWN | said)
@@ -344,7 +344,7 @@ async def test_a_proxy_on_this_machine_is_believed_that_it_was_https(
 # Pages
 
 
-async def test_pages_are_told_who_looks_and_what_was_sent(web: Web, papers: Papers) -> None:
+async def test_pages_are_told_who_looks_and_what_was_sent(web: WebApp, papers: Papers) -> None:
     cookie = await cookie_for(web, EVERYTHING)
     await get(web, "/_edda/runs", {})
     await ask(web, path="/_edda/runs/bulk", headers=HERE | OWN | cookie, body=b"ids=r-1")
@@ -352,14 +352,14 @@ async def test_pages_are_told_who_looks_and_what_was_sent(web: Web, papers: Pape
     assert (await get(web, "/_edda/nothing", cookie)).status == 404
 
 
-async def test_who_may_not_look_sees_the_login_only(web: Web) -> None:
+async def test_who_may_not_look_sees_the_login_only(web: WebApp) -> None:
     cookie = await cookie_for(web, SECRETS[TokenScope.EVENTS])
     assert (await get(web, "/_edda/", cookie)).status == 403
     assert (await get(web, "/_edda/login", cookie)).status == 200
     assert (await get(web, "/_edda/static/edda.css", cookie)).status == 200
 
 
-async def test_pages_are_protected_as_everything_is(web: Web) -> None:
+async def test_pages_are_protected_as_everything_is(web: WebApp) -> None:
     """But that our own forms have to tell us whence they come, which they do not under "no-referrer"."""
     for path in ("/_edda/", "/_edda/login"):
         reply = await get(web, path, await cookie_for(web))
@@ -421,7 +421,7 @@ FORGERIES = [
 @pytest.mark.parametrize(("by", "said", "done"), FORGERIES)
 @pytest.mark.parametrize("path", [f"{PREFIX}/runs/r-1/cancel", "/_edda/runs/r-1/cancel"])
 async def test_only_our_own_pages_make_a_browser_do_something(
-    make_web: Callable[..., Web],
+    make_web: Callable[..., WebApp],
     showcase: Showcase,
     papers: Papers,
     by: str,
@@ -441,7 +441,7 @@ async def test_only_our_own_pages_make_a_browser_do_something(
 
 
 @pytest.mark.parametrize("said", [CROSS, NONE, EVIL, NULL])
-async def test_others_do_not_log_a_browser_in_or_out(web: Web, said: dict[str, str]) -> None:
+async def test_others_do_not_log_a_browser_in_or_out(web: WebApp, said: dict[str, str]) -> None:
     for path in ("/_edda/login", "/_edda/logout"):
         reply = await ask(web, path=path, headers=HERE | said, body=f"token={VIEW}".encode())
         assert (reply.status, "set-cookie" in reply.headers) == (403, False)
@@ -464,7 +464,7 @@ async def test_others_do_not_log_a_browser_in_or_out(web: Web, said: dict[str, s
 )
 @pytest.mark.parametrize("path", [f"{PREFIX}/runs", "/_edda/", "/_edda/login", "/_edda/metrics"])
 async def test_a_name_that_somebody_made_to_point_here_shows_nothing(
-    open_web: Web, papers: Papers, showcase: Showcase, host: str, served: bool, path: str
+    open_web: WebApp, papers: Papers, showcase: Showcase, host: str, served: bool, path: str
 ) -> None:
     reply = await ask(open_web, method="GET", path=path, headers={"host": host}, body=b"")
     assert reply.status == (200 if served else 403)
@@ -472,12 +472,12 @@ async def test_a_name_that_somebody_made_to_point_here_shows_nothing(
 
 
 @pytest.mark.parametrize("path", [f"{PREFIX}/runs", "/_edda/", "/_edda/login", "/_edda/metrics", "/_edda/static/x"])
-async def test_without_tokens_only_this_machine_looks(open_web: Web, path: str) -> None:
+async def test_without_tokens_only_this_machine_looks(open_web: WebApp, path: str) -> None:
     for changes in ({"client": ("192.0.2.7", 1)}, {"headers": LOCAL | {"x-forwarded-for": "127.0.0.1"}}):
         reply = await ask(open_web, **({"method": "GET", "path": path, "headers": LOCAL} | changes))
         assert reply.status == 403
 
 
-async def test_a_cookie_of_one_name_is_not_taken_twice_by_quoting(web: Web) -> None:
+async def test_a_cookie_of_one_name_is_not_taken_twice_by_quoting(web: WebApp) -> None:
     cookie = await cookie_for(web)
     assert (await get(web, f"{PREFIX}/runs", {"cookie": quote(cookie["cookie"])})).status == 401

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from edda.cloudevents.signatures import (
     TOLERANCE,
-    Claim,
+    SignatureClaim,
     SignatureError,
     plain_key,
     read_github,
@@ -138,7 +138,7 @@ def test_a_signature_is_good_for_five_minutes_before_and_after(late: float, take
     stripe = stripe_headers(b"t=%d,v1=%b" % (STANDARD_TIME, stripe_signature()))
     for read, headers in ((read_standard, STANDARD_HEADERS), (read_stripe, stripe)):
         if taken:
-            assert isinstance(read(headers, STANDARD_TIME + late), Claim)
+            assert isinstance(read(headers, STANDARD_TIME + late), SignatureClaim)
         else:
             with pytest.raises(SignatureError, match="more than 300 seconds"):
                 read(headers, STANDARD_TIME + late)

@@ -10,7 +10,7 @@ import pytest
 
 from edda.control.operations import PREFIX
 from edda.errors import StorageUnavailableError
-from edda.web import State, Web, stream
+from edda.web import State, WebApp, stream
 from edda.web.asgi import Message
 
 from .calls import Call
@@ -28,14 +28,14 @@ def showcase() -> Showcase:
 
 
 @pytest.fixture
-def web(service: FakeService, showcase: Showcase) -> Web:
-    return Web(service, control=lambda: showcase)
+def web(service: FakeService, showcase: Showcase) -> WebApp:
+    return WebApp(service, control=lambda: showcase)
 
 
 class Listener:
     """A client of the ASGI application that hears every piece when it is sent."""
 
-    def __init__(self, web: Web) -> None:
+    def __init__(self, web: WebApp) -> None:
         self.heard: asyncio.Queue[bytes] = asyncio.Queue()
         self.headers: dict[str, str] = {}
         self.status = 0
@@ -72,7 +72,7 @@ class Listener:
 
 
 @pytest.fixture
-async def listen(web: Web) -> AsyncIterator[Callable[[], Listener]]:
+async def listen(web: WebApp) -> AsyncIterator[Callable[[], Listener]]:
     listeners: list[Listener] = []
 
     def begin() -> Listener:
@@ -125,7 +125,7 @@ async def test_it_ends_when_the_app_drains(
 
 
 async def test_it_ends_when_the_server_is_about_to_stop(
-    web: Web, listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch
+    web: WebApp, listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "_TICK", 0.01)
     listener = listen()
@@ -170,7 +170,7 @@ async def test_there_are_only_so_many(listen: Callable[[], Listener], monkeypatc
 
 
 async def test_a_server_that_cannot_tell_who_has_gone_ends_it_after_the_first_mark(
-    web: Web, monkeypatch: pytest.MonkeyPatch
+    web: WebApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of WSGI."""
     monkeypatch.setattr(stream, "_TICK", 0.05)
@@ -188,7 +188,7 @@ async def test_a_server_that_cannot_tell_who_has_gone_ends_it_after_the_first_ma
     assert b"mark-0" in heard
 
 
-async def test_a_real_server_passes_every_piece_on(web: Web, showcase: Showcase) -> None:
+async def test_a_real_server_passes_every_piece_on(web: WebApp, showcase: Showcase) -> None:
     async with listening(web) as url, httpx2.AsyncClient(trust_env=False, timeout=20) as client:
         async with client.stream("GET", f"{url}{PREFIX}/stream") as response:
             lines = response.aiter_lines()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from edda.web import Token, TokenScope, WebOptions, find_tokens, read_tokens
-from edda.web.tokens import Keyring
+from edda.web.tokens import TokenStore
 
 SECRET = "Vd0vzRQnC0d2yqW1sZ6b8HfJpK4uTgXe_mNa7oLr-Yk"
 OTHER = "9f86d081884c7d659a2feaa0c55ad015"
@@ -81,7 +81,7 @@ def test_a_secret_is_not_kept() -> None:
 
 
 def test_the_old_and_the_new_secret_are_known_side_by_side() -> None:
-    ring = Keyring([Token("shop", EVENTS, SECRET), Token("shop", EVENTS, OTHER)])
+    ring = TokenStore([Token("shop", EVENTS, SECRET), Token("shop", EVENTS, OTHER)])
     assert ring.scopes_of(SECRET.encode()) == ring.scopes_of(OTHER.encode()) == EVENTS
     assert not ring.scopes_of(b"")
     assert not ring.scopes_of(SECRET.encode() + b"x")
@@ -97,7 +97,7 @@ def test_every_token_is_compared_whichever_was_presented(monkeypatch: pytest.Mon
         return one == other
 
     monkeypatch.setattr("hmac.compare_digest", compare)
-    ring = Keyring([Token("a", EVENTS, SECRET), Token("b", EVENTS, OTHER), Token("c", EVENTS, SECRET + "c")])
+    ring = TokenStore([Token("a", EVENTS, SECRET), Token("b", EVENTS, OTHER), Token("c", EVENTS, SECRET + "c")])
     for presented in (SECRET, OTHER, SECRET + "c", "unknown"):
         ring.scopes_of(presented.encode())
     assert len(compared) == 4 * 3

@@ -20,7 +20,7 @@ from edda import EddaApp, ReceivedEvent, WorkflowContext, workflow
 from edda.cloudevents.event import CloudEvent
 from edda.cloudevents.signatures import sign
 from edda.errors import StorageUnavailableError
-from edda.web import GitHub, StandardWebhooks, State, Stripe, Token, TokenScope, Web, Webhook, WebOptions
+from edda.web import GitHub, StandardWebhooks, State, Stripe, Token, TokenScope, WebApp, Webhook, WebOptions
 from tests.conftest import Database
 
 from .calls import EVENT, Reply, ask, chunk
@@ -74,8 +74,8 @@ SENT: dict[str, tuple[bytes, Callable[..., dict[str, str]], str]] = {
 
 
 @pytest.fixture
-def hooked(service: FakeService) -> Web:
-    return Web(service, WebOptions(webhooks=HOOKS))
+def hooked(service: FakeService) -> WebApp:
+    return WebApp(service, WebOptions(webhooks=HOOKS))
 
 
 def assert_unauthorized(reply: Reply, service: FakeService) -> None:
@@ -94,7 +94,7 @@ def content_of(event: CloudEvent) -> bytes:
 # What becomes of them
 
 
-async def test_a_push_at_github_becomes_an_event_of_the_repository(hooked: Web, service: FakeService) -> None:
+async def test_a_push_at_github_becomes_an_event_of_the_repository(hooked: WebApp, service: FakeService) -> None:
     reply = await ask(hooked, path="/hooks/github", headers=by_github(), body=PUSH)
     assert (reply.status, reply.json) == (202, {"status": "accepted"})
     (event,) = service.stored
@@ -113,20 +113,20 @@ async def test_a_push_at_github_becomes_an_event_of_the_repository(hooked: Web, 
     ],
 )
 async def test_not_everything_at_github_is_about_a_repository(
-    hooked: Web, service: FakeService, body: bytes, source: str
+    hooked: WebApp, service: FakeService, body: bytes, source: str
 ) -> None:
     assert (await ask(hooked, path="/hooks/github", headers=by_github(body), body=body)).status == 202
     assert service.stored[0].source == source
 
 
-async def test_an_invoice_of_stripe_becomes_an_event_of_its_own_id(hooked: Web, service: FakeService) -> None:
+async def test_an_invoice_of_stripe_becomes_an_event_of_its_own_id(hooked: WebApp, service: FakeService) -> None:
     assert (await ask(hooked, path="/hooks/stripe", headers=by_stripe(), body=PAID)).status == 202
     (event,) = service.stored
     assert (event.id, event.type, event.source) == ("evt_1", "stripe.invoice.paid", "stripe")
     assert content_of(event) == PAID
 
 
-async def test_a_standard_webhook_becomes_an_event_of_the_path(hooked: Web, service: FakeService) -> None:
+async def test_a_standard_webhook_becomes_an_event_of_the_path(hooked: WebApp, service: FakeService) -> None:
     assert (await ask(hooked, path="/hooks/billing", headers=by_standard(), body=USER)).status == 202
     (event,) = service.stored
     assert (event.id, event.type, event.source) == ("msg_1", "user.created", "/hooks/billing")
@@ -135,7 +135,7 @@ async def test_a_standard_webhook_becomes_an_event_of_the_path(hooked: Web, serv
 
 @pytest.mark.parametrize("content_type", ["application/cloudevents+json", "application/json", "text/plain"])
 async def test_a_signed_cloudevent_is_taken_as_it_is_whatever_header_it_comes_under(
-    hooked: Web, service: FakeService, content_type: str
+    hooked: WebApp, service: FakeService, content_type: str
 ) -> None:
     """The header is not signed: under another one the same body must not become another event."""
     body = json.dumps(ORDER).encode()
@@ -145,14 +145,14 @@ async def test_a_signed_cloudevent_is_taken_as_it_is_whatever_header_it_comes_un
     assert (event.id, event.type, event.source) == ("1", "order.created", "/tests")
 
 
-async def test_a_signed_batch_is_taken_as_a_whole(hooked: Web, service: FakeService) -> None:
+async def test_a_signed_batch_is_taken_as_a_whole(hooked: WebApp, service: FakeService) -> None:
     body = json.dumps([ORDER, ORDER | {"id": "2"}]).encode()
     headers = by_standard(body, content_type="application/cloudevents-batch+json")
     assert (await ask(hooked, path="/hooks/billing", headers=headers, body=body)).status == 202
     assert [event.id for event in service.stored] == ["1", "2"]
 
 
-async def test_attributes_in_headers_are_not_signed_and_so_not_taken(hooked: Web, service: FakeService) -> None:
+async def test_attributes_in_headers_are_not_signed_and_so_not_taken(hooked: WebApp, service: FakeService) -> None:
     reply = await ask(hooked, path="/hooks/billing", headers=EVENT | by_standard(), body=USER)
     assert (reply.status, service.stored) == (415, [])
     assert "structured" in reply.json["error"]
@@ -168,11 +168,11 @@ async def test_a_signature_is_the_login_from_anywhere(service: FakeService, path
     token = Token("shop", frozenset(TokenScope), "Vd0vzRQnC0d2yqW1sZ6b8HfJpK4uTgXe")
     options = WebOptions(tokens=(token,), webhooks=HOOKS) if auth == "tokens" else WebOptions(auth=auth, webhooks=HOOKS)
     headers = signed() | {"origin": "https://sender.example"}
-    assert (await ask(Web(service, options), path=path, headers=headers, body=body, client=ELSEWHERE)).status == 202
+    assert (await ask(WebApp(service, options), path=path, headers=headers, body=body, client=ELSEWHERE)).status == 202
 
 
 @pytest.mark.parametrize("path", SENT)
-async def test_a_body_that_was_changed_is_refused_and_not_stored(hooked: Web, service: FakeService, path: str) -> None:
+async def test_a_body_that_was_changed_is_refused_and_not_stored(hooked: WebApp, service: FakeService, path: str) -> None:
     body, signed, _ = SENT[path]
     assert_unauthorized(await ask(hooked, path=path, headers=signed(), body=body + b" "), service)
     assert_unauthorized(await ask(hooked, path=path, headers=signed(secret=NEXT), body=body), service)
@@ -180,7 +180,7 @@ async def test_a_body_that_was_changed_is_refused_and_not_stored(hooked: Web, se
 
 @pytest.mark.parametrize("path", SENT)
 async def test_a_request_without_a_signature_is_refused_before_its_body_is_read(
-    hooked: Web, service: FakeService, path: str
+    hooked: WebApp, service: FakeService, path: str
 ) -> None:
     reply = await ask(hooked, path=path, headers=EVENT)
     assert_unauthorized(reply, service)
@@ -191,7 +191,7 @@ async def test_a_request_without_a_signature_is_refused_before_its_body_is_read(
 @pytest.mark.parametrize("path", ["/hooks/stripe", "/hooks/billing"])
 @pytest.mark.parametrize("late", [1000.0, -1000.0])
 async def test_a_signature_of_another_hour_is_refused(
-    hooked: Web, service: FakeService, path: str, late: float
+    hooked: WebApp, service: FakeService, path: str, late: float
 ) -> None:
     body, signed, _ = SENT[path]
     reply = await ask(hooked, path=path, headers=signed(late=late), body=body)
@@ -203,7 +203,7 @@ async def test_a_signature_of_another_hour_is_refused(
 @pytest.mark.parametrize("kind", [Stripe, StandardWebhooks])
 async def test_the_window_is_an_option(service: FakeService, kind: Any) -> None:
     signed, body = (by_stripe, PAID) if kind is Stripe else (by_standard, USER)
-    web = Web(service, WebOptions(webhooks=(kind("/hook", [STANDARD, STRIPE][kind is Stripe], tolerance=5000),)))
+    web = WebApp(service, WebOptions(webhooks=(kind("/hook", [STANDARD, STRIPE][kind is Stripe], tolerance=5000),)))
     assert (await ask(web, path="/hook", headers=signed(late=1000.0), body=body)).status == 202
     assert (await ask(web, path="/hook", headers=signed(late=6000.0), body=body)).status == 401
 
@@ -211,12 +211,12 @@ async def test_the_window_is_an_option(service: FakeService, kind: Any) -> None:
 @pytest.mark.parametrize(("kind", "path"), [(GitHub, "/hooks/github"), (StandardWebhooks, "/hooks/billing")])
 async def test_while_a_secret_is_changed_both_are_good(service: FakeService, kind: Any, path: str) -> None:
     body, signed, secret = SENT[path]
-    web = Web(service, WebOptions(webhooks=(kind("/hook", [NEXT, secret]),)))
+    web = WebApp(service, WebOptions(webhooks=(kind("/hook", [NEXT, secret]),)))
     for one in (secret, NEXT):
         assert (await ask(web, path="/hook", headers=signed(secret=one), body=body)).status == 202
 
 
-async def test_one_senders_secret_is_not_anothers(hooked: Web, service: FakeService) -> None:
+async def test_one_senders_secret_is_not_anothers(hooked: WebApp, service: FakeService) -> None:
     headers = by_standard(secret=NEXT) | by_github(USER)
     assert_unauthorized(await ask(hooked, path="/hooks/billing", headers=headers, body=USER), service)
 
@@ -224,20 +224,20 @@ async def test_one_senders_secret_is_not_anothers(hooked: Web, service: FakeServ
 @pytest.mark.parametrize("path", SENT)
 async def test_a_server_for_looking_only_takes_nothing_from_anybody(service: FakeService, path: str) -> None:
     body, signed, _ = SENT[path]
-    reply = await ask(Web(service, WebOptions(webhooks=HOOKS, read_only=True)), path=path, headers=signed(), body=body)
+    reply = await ask(WebApp(service, WebOptions(webhooks=HOOKS, read_only=True)), path=path, headers=signed(), body=body)
     assert (reply.status, reply.receives, service.stored) == (403, 0, [])
 
 
 async def test_on_its_path_a_token_is_no_signature(service: FakeService) -> None:
     secret = "Vd0vzRQnC0d2yqW1sZ6b8HfJpK4uTgXe"
     token = Token("shop", frozenset(TokenScope), secret)
-    web = Web(service, WebOptions(tokens=(token,), webhooks=(StandardWebhooks("/events", STANDARD),)))
+    web = WebApp(service, WebOptions(tokens=(token,), webhooks=(StandardWebhooks("/events", STANDARD),)))
     headers = EVENT | {"authorization": f"Bearer {secret}"}
     assert_unauthorized(await ask(web, path="/events", headers=headers), service)
     assert (await ask(web, path="/elsewhere", headers=headers)).status == 202
 
 
-async def test_a_signature_is_no_token_on_other_paths(hooked: Web, service: FakeService) -> None:
+async def test_a_signature_is_no_token_on_other_paths(hooked: WebApp, service: FakeService) -> None:
     body = json.dumps(ORDER).encode()
     headers = by_standard(body, content_type="application/cloudevents+json")
     for path in ("/events", "/hooks/billing/", "/hooks", "/cancel/run-1"):
@@ -245,7 +245,7 @@ async def test_a_signature_is_no_token_on_other_paths(hooked: Web, service: Fake
     assert [*service.stored, *service.cancelled] == []
 
 
-async def test_a_refusal_is_logged_without_what_was_sent(hooked: Web, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_logged_without_what_was_sent(hooked: WebApp, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "edda.web"):
         await ask(hooked, path="/hooks/github", headers=by_github(), body=b"s3cret")
     assert "/hooks/github" in caplog.text
@@ -276,7 +276,7 @@ async def test_a_refusal_is_logged_without_what_was_sent(hooked: Web, caplog: py
     ],
 )
 async def test_a_good_signature_does_not_make_an_event_of_everything(
-    hooked: Web, service: FakeService, path: str, body: bytes, error: str
+    hooked: WebApp, service: FakeService, path: str, body: bytes, error: str
 ) -> None:
     reply = await ask(hooked, path=path, headers=SENT[path][1](body), body=body)
     assert (reply.status, reply.json["error_type"], reply.json["retryable"]) == (400, "EventError", False)
@@ -285,14 +285,14 @@ async def test_a_good_signature_does_not_make_an_event_of_everything(
 
 
 @pytest.mark.parametrize("name", ["x-github-delivery", "x-github-event"])
-async def test_a_header_that_github_always_sends_is_named_when_it_is_missing(hooked: Web, name: str) -> None:
+async def test_a_header_that_github_always_sends_is_named_when_it_is_missing(hooked: WebApp, name: str) -> None:
     headers = {key: value for key, value in by_github().items() if key != name}
     reply = await ask(hooked, path="/hooks/github", headers=headers, body=PUSH)
     assert reply.status == 400
     assert name in reply.json["error"]
 
 
-async def test_github_is_told_to_send_json(hooked: Web) -> None:
+async def test_github_is_told_to_send_json(hooked: WebApp) -> None:
     body = b"payload=%7B%7D"
     headers = by_github(body, content_type="application/x-www-form-urlencoded")
     reply = await ask(hooked, path="/hooks/github", headers=headers, body=body)
@@ -301,9 +301,9 @@ async def test_github_is_told_to_send_json(hooked: Web) -> None:
 
 
 async def test_the_limits_are_those_of_every_request(service: FakeService) -> None:
-    web = Web(service, WebOptions(webhooks=HOOKS, max_body=len(PUSH) - 1))
+    web = WebApp(service, WebOptions(webhooks=HOOKS, max_body=len(PUSH) - 1))
     assert (await ask(web, path="/hooks/github", headers=by_github(), body=PUSH)).status == 413
-    impatient = Web(service, WebOptions(webhooks=HOOKS, body_timeout=0.01))
+    impatient = WebApp(service, WebOptions(webhooks=HOOKS, body_timeout=0.01))
     slow = [chunk(b"") for _ in range(100_000)]
     assert (await ask(impatient, path="/hooks/github", headers=by_github(), messages=slow)).status == 408
     headers = [*by_github().items(), *(("x", "y"),) * 100]
@@ -312,13 +312,13 @@ async def test_the_limits_are_those_of_every_request(service: FakeService) -> No
 
 
 async def test_memory_that_bodies_held_is_free_again(service: FakeService) -> None:
-    web = Web(service, WebOptions(webhooks=HOOKS, max_buffered=2 * len(PUSH)))
+    web = WebApp(service, WebOptions(webhooks=HOOKS, max_buffered=2 * len(PUSH)))
     for _ in range(5):
         assert (await ask(web, path="/hooks/github", headers=by_github(secret="x"), body=PUSH)).status == 401
         assert (await ask(web, path="/hooks/github", headers=by_github(), body=PUSH)).status == 202
 
 
-async def test_a_sender_comes_again_while_the_database_is_away(hooked: Web, service: FakeService) -> None:
+async def test_a_sender_comes_again_while_the_database_is_away(hooked: WebApp, service: FakeService) -> None:
     service.error = StorageUnavailableError("away")
     away = await ask(hooked, path="/hooks/github", headers=by_github(), body=PUSH)
     assert (away.status, away.json["retryable"]) == (503, True)
@@ -327,12 +327,12 @@ async def test_a_sender_comes_again_while_the_database_is_away(hooked: Web, serv
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD"])
-async def test_a_webhook_is_posted(hooked: Web, method: str) -> None:
+async def test_a_webhook_is_posted(hooked: WebApp, method: str) -> None:
     reply = await ask(hooked, path="/hooks/github", method=method, headers=by_github(), body=PUSH)
     assert (reply.status, reply.headers["allow"]) == (405, "POST, OPTIONS")
 
 
-async def test_the_handshake_is_as_on_every_path(hooked: Web) -> None:
+async def test_the_handshake_is_as_on_every_path(hooked: WebApp) -> None:
     assert (await ask(hooked, path="/hooks/billing", method="OPTIONS")).status == 204
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from edda.core.model import MICROSECONDS, Entry, EntryKind
 from edda.workflow.execution import Command, Execution
-from edda.workflow.undoing import Undo
+from edda.workflow.undoing import CompensationStep
 
 STARTED_AT = 1_700_000_000 * MICROSECONDS
 
@@ -43,7 +43,7 @@ class Flow:
     def promise(self, *args: Any) -> None:
         """Something to undo that no step did."""
         assert self.execution is not None
-        self.execution.undoing.add(Undo("undo", lambda id: self.step("undo", "promise", *args, id=id)))
+        self.execution.undoing.add(CompensationStep("undo", lambda id: self.step("undo", "promise", *args, id=id)))
 
     def child(self, name: str, *args: Any, run_id: str | None = None, follows: bool = True) -> Coroutine[Any, Any, Any]:
         """Start a run, or watch one that exists, and wait for its end."""
@@ -72,8 +72,8 @@ class Remedy:
     flow: Flow
     args: tuple[Any, ...]
 
-    def prepare(self, result: Any) -> Undo:
-        return Undo("undo", lambda id: self.flow.step("undo", DEED, list(self.args), result, id=id))
+    def prepare(self, result: Any) -> CompensationStep:
+        return CompensationStep("undo", lambda id: self.flow.step("undo", DEED, list(self.args), result, id=id))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from edda.core.model import Entry, EntryKind
 from edda.errors import NonDeterminismError, ParkedError
-from edda.workflow.execution import Command, Idle, Recurrence
+from edda.workflow.execution import Command, IdleState, RecurRequested
 
 from .incarnation import DEED, Flow, Incarnation, Lost, is_hasty
 from .pieces import LEAVES, TREES, Boom, Node, Scene
@@ -86,7 +86,7 @@ async def play(program: Program, trace: list[str], flow: Flow) -> Any:
         case Ending.FAIL:
             raise Boom("at the end")
         case Ending.RECUR:
-            raise Recurrence(b"%d" % len(trace))
+            raise RecurRequested(b"%d" % len(trace))
         case Ending.RETURN:
             return result
 
@@ -214,12 +214,12 @@ class Stage:
         self.drops = 0
         self.run, self.trace = self._raise_curtain(history)
 
-    def play(self, *, drop_when: frozenset[Idle] = frozenset()) -> Account:
-        while self.run.idle in (Idle.BUSY, Idle.WAITING) and self.run.length < MOST_ENTRIES:
+    def play(self, *, drop_when: frozenset[IdleState] = frozenset()) -> Account:
+        while self.run.idle in (IdleState.BUSY, IdleState.WAITING) and self.run.length < MOST_ENTRIES:
             if self.run.idle in drop_when:
                 self._drop_and_return()
             self.run.deliver(World(self.program, self.run).next_entry())
-        if self.run.idle is Idle.DONE and self.run.length == self.program.stop_at:
+        if self.run.idle is IdleState.DONE and self.run.length == self.program.stop_at:
             self.run.deliver(World(self.program, self.run).next_entry())  # a run that begins anew still has an inbox
         account = self._tell()
         self.run.drop()
@@ -246,11 +246,11 @@ class Stage:
 
 
 def _outcome(run: Incarnation) -> str:
-    if run.idle is not Idle.DONE:
+    if run.idle is not IdleState.DONE:
         return f"{run.idle.value} at {run.loop.stacks()}"
     try:
         return f"returned {run.outcome()!r}"
-    except Recurrence as recurrence:
+    except RecurRequested as recurrence:
         return f"{RECURRED} with {recurrence.input!r}"
     except ParkedError as error:
         return _without_addresses(f"is parked: {error!r}")
@@ -285,8 +285,8 @@ class Tally:
 
 
 DROPS = {
-    "left memory at every wait": frozenset({Idle.WAITING}),
-    "left memory at every idle point": frozenset({Idle.WAITING, Idle.BUSY}),
+    "left memory at every wait": frozenset({IdleState.WAITING}),
+    "left memory at every idle point": frozenset({IdleState.WAITING, IdleState.BUSY}),
 }
 
 
@@ -335,7 +335,7 @@ class Examiner:
         disturbance: str,
         *,
         length: int = 0,
-        drop_when: frozenset[Idle] = frozenset(),
+        drop_when: frozenset[IdleState] = frozenset(),
     ) -> Difference | None:
         try:
             stage = Stage(program, calm.history[:length])

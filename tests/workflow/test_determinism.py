@@ -18,7 +18,7 @@ import pytest
 
 from edda.core.model import Entry, EntryKind
 from edda.errors import NonDeterminismError
-from edda.workflow.execution import Idle
+from edda.workflow.execution import IdleState
 
 from .incarnation import STARTED_AT, Body, Flow, Incarnation, running
 
@@ -434,7 +434,7 @@ def test_a_change_that_fits_goes_on(body: Body) -> None:
         assert not run.replaying
         while run.pending:
             run.complete(next(iter(run.pending)))
-        assert run.idle is Idle.DONE
+        assert run.idle is IdleState.DONE
         run.outcome()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from edda.errors import NonDeterminismError, NotInWorkflowError, SpinError
 from edda.workflow import loop as loop_module
-from edda.workflow.execution import Idle
+from edda.workflow.execution import IdleState
 from edda.workflow.loop import WorkflowLoop
 
 from .incarnation import STARTED_AT, Body, Flow, Incarnation, running, started
@@ -242,7 +242,7 @@ def test_a_run_whose_branches_wait_for_each_other_is_stuck() -> None:
         await asyncio.Event().wait()
 
     with running(body) as run:
-        assert run.idle is Idle.STUCK
+        assert run.idle is IdleState.STUCK
         assert "test_loop.py" in run.loop.stacks()
 
 
@@ -255,7 +255,7 @@ def test_a_run_is_busy_with_steps_and_waits_for_timers() -> None:
         for id in ("charge:1", "sleep:1/timer:1"):
             run.complete(id)
             seen.append(run.idle)
-        assert seen == [Idle.BUSY, Idle.WAITING, Idle.DONE]
+        assert seen == [IdleState.BUSY, IdleState.WAITING, IdleState.DONE]
 
 
 async def yield_once() -> None:
@@ -488,7 +488,7 @@ def test_a_timer_never_fires_before_it_is_due_on_the_loop_s_own_clock() -> None:
         with running(body) as run:
             run.complete("begin:1", after=milliseconds / 997)
             run.complete("timer:1")
-            assert run.idle is Idle.DONE, f"still waits for {run.waits}"
+            assert run.idle is IdleState.DONE, f"still waits for {run.waits}"
 
 
 # Many runs at once

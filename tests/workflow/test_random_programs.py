@@ -24,7 +24,7 @@ import pytest
 from edda.workflow import suspension
 from edda.workflow.execution import Execution
 from edda.workflow.loop import WorkflowLoop, WorkflowTask
-from edda.workflow.undoing import Undoing
+from edda.workflow.undoing import Compensator
 
 from .programs import Account, Difference, Examiner, Stage, write_program
 
@@ -99,16 +99,16 @@ def count_task_names_for_the_whole_process(patch: pytest.MonkeyPatch) -> None:
 
 
 def undo_the_first_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Undoing, "is_needed", True)
-    patch.setattr(Undoing, "add", lambda self, undo: self._undos.insert(0, undo))
+    patch.setattr(Compensator, "is_needed", True)
+    patch.setattr(Compensator, "add", lambda self, undo: self._undos.insert(0, undo))
 
 
 def forget_what_comes_late(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Undoing, "settle_late", lambda self, entry: None)
+    patch.setattr(Compensator, "settle_late", lambda self, entry: None)
 
 
 def forget_what_nobody_awaits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Undoing, "abandon", lambda self, command: None)
+    patch.setattr(Compensator, "abandon", lambda self, command: None)
 
 
 def take_short_cuts_without_a_way_back(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from edda.core.model import Entry, EntryKind
 from edda.workflow import suspension
-from edda.workflow.execution import Idle
+from edda.workflow.execution import IdleState
 from edda.workflow.loop import WorkflowLoop
 from edda.workflow.suspension import Suspended
 
@@ -295,7 +295,7 @@ SUSPENDED: list[Body] = [
 @pytest.mark.parametrize("body", SUSPENDED, ids=lambda body: body.__name__)
 def test_a_run_leaves_memory_by_reference_counts_alone(body: Body, recwarn: pytest.WarningsRecorder) -> None:
     run = started(body)
-    assert run.idle is Idle.BUSY
+    assert run.idle is IdleState.BUSY
     notes = list(run.notes)
     witnesses: list[weakref.ref[Any]] = [weakref.ref(thing) for thing in (run, run.loop, *run.loop.tasks.values())]
     run.drop()

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edda.cli.terminal import Span, show, show_json, table
+from edda.cli.terminal import StyledText, show, show_json, table
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ def answer(
     found: Sequence[T],
     as_json: bool,
     headers: Sequence[str],
-    row: Callable[[T], Sequence[str | Span]],
+    row: Callable[[T], Sequence[str | StyledText]],
     nothing: str,
 ) -> None:
     if as_json:

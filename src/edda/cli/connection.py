@@ -74,7 +74,7 @@ class _OpenOnly:
             self._transport.write(data)
 
 
-class Impatient(_Protocol):
+class HeaderLimitProtocol(_Protocol):
     """In front of a protocol of uvicorn's, whose attributes these are."""
 
     transport: asyncio.Transport
@@ -213,4 +213,4 @@ def _is_in(address: str, network: str) -> bool:
         return address == network
 
 
-Connection: type[asyncio.Protocol] = type("Connection", (Impatient, AutoHTTPProtocol), {})
+Connection: type[asyncio.Protocol] = type("Connection", (HeaderLimitProtocol, AutoHTTPProtocol), {})

@@ -18,7 +18,7 @@ from edda.cli.answering import as_json
 from edda.cli.complaints import in_one_line, tell
 from edda.cli.extras import EXTRAS
 from edda.cli.target import database_option, missing_file
-from edda.cli.terminal import Span, flat, line, show, show_json
+from edda.cli.terminal import StyledText, flat, line, show, show_json
 from edda.control.words import say_duration
 from edda.core.model import SUSPECT_DEATHS, RunRecord
 from edda.core.paths import shorten
@@ -49,7 +49,7 @@ _CLUSTER = "SHOW STATUS WHERE Variable_name IN ('wsrep_cluster_size', 'wsrep_clu
 _PACKAGES = ("msgspec", "pydantic", "click", "uvicorn", "httpx2", "jinja2")
 
 
-class Finding(Struct, frozen=True):
+class CheckResult(Struct, frozen=True):
     subject: str
     words: str
     ok: bool = True
@@ -71,9 +71,9 @@ def doctor(url: str, as_json: bool) -> None:
     sys.exit(0 if all(finding.ok for finding in findings) else 1)
 
 
-def _show(finding: Finding) -> None:
-    mark = Span("✔ ", "green") if finding.ok else Span("✖ ", "red")
-    show([line(mark, Span(f"{finding.subject}: ", "bold"), flat(finding.words))])
+def _show(finding: CheckResult) -> None:
+    mark = StyledText("✔ ", "green") if finding.ok else StyledText("✖ ", "red")
+    show([line(mark, StyledText(f"{finding.subject}: ", "bold"), flat(finding.words))])
     if finding.remedy:
         show([line(f"  → {flat(finding.remedy)}")])
 
@@ -81,15 +81,15 @@ def _show(finding: Finding) -> None:
 # Here
 
 
-def _look_here() -> Iterator[Finding]:
+def _look_here() -> Iterator[CheckResult]:
     wanted = ".".join(map(str, _OLDEST_PYTHON))
     is_new = sys.version_info >= _OLDEST_PYTHON
-    yield Finding("Python", platform.python_version(), is_new, "" if is_new else f"install {wanted} or newer")
-    yield Finding("edda", _version("edda-framework") or "not installed as a package")
+    yield CheckResult("Python", platform.python_version(), is_new, "" if is_new else f"install {wanted} or newer")
+    yield CheckResult("edda", _version("edda-framework") or "not installed as a package")
     missing = [name for name in _PACKAGES if _version(name) is None]
     remedy = f"pip install {' '.join(missing)}" if missing else ""
-    yield Finding("packages", _versions(_PACKAGES), not missing, remedy)
-    yield Finding("extras", _versions(EXTRAS) or "none")
+    yield CheckResult("packages", _versions(_PACKAGES), not missing, remedy)
+    yield CheckResult("extras", _versions(EXTRAS) or "none")
 
 
 def _versions(packages: Iterable[str]) -> str:
@@ -106,17 +106,17 @@ def _version(package: str) -> str | None:
 # There
 
 
-async def _look_there(url: str) -> list[Finding]:
+async def _look_there(url: str) -> list[CheckResult]:
     if (path := missing_file(url)) is not None:
-        return [Finding("database", f"there is no file {path}", False, "give the right --db, or run `edda migrate`")]
+        return [CheckResult("database", f"there is no file {path}", False, "give the right --db, or run `edda migrate`")]
     try:
         async with _open(url) as storage:
             found = [await look(storage) for look in _LOOKS]
             if not await storage.pending_migrations():
                 found += [await look(storage) for look in _WITH_TABLES]
-            return [Finding("database", "can be reached"), *(finding for finding in found if finding is not None)]
+            return [CheckResult("database", "can be reached"), *(finding for finding in found if finding is not None)]
     except (EddaError, OSError) as error:
-        return [Finding("database", tell(error), False, _remedy(url, error))]
+        return [CheckResult("database", tell(error), False, _remedy(url, error))]
 
 
 def _remedy(url: str, error: Exception) -> str:
@@ -137,28 +137,28 @@ async def _open(url: str) -> AsyncIterator[Storage]:
         await storage.close()
 
 
-async def _look_at_version(storage: Storage) -> Finding:
+async def _look_at_version(storage: Storage) -> CheckResult:
     """The storage refuses to open on what is too old."""
     joint = await storage.begin()
     try:
         if joint.dialect == "sqlite":
             mode = str((await joint.fetch("PRAGMA journal_mode", {}))[0][0])
             return _judge_sqlite(mode)
-        return Finding("server", str((await joint.fetch("SELECT version()", {}))[0][0]))
+        return CheckResult("server", str((await joint.fetch("SELECT version()", {}))[0][0]))
     finally:
         await joint.rollback()
 
 
-def _judge_sqlite(mode: str) -> Finding:
+def _judge_sqlite(mode: str) -> CheckResult:
     words = f"library {sqlite3.sqlite_version}, journal mode {mode}"
     if mode != "wal":
-        return Finding("SQLite", words, False, "put the file on a local disk: write-ahead logging does not work here")
+        return CheckResult("SQLite", words, False, "put the file on a local disk: write-ahead logging does not work here")
     if sqlite3.sqlite_version_info < _WAL_RESET_BUG:
         words += "; before 3.51.3 other programs that write to the file while Edda runs can damage it"
-    return Finding("SQLite", words)
+    return CheckResult("SQLite", words)
 
 
-async def _look_at_connections(storage: Storage) -> Finding | None:
+async def _look_at_connections(storage: Storage) -> CheckResult | None:
     joint = await storage.begin()
     try:
         if joint.dialect == "sqlite":
@@ -169,15 +169,15 @@ async def _look_at_connections(storage: Storage) -> Finding | None:
         await joint.rollback()
 
 
-def _judge_connections(allowed: int, used: int) -> Finding:
+def _judge_connections(allowed: int, used: int) -> CheckResult:
     most = most_connections()
     words = f"{used} of {allowed} are in use; a process opens up to {most}, which is 6 * pool_size + 4"
     is_enough = allowed >= most
     remedy = "raise the server's max_connections, or give EddaApp a smaller pool_size"
-    return Finding("connections", words, is_enough, "" if is_enough else remedy)
+    return CheckResult("connections", words, is_enough, "" if is_enough else remedy)
 
 
-async def _look_at_cluster(storage: Storage) -> Finding | None:
+async def _look_at_cluster(storage: Storage) -> CheckResult | None:
     """A MySQL group with several primaries is refused by the storage."""
     if not storage.is_certified:
         return None
@@ -191,26 +191,26 @@ async def _look_at_cluster(storage: Storage) -> Finding | None:
     words = f"a node of a Galera cluster of {status.get('wsrep_cluster_size', '?')}, {part}"
     is_primary = part == "Primary"
     remedy = "this node takes no writes until it has rejoined the others: look at its log, or use another node"
-    return Finding("cluster", words, is_primary, "" if is_primary else remedy)
+    return CheckResult("cluster", words, is_primary, "" if is_primary else remedy)
 
 
-async def _look_at_clock(storage: Storage) -> Finding:
+async def _look_at_clock(storage: Storage) -> CheckResult:
     before = time.time()
     there = await storage.now() / 1e6
     difference = there - (before + time.time()) / 2
     words = f"the database's is {abs(difference):.3f} s {'ahead' if difference > 0 else 'behind'}"
     is_near = abs(difference) <= _LATE
-    return Finding("clock", words, is_near, "" if is_near else "let NTP set the clocks of both machines")
+    return CheckResult("clock", words, is_near, "" if is_near else "let NTP set the clocks of both machines")
 
 
-async def _look_at_schema(storage: Storage) -> Finding:
+async def _look_at_schema(storage: Storage) -> CheckResult:
     pending = await storage.pending_migrations()
     if pending:
-        return Finding("schema", f"{', '.join(pending)} missing", False, "run `edda migrate`")
-    return Finding("schema", "up to date")
+        return CheckResult("schema", f"{', '.join(pending)} missing", False, "run `edda migrate`")
+    return CheckResult("schema", "up to date")
 
 
-async def _look_at_workers(storage: Storage) -> Finding:
+async def _look_at_workers(storage: Storage) -> CheckResult:
     backlog, now = await storage.backlog(), await storage.now()
     running = await storage.search(RunQuery(statuses=_DRIVEN, limit=_LOOKED_AT))
     crew = await storage.crew()  # after the runs: an owner that is missing here has been removed
@@ -219,16 +219,16 @@ async def _look_at_workers(storage: Storage) -> Finding:
     abandoned = _count_abandoned(running, crew)
     # A worker that is alive takes over within a few seconds, and claims what is ready within a poll.
     if abandoned and not alive:
-        return Finding("workers", f"{words}; {_plural(abandoned)} owned by a lost worker", False, _START)
+        return CheckResult("workers", f"{words}; {_plural(abandoned)} owned by a lost worker", False, _START)
     if backlog.ready and not alive:
-        return Finding("workers", f"{words}; {_plural(backlog.ready)} ready", False, _START)
+        return CheckResult("workers", f"{words}; {_plural(backlog.ready)} ready", False, _START)
     if backlog.oldest_ready is None or now - backlog.oldest_ready < UNCLAIMED:
-        return Finding("workers", words)
+        return CheckResult("workers", words)
     names = sorted(await find_unclaimed(storage, now))
     ready = f"{backlog.ready} runs are ready and not claimed, the oldest for {say_duration(now - backlog.oldest_ready)}"
     of = f" (of {', '.join(names)})" if names else ""
     remedy = f"start a worker that has {' and '.join(names) or 'their workflows'}, or more workers if all are busy"
-    return Finding("workers", f"{words}; {ready}{of}", False, remedy)
+    return CheckResult("workers", f"{words}; {ready}{of}", False, remedy)
 
 
 def _count_abandoned(running: Iterable[RunRecord], crew: Iterable[WorkerRecord]) -> int:
@@ -242,17 +242,17 @@ def _plural(runs: int) -> str:
     return "1 run is" if runs == 1 else f"{runs} runs are"
 
 
-async def _look_at_parked(storage: Storage) -> Finding:
+async def _look_at_parked(storage: Storage) -> CheckResult:
     parked = await storage.search(RunQuery(statuses=frozenset({RunStatus.PARKED}), limit=_SHOWN))
     if not parked:
-        return Finding("parked runs", "none")
+        return CheckResult("parked runs", "none")
     count = (await storage.backlog()).parked
     told = "; ".join(f"{run.run_id} of {run.workflow}: {shorten(run.reason or '', 200)}" for run in parked)
     remedy = "mend the code and start a worker with it, then `edda runs resume ID`; `edda runs list --status parked`"
-    return Finding("parked runs", f"{max(count, len(parked))}: {told}", False, remedy)
+    return CheckResult("parked runs", f"{max(count, len(parked))}: {told}", False, remedy)
 
 
-async def _look_at_suspects(storage: Storage) -> Finding:
+async def _look_at_suspects(storage: Storage) -> CheckResult:
     suspects = [
         run
         for status in (RunStatus.PARKED, RunStatus.RUNNING)
@@ -260,7 +260,7 @@ async def _look_at_suspects(storage: Storage) -> Finding:
         if run.deaths >= SUSPECT_DEATHS
     ]
     if not suspects:
-        return Finding("process deaths", "no open run lost its process again and again")
+        return CheckResult("process deaths", "no open run lost its process again and again")
     told = "; ".join(
         f"{run.run_id} of {run.workflow}: {run.deaths} deaths{', parked' if run.status is RunStatus.PARKED else ''}"
         for run in suspects[:_SHOWN]
@@ -270,24 +270,24 @@ async def _look_at_suspects(storage: Storage) -> Finding:
     what = [f"{parked} parked"] if parked else []
     what += [f"{len(suspects) - parked} run apart from others"] if len(suspects) > parked else []
     remedy = "look into the log of the workers, and for processes killed by the kernel (out of memory, segfault)"
-    return Finding("process deaths", f"{len(suspects)} {runs} ({', '.join(what)}): {told}", False, remedy)
+    return CheckResult("process deaths", f"{len(suspects)} {runs} ({', '.join(what)}): {told}", False, remedy)
 
 
-async def _look_at_outbox(storage: Storage) -> Finding:
+async def _look_at_outbox(storage: Storage) -> CheckResult:
     dead = (await storage.backlog()).outbox_dead
     if not dead:
-        return Finding("dead events", "none in the outbox")
+        return CheckResult("dead events", "none in the outbox")
     remedy = "see `edda outbox list --state dead`, then `edda outbox retry` or `edda outbox drop`"
-    return Finding("dead events", f"{dead} in the outbox were refused by their receivers", False, remedy)
+    return CheckResult("dead events", f"{dead} in the outbox were refused by their receivers", False, remedy)
 
 
-_WITH_TABLES: tuple[Callable[[Storage], Awaitable[Finding]], ...] = (
+_WITH_TABLES: tuple[Callable[[Storage], Awaitable[CheckResult]], ...] = (
     _look_at_workers,
     _look_at_parked,
     _look_at_suspects,
     _look_at_outbox,
 )
-_LOOKS: tuple[Callable[[Storage], Awaitable[Finding | None]], ...] = (
+_LOOKS: tuple[Callable[[Storage], Awaitable[CheckResult | None]], ...] = (
     _look_at_version,
     _look_at_connections,
     _look_at_cluster,

@@ -7,7 +7,7 @@ from datetime import datetime
 from math import ceil
 
 from edda.cli.moments import tell_span
-from edda.cli.terminal import Line, Span, cut, flat, width_of
+from edda.cli.terminal import Line, StyledText, cut, flat, width_of
 from edda.control.views import Bar, BarState, Timeline
 
 _MARKS = {"step": "•", "timer": "◷", "event": "✉", "message": "✉", "child": "↳", "undo": "↶"}
@@ -18,7 +18,7 @@ _BLOCKS = {
     BarState.WAITING: ("░", "yellow"),
     BarState.OVER: ("░", "dim"),
 }
-_BETWEEN = Span("·", "dim")
+_BETWEEN = StyledText("·", "dim")
 _WAITS = frozenset({"timer", "event", "message"})
 _SHARE = 3
 """Names take at most this part of a line, as a divisor."""
@@ -39,12 +39,12 @@ def draw(timeline: Timeline, width: int) -> list[Line]:
 
 def legend(timeline: Timeline) -> Line:
     """Of what is in it."""
-    parts: list[Span] = []
+    parts: list[StyledText] = []
     for state, (block, style) in _BLOCKS.items():
         if any(bar.state is state for bar in timeline.bars):
-            parts += [Span(block, style), Span(f" {state}  ")]
+            parts += [StyledText(block, style), StyledText(f" {state}  ")]
     if any(len(bar.attempts) > 1 for bar in timeline.bars):
-        parts += [_BETWEEN, Span(" until the next attempt")]
+        parts += [_BETWEEN, StyledText(" until the next attempt")]
     return tuple(parts)
 
 
@@ -54,9 +54,9 @@ def _name(bar: Bar) -> str:
 
 
 def _line(bar: Bar, name: str, left: int, scale: _Scale, words: str) -> Line:
-    padding = Span(" " * (left - width_of(name)) + "  ")
+    padding = StyledText(" " * (left - width_of(name)) + "  ")
     style = "red" if bar.state is BarState.FAILED else ""
-    return (Span(name, style), padding, *_cells(bar, scale), Span(f"  {words}"))
+    return (StyledText(name, style), padding, *_cells(bar, scale), StyledText(f"  {words}"))
 
 
 def _tell(bar: Bar, now: datetime) -> str:
@@ -88,9 +88,9 @@ class _Scale:
         return min(max(share, 0.0), 1.0) * self.room
 
 
-def _cells(bar: Bar, scale: _Scale) -> Iterator[Span]:
+def _cells(bar: Bar, scale: _Scale) -> Iterator[StyledText]:
     """One span for each stretch of equal cells."""
-    cells = [Span(" ")] * scale.room
+    cells = [StyledText(" ")] * scale.room
     _fill(cells, scale, bar.since, bar.until, _BETWEEN if len(bar.attempts) > 1 else _block(bar, bar.state))
     if len(bar.attempts) > 1:
         for attempt in bar.attempts:
@@ -98,7 +98,7 @@ def _cells(bar: Bar, scale: _Scale) -> Iterator[Span]:
     start = 0
     for end in range(1, len(cells) + 1):
         if end == len(cells) or cells[end] != cells[start]:
-            yield Span(cells[start].text * (end - start), cells[start].style)
+            yield StyledText(cells[start].text * (end - start), cells[start].style)
             start = end
 
 
@@ -106,14 +106,14 @@ def _state_of(ok: bool | None, bar: Bar) -> BarState:
     return bar.state if ok is None else BarState.DONE if ok else BarState.FAILED
 
 
-def _block(bar: Bar, state: BarState) -> Span:
+def _block(bar: Bar, state: BarState) -> StyledText:
     """What was waited for is hollow, however it ended: nothing was worked on meanwhile."""
     block, style = _BLOCKS[state]
     if bar.kind == "undo" and state is BarState.DONE:
         style = "magenta"
-    return Span("░" if bar.kind in _WAITS else block, style)
+    return StyledText("░" if bar.kind in _WAITS else block, style)
 
 
-def _fill(cells: list[Span], scale: _Scale, since: datetime, until: datetime | None, span: Span) -> None:
+def _fill(cells: list[StyledText], scale: _Scale, since: datetime, until: datetime | None, span: StyledText) -> None:
     for number in scale.cells(since, until):
         cells[number] = span

@@ -14,7 +14,7 @@ from edda.cli.portrait import payload
 from edda.cli.reading import read_json, read_pairs
 from edda.cli.steering import tell_done
 from edda.cli.target import Target, targeted
-from edda.cli.terminal import Line, Span, flat, line, show, show_json
+from edda.cli.terminal import Line, StyledText, flat, line, show, show_json
 from edda.control.views import EventDetail, EventOrder, EventSearch, EventView
 
 
@@ -83,13 +83,13 @@ def show_command(target: Target, number: int, as_json: bool) -> None:
 def _portray(detail: EventDetail) -> list[Line]:
     event = detail.event
     lines = [
-        line(Span(f"{event.number}", "bold"), f"  {flat(event.type)}  {flat(event.source)}  {flat(event.id)}"),
-        line(Span(f"received {tell_moment(event.received_at)}", "dim")),
+        line(StyledText(f"{event.number}", "bold"), f"  {flat(event.type)}  {flat(event.source)}  {flat(event.id)}"),
+        line(StyledText(f"received {tell_moment(event.received_at)}", "dim")),
         *payload("attributes", detail.attributes),
         *payload("data", detail.data),
     ]
     if not detail.consumers:
-        return [*lines, line(Span("nobody has got it", "dim"))]
+        return [*lines, line(StyledText("nobody has got it", "dim"))]
     return [
         *lines,
         *(

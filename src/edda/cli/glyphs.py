@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.cli.terminal import Span
+from edda.cli.terminal import StyledText
 from edda.core.states import RunStatus
 
 _GLYPHS = {
@@ -20,9 +20,9 @@ _GLYPHS = {
 }
 
 
-def tell_status(status: str) -> Span:
+def tell_status(status: str) -> StyledText:
     try:
         shape, word, style = _GLYPHS[RunStatus(status)]
     except ValueError:  # of a newer server
-        return Span(f"? {status}")
-    return Span(f"{shape} {word}", style)
+        return StyledText(f"? {status}")
+    return StyledText(f"{shape} {word}", style)

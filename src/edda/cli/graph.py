@@ -8,7 +8,7 @@ import click
 
 from edda.cli.answering import as_json
 from edda.cli.target import Target, targeted
-from edda.cli.terminal import Line, Span, flat, line, show, show_json
+from edda.cli.terminal import Line, StyledText, flat, line, show, show_json
 from edda.control.structure import Node, NodeKind, Structure
 
 _MARKS = {
@@ -43,21 +43,21 @@ def graph(target: Target, workflow: str, as_json: bool) -> None:
         raise click.ClickException(f"{workflow}: the worker that told of it had no source to read")
     else:
         structure = Structure.from_json(definition.structure)
-        show([line(Span(flat(structure.name), "bold"), Span(f"  {flat(structure.file)}:{structure.line}", "dim"))])
+        show([line(StyledText(flat(structure.name), "bold"), StyledText(f"  {flat(structure.file)}:{structure.line}", "dim"))])
         show(draw(structure.nodes))
 
 
 def draw(nodes: Sequence[Node], indent: str = "") -> Iterator[Line]:
     for node in nodes:
         is_last = node is nodes[-1]
-        yield line(Span(f"{indent}{'└─' if is_last else '├─'} ", "dim"), *_tell(node))
+        yield line(StyledText(f"{indent}{'└─' if is_last else '├─'} ", "dim"), *_tell(node))
         yield from draw(node.children, f"{indent}{'   ' if is_last else '│  '}")
 
 
-def _tell(node: Node) -> Iterator[Span]:
+def _tell(node: Node) -> Iterator[StyledText]:
     mark, style = _MARKS.get(node.kind, ("", ""))
     words = [node.kind.value] if node.kind not in _SAYS_ITSELF else []
     words += [node.name] if node.name else []
     words += [node.text] if node.text else []
-    yield Span(flat(" ".join([mark, *words] if mark else words)) or "then", style)
-    yield Span(f"  :{node.line}", "dim")
+    yield StyledText(flat(" ".join([mark, *words] if mark else words)) or "then", style)
+    yield StyledText(f"  :{node.line}", "dim")

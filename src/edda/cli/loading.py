@@ -10,7 +10,7 @@ import traceback
 import click
 
 from edda.app import EddaApp
-from edda.web import Web, WebOptions
+from edda.web import WebApp, WebOptions
 
 
 def load_app(target: str) -> EddaApp:
@@ -25,7 +25,7 @@ def load_options(target: str) -> WebOptions:
     match load(target):
         case EddaApp() as app:
             return app.web_options
-        case Web() as web:
+        case WebApp() as web:
             return web.options
         case other:
             raise click.BadParameter(

@@ -13,7 +13,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
-class Moment(click.ParamType[datetime]):
+class TimeParam(click.ParamType[datetime]):
     name = "moment"
 
     def convert(self, value: str | datetime, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
@@ -28,7 +28,7 @@ class Moment(click.ParamType[datetime]):
         return moment.astimezone(UTC)
 
 
-MOMENT = Moment()
+MOMENT = TimeParam()
 
 
 def tell_span(length: timedelta) -> str:

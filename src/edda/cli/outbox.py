@@ -14,7 +14,7 @@ from edda.cli.signals import stop_event
 from edda.cli.target import Target, database_option, targeted
 from edda.cli.terminal import flat, show_json
 from edda.control.views import OutboxOrder, OutgoingView
-from edda.core.model import OutgoingState
+from edda.core.model import OutboxState
 from edda.relaying import OutboxRelayer
 
 _ids = click.argument("ids", metavar="ID...", nargs=-1)
@@ -28,7 +28,7 @@ def outbox() -> None:
 
 @outbox.command("list")
 @targeted
-@click.option("--state", type=click.Choice([state.value for state in OutgoingState]), help="Only those in this state.")
+@click.option("--state", type=click.Choice([state.value for state in OutboxState]), help="Only those in this state.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
 @as_json
 def list_command(target: Target, state: str | None, limit: int, as_json: bool) -> None:

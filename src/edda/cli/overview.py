@@ -13,7 +13,7 @@ from edda.cli.glyphs import tell_status
 from edda.cli.moments import tell_age, tell_moment, tell_span
 from edda.cli.pages import read_all
 from edda.cli.target import Target, targeted
-from edda.cli.terminal import Line, Span, line, show, show_json
+from edda.cli.terminal import Line, StyledText, line, show, show_json
 from edda.control.views import StatsView
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
@@ -35,7 +35,7 @@ def workers(target: Target, as_json: bool) -> None:
             one.service,
             one.host,
             str(one.pid),
-            Span("● alive", "green") if one.is_alive else Span("✖ lost", "red"),
+            StyledText("● alive", "green") if one.is_alive else StyledText("✖ lost", "red"),
             str(one.runs),
             tell_age(one.started_at),
         ),
@@ -106,16 +106,16 @@ def stats(target: Target, as_json: bool) -> None:
 
 
 def _portray(stats: StatsView) -> Iterator[Line]:
-    counts = Counter[Span]()
+    counts = Counter[StyledText]()
     for status, count in stats.counts.items():
         counts[tell_status(status)] += count
     for state, count in counts.most_common():
-        yield line(Span(f"{state.text:<12}", state.style), _number(count))
+        yield line(StyledText(f"{state.text:<12}", state.style), _number(count))
     for name, style, values in (
         ("completed", "green", [bucket.completed for bucket in stats.buckets]),
         ("failed", "red", [bucket.failed for bucket in stats.buckets]),
     ):
-        yield line(Span(f"{name:<12}", "dim"), Span(sparkline(values), style), f"  {sum(values)}")
+        yield line(StyledText(f"{name:<12}", "dim"), StyledText(sparkline(values), style), f"  {sum(values)}")
     if stats.median_ms is not None and stats.p95_ms is not None:
         yield line(f"half of the runs take up to {_span(stats.median_ms)}, 95 % up to {_span(stats.p95_ms)}")
     yield line(f"{stats.workers} {'worker' if stats.workers == 1 else 'workers'} alive")

@@ -8,7 +8,7 @@ from typing import Any
 from edda.cli.drawing import draw, legend
 from edda.cli.glyphs import tell_status
 from edda.cli.moments import tell_age, tell_moment, tell_span
-from edda.cli.terminal import Line, Span, clean, flat, line, table, write_json
+from edda.cli.terminal import Line, StyledText, clean, flat, line, table, write_json
 from edda.control.views import EntryView, ErrorView, RunDetail, RunView, Timeline
 
 RUN_HEADERS = ("ID", "WORKFLOW", "STATE", "AGE", "")
@@ -32,26 +32,26 @@ def portray(detail: RunDetail, timeline: Timeline, width: int) -> list[Line]:
 
 
 def tell_head(run: RunView) -> Line:
-    head = line(Span(flat(run.id), "bold"), f"  {flat(run.workflow)}  ", tell_status(run.status))
-    return (*head, Span(f"  {flat(_words(run))}"))
+    head = line(StyledText(flat(run.id), "bold"), f"  {flat(run.workflow)}  ", tell_status(run.status))
+    return (*head, StyledText(f"  {flat(_words(run))}"))
 
 
 def _head(detail: RunDetail) -> Iterable[Line]:
     run = detail.run
     yield tell_head(run)
-    yield line(Span(_tell_times(run), "dim"))
+    yield line(StyledText(_tell_times(run), "dim"))
     if run.generation:
         yield line(f"generation {run.generation}, of {len(detail.generations)} that are kept")
     if run.deaths:
-        yield line(Span(f"process deaths without progress: {run.deaths}", "red"))
+        yield line(StyledText(f"process deaths without progress: {run.deaths}", "red"))
     if run.parent:
         yield line(f"child of {flat(run.parent)}")
     for wait in detail.waits:
-        yield line(Span("◷ ", "yellow"), flat(wait.words))
+        yield line(StyledText("◷ ", "yellow"), flat(wait.words))
     for child in detail.children:
         yield line("↳ ", *tell_head(child))
     if detail.may:
-        yield line(Span(f"you may {', '.join(detail.may)} it", "dim"))
+        yield line(StyledText(f"you may {', '.join(detail.may)} it", "dim"))
 
 
 def _tell_times(run: RunView) -> str:
@@ -76,13 +76,13 @@ def _payloads(detail: RunDetail) -> Iterable[Line]:
 
 def payload(name: str, value: Any) -> list[Line]:
     first, *rest = clean(write_json(value)).splitlines()
-    return [line(Span(f"{name}: ", "dim"), first), *map(line, rest)]
+    return [line(StyledText(f"{name}: ", "dim"), first), *map(line, rest)]
 
 
 def tell_error(error: ErrorView) -> Iterable[Line]:
-    yield line(Span("error: ", "red"), summarise(error))
+    yield line(StyledText("error: ", "red"), summarise(error))
     if error.traceback:
-        yield from (line(Span(text, "dim")) for text in clean(error.traceback).splitlines())
+        yield from (line(StyledText(text, "dim")) for text in clean(error.traceback).splitlines())
 
 
 def summarise(error: ErrorView) -> str:
@@ -94,8 +94,8 @@ def list_entries(entries: Sequence[EntryView]) -> list[Line]:
     return table(("SEQ", "AT", "KIND", "STEP", "NAME", "OK", "VALUE"), rows)
 
 
-def _outcome(entry: EntryView) -> tuple[Span, str]:
-    mark = Span("✔", "green") if entry.ok else Span("✖", "red")
+def _outcome(entry: EntryView) -> tuple[StyledText, str]:
+    mark = StyledText("✔", "green") if entry.ok else StyledText("✖", "red")
     if entry.error is not None:
         return mark, summarise(entry.error)
     return mark, "" if entry.value is None else flat(write_json(entry.value))

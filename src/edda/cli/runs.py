@@ -20,10 +20,10 @@ from edda.cli.target import Target, targeted
 from edda.cli.terminal import columns, flat, show, show_json, write_json
 from edda.cli.watching import await_end, has_ended, watch_run, watch_runs, write_run, write_runs
 from edda.control.controller import Controller
-from edda.control.views import EntryView, HistorySearch, RunDetail, RunSearch, StartOrder, Timeline
+from edda.control.views import EntryView, HistorySearch, RunDetail, RunSearch, StartRequest, Timeline
 
 
-class Picture(Struct, frozen=True, omit_defaults=True):
+class RunReport(Struct, frozen=True, omit_defaults=True):
     """What `edda runs show` shows."""
 
     detail: RunDetail
@@ -67,10 +67,10 @@ def list_command(target: Target, search: RunSearch, limit: int, every: bool, as_
 def show_command(target: Target, run_id: str, generation: int | None, history: bool, as_json: bool) -> None:
     """Show one run: its state in words, its timeline, what it was given and what came of it."""
 
-    async def read(controller: Controller) -> Picture:
+    async def read(controller: Controller) -> RunReport:
         detail = await controller.get_run(run_id)
         timeline = await controller.get_timeline(run_id, generation)
-        return Picture(detail, timeline, await _read_history(controller, run_id, generation) if history else None)
+        return RunReport(detail, timeline, await _read_history(controller, run_id, generation) if history else None)
 
     picture = target.ask(read)
     if as_json:
@@ -127,7 +127,7 @@ def start(
     given = ({} if text is None else read_object("--input", text)) | read_pairs("--arg", pairs)
 
     async def begin(controller: Controller) -> RunDetail | None:
-        done = await controller.start_run(StartOrder(workflow, given, chosen))
+        done = await controller.start_run(StartRequest(workflow, given, chosen))
         click.echo(flat(done.subject or ""), err=wait)
         return await _await_end(controller, done.subject or "", timeout) if wait else None
 

@@ -12,12 +12,12 @@ from edda.cli.searching import searching
 from edda.cli.target import Target, targeted
 from edda.cli.terminal import flat
 from edda.control.controller import Controller
-from edda.control.views import BulkOrder, Done, RetryOrder, RunSearch
+from edda.control.views import BulkOrder, ActionResult, RetryOrder, RunSearch
 
 _ids = click.argument("ids", metavar="[ID]...", nargs=-1)
 _yes = click.option("--yes", is_flag=True, help="Do not ask, however many they are.")
 
-One = Callable[[Controller, str], Awaitable[Done]]
+One = Callable[[Controller, str], Awaitable[ActionResult]]
 
 
 @click.command()
@@ -81,7 +81,7 @@ def _act(target: Target, order: BulkOrder, ids: tuple[str, ...], search: RunSear
     tell_done(target.ask(lambda controller: controller.act_on_runs(order)))
 
 
-def tell_done(done: Done) -> None:
+def tell_done(done: ActionResult) -> None:
     """What came of it; exit 1 if nothing did."""
     click.echo(flat(done.words), err=not done.done)
     if not done.done:

@@ -21,13 +21,13 @@ _NARROW = 80
 """Columns that are assumed where there is no terminal."""
 
 
-class Span(NamedTuple):
+class StyledText(NamedTuple):
     text: str
     style: str = ""
     """A colour's name, "bold" or "dim"."""
 
 
-Line = tuple[Span, ...]
+Line = tuple[StyledText, ...]
 
 
 def clean(text: str) -> str:
@@ -44,8 +44,8 @@ def flat(text: str) -> str:
     return clean(" ".join(text.split()))
 
 
-def line(*parts: str | Span) -> Line:
-    return tuple(part if isinstance(part, Span) else Span(part) for part in parts)
+def line(*parts: str | StyledText) -> Line:
+    return tuple(part if isinstance(part, StyledText) else StyledText(part) for part in parts)
 
 
 def columns() -> int:
@@ -61,7 +61,7 @@ def show(lines: Iterable[Line]) -> None:
         click.echo("".join(_styled(span) for span in one).rstrip())
 
 
-def _styled(span: Span) -> str:
+def _styled(span: StyledText) -> str:
     match span.style:
         case "":
             return span.text
@@ -83,10 +83,10 @@ def write_json(value: Any, indent: int = 2) -> str:
     return "".join(char if _is_harmless(char) else json.dumps(char)[1:-1] for char in text)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str | Span]]) -> list[Line]:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str | StyledText]]) -> list[Line]:
     """Columns as wide as they have to be; on a terminal the last one is cut where the line ends."""
     cells = [[_cell(cell) for cell in row] for row in rows]
-    heads = [Span(header, "dim") for header in headers]
+    heads = [StyledText(header, "dim") for header in headers]
     widths = [max(width_of(row[number].text) for row in [heads, *cells]) for number in range(len(headers))]
     if is_terminal():
         taken = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
@@ -94,16 +94,16 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str | Span]]) -> list[
     return [_row(row, widths) for row in [heads, *cells]]
 
 
-def _cell(cell: str | Span) -> Span:
-    span = cell if isinstance(cell, Span) else Span(cell)
-    return Span(flat(span.text), span.style)
+def _cell(cell: str | StyledText) -> StyledText:
+    span = cell if isinstance(cell, StyledText) else StyledText(cell)
+    return StyledText(flat(span.text), span.style)
 
 
-def _row(cells: Sequence[Span], widths: Sequence[int]) -> Line:
-    spans: list[Span] = []
+def _row(cells: Sequence[StyledText], widths: Sequence[int]) -> Line:
+    spans: list[StyledText] = []
     for cell, width in zip(cells, widths, strict=True):
         text = cut(cell.text, width)
-        spans += [Span(text, cell.style), Span(" " * (width - width_of(text)) + _GAP)]
+        spans += [StyledText(text, cell.style), StyledText(" " * (width - width_of(text)) + _GAP)]
     return tuple(spans)
 
 

@@ -34,7 +34,7 @@ async def await_end(controller: Controller, run_id: str) -> RunDetail:
 
 async def watch_run(controller: Controller, run_id: str) -> RunDetail:
     """Until it ends."""
-    told = _Told()
+    told = _PrintedState()
     with _screen() as screen:
 
         async def look() -> RunDetail | None:
@@ -112,7 +112,7 @@ def _differs(run: RunView, known: RunView | None) -> bool:
     return known is None or (known.status, known.words) != (run.status, run.words)
 
 
-class _Told:
+class _PrintedState:
     """What of a run was said already."""
 
     def __init__(self) -> None:

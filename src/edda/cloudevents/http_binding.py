@@ -24,7 +24,7 @@ _PREFIX = b"ce-"
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Mode(StrEnum):
+class ContentMode(StrEnum):
     BINARY = "binary"
     STRUCTURED = "structured"
     BATCH = "batch"
@@ -32,32 +32,32 @@ class Mode(StrEnum):
 
 class Message(Struct, frozen=True):
     events: tuple[CloudEvent, ...]
-    mode: Mode
+    mode: ContentMode
 
 
 def parse(headers: Headers, body: bytes, *, max_batch: int = MAX_BATCH) -> Message:
     """What the message says. `headers` are pairs, for a dict would hide that one came twice; no batches with 0."""
     content_type = _content_type_of(headers)
     mode = _mode_of(content_type)
-    if mode is Mode.BINARY:
+    if mode is ContentMode.BINARY:
         return Message((_parse_binary(headers, content_type, body),), mode)
     _check_format(str(content_type), mode, max_batch)
-    if mode is Mode.STRUCTURED:
+    if mode is ContentMode.STRUCTURED:
         return Message((json_format.parse(body),), mode)
     return Message(json_format.parse_batch(body, max_batch=max_batch), mode)
 
 
-def emit(event: CloudEvent, mode: str = Mode.BINARY) -> tuple[list[tuple[str, str]], bytes]:
+def emit(event: CloudEvent, mode: str = ContentMode.BINARY) -> tuple[list[tuple[str, str]], bytes]:
     """Headers and body of a message with this event.
 
     Two kinds of data cannot travel in binary mode, and are sent structured: data that is itself some format of
     CloudEvents, whose type would say that the message is, and bytes without a type that are JSON by chance, which the
     receiver would take for JSON.
     """
-    mode = Mode(mode)
-    if mode is Mode.BATCH:
+    mode = ContentMode(mode)
+    if mode is ContentMode.BATCH:
         return emit_batch([event])
-    if mode is Mode.STRUCTURED or _mode_of(event.datacontenttype) is not Mode.BINARY or _looks_like_json(event):
+    if mode is ContentMode.STRUCTURED or _mode_of(event.datacontenttype) is not ContentMode.BINARY or _looks_like_json(event):
         return [("content-type", STRUCTURED_TYPE)], json_format.emit(event)
     check(event)
     body = b"" if event.data is None else contents.to_bytes(event.data, event.datacontenttype)
@@ -78,21 +78,21 @@ def _content_type_of(headers: Headers) -> str | None:
     return found[0].strip(b" \t").decode("latin-1")
 
 
-def _mode_of(content_type: str | None) -> Mode:
+def _mode_of(content_type: str | None) -> ContentMode:
     lowered = (content_type or "").lower()
     if lowered.startswith("application/cloudevents-batch"):
-        return Mode.BATCH
-    return Mode.STRUCTURED if lowered.startswith("application/cloudevents") else Mode.BINARY
+        return ContentMode.BATCH
+    return ContentMode.STRUCTURED if lowered.startswith("application/cloudevents") else ContentMode.BINARY
 
 
-def _check_format(content_type: str, mode: Mode, max_batch: int) -> None:
+def _check_format(content_type: str, mode: ContentMode, max_batch: int) -> None:
     media = media_type(content_type)
-    known = BATCH_TYPE if mode is Mode.BATCH else STRUCTURED_TYPE
+    known = BATCH_TYPE if mode is ContentMode.BATCH else STRUCTURED_TYPE
     if media is None or media.essence != known:
         raise EventError(f"of the formats of CloudEvents only JSON is taken here: {known}", status=415)
     if not media.is_utf8:
         raise EventError(f"{known} must be in UTF-8", status=415)
-    if mode is Mode.BATCH and max_batch < 1:
+    if mode is ContentMode.BATCH and max_batch < 1:
         raise EventError("batches are not taken here; send every event alone", status=415)
 
 

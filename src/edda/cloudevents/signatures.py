@@ -31,7 +31,7 @@ class SignatureError(Exception):
     """Not signed, signed too long ago, or by somebody who does not know the secret; the text may go to the sender."""
 
 
-class Claim(Struct, frozen=True):
+class SignatureClaim(Struct, frozen=True):
     """What the headers say about a body that has not been read yet."""
 
     prefix: bytes
@@ -82,7 +82,7 @@ def sign(secret: str | Sequence[str], id: str, timestamp: int, body: bytes) -> l
     return [(name.decode(), value) for name, value in zip(STANDARD, values, strict=True)]
 
 
-def read_standard(headers: Headers, now: float, tolerance: float = TOLERANCE) -> Claim:
+def read_standard(headers: Headers, now: float, tolerance: float = TOLERANCE) -> SignatureClaim:
     id, timestamp, given = (_only(headers, name) for name in STANDARD)
     if not id or b"." in id:
         raise SignatureError("webhook-id must not be empty and must not have dots, for dots part what is signed")
@@ -92,13 +92,13 @@ def read_standard(headers: Headers, now: float, tolerance: float = TOLERANCE) ->
     return _claim(b"%b.%b." % (id, timestamp), signatures)
 
 
-def read_github(headers: Headers) -> Claim:
+def read_github(headers: Headers) -> SignatureClaim:
     """Without a time: GitHub signs the body alone."""
     scheme, _, text = _only(headers, GITHUB).partition(b"=")
     return _claim(b"", (_decode_hex(text),) if scheme == b"sha256" else ())
 
 
-def read_stripe(headers: Headers, now: float, tolerance: float = TOLERANCE) -> Claim:
+def read_stripe(headers: Headers, now: float, tolerance: float = TOLERANCE) -> SignatureClaim:
     entries = [entry.strip().partition(b"=") for entry in _only(headers, STRIPE).split(b",")]
     times = [value for name, _, value in entries if name == b"t"]
     if len(times) != 1:
@@ -107,10 +107,10 @@ def read_stripe(headers: Headers, now: float, tolerance: float = TOLERANCE) -> C
     return _claim(b"%b." % times[0], tuple(_decode_hex(value) for name, _, value in entries if name == b"v1"))
 
 
-def _claim(prefix: bytes, signatures: tuple[bytes, ...]) -> Claim:
+def _claim(prefix: bytes, signatures: tuple[bytes, ...]) -> SignatureClaim:
     if not any(signatures):
         raise SignatureError("there is no signature of a kind that is known here")
-    return Claim(prefix, signatures)
+    return SignatureClaim(prefix, signatures)
 
 
 def _only(headers: Headers, name: bytes) -> bytes:

@@ -7,28 +7,28 @@ from typing import Protocol
 
 from edda.errors import ActionRefusedError, ArgumentError, InstanceNotFoundError
 
-from .finding import Finder
-from .views import BulkOrder, Done, RetryOrder
+from .finding import RunSearcher
+from .views import BulkOrder, ActionResult, RetryOrder
 
 MOST_IDS = 1_000
 MOST_FOUND = 10_000
 
 
-class Actor(Protocol):
-    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> Done: ...
+class RunActions(Protocol):
+    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> ActionResult: ...
 
-    async def retry_run(self, run_id: str, order: RetryOrder) -> Done: ...
+    async def retry_run(self, run_id: str, order: RetryOrder) -> ActionResult: ...
 
-    async def resume_run(self, run_id: str) -> Done: ...
+    async def resume_run(self, run_id: str) -> ActionResult: ...
 
-    async def delete_run(self, run_id: str) -> Done: ...
+    async def delete_run(self, run_id: str) -> ActionResult: ...
 
 
-async def act_on_all(actor: Actor, finder: Finder, order: BulkOrder) -> Done:
+async def act_on_all(actor: RunActions, finder: RunSearcher, order: BulkOrder) -> ActionResult:
     act = _action_of(actor, order)
     if order.count_only:
         count = await _count(finder, order)
-        return Done(False, f"would {order.action} {_runs(count)}", count)
+        return ActionResult(False, f"would {order.action} {_runs(count)}", count)
     done, refusals = 0, 0
     async for run_id in _ids(finder, order):
         try:
@@ -37,11 +37,11 @@ async def act_on_all(actor: Actor, finder: Finder, order: BulkOrder) -> Done:
         except (ActionRefusedError, InstanceNotFoundError):
             refusals += 1
     refused = f"; {_runs(refusals)} refused" if refusals else ""
-    return Done(done > 0, f"{order.action}: {_runs(done)} done{refused}", done)
+    return ActionResult(done > 0, f"{order.action}: {_runs(done)} done{refused}", done)
 
 
-def _action_of(actor: Actor, order: BulkOrder) -> Callable[[str], Awaitable[Done]]:
-    actions: dict[str, Callable[[str], Awaitable[Done]]] = {
+def _action_of(actor: RunActions, order: BulkOrder) -> Callable[[str], Awaitable[ActionResult]]:
+    actions: dict[str, Callable[[str], Awaitable[ActionResult]]] = {
         "cancel": lambda run_id: actor.cancel_run(run_id, order.reason),
         "retry": lambda run_id: actor.retry_run(run_id, RetryOrder(order.from_start)),
         "resume": actor.resume_run,
@@ -56,13 +56,13 @@ def _action_of(actor: Actor, order: BulkOrder) -> Callable[[str], Awaitable[Done
     return actions[order.action]
 
 
-async def _count(finder: Finder, order: BulkOrder) -> int:
+async def _count(finder: RunSearcher, order: BulkOrder) -> int:
     if order.search is None:
         return len(set(order.ids))
     return min(sum((await finder.count(order.search, MOST_FOUND)).values()), MOST_FOUND)
 
 
-async def _ids(finder: Finder, order: BulkOrder) -> AsyncIterator[str]:
+async def _ids(finder: RunSearcher, order: BulkOrder) -> AsyncIterator[str]:
     if order.search is None:
         for run_id in dict.fromkeys(order.ids):
             yield run_id

@@ -15,10 +15,10 @@ from edda.core.redaction import Redaction
 from edda.core.states import RunStatus
 from edda.core.survey import RunQuery
 from edda.errors import ArgumentError
-from edda.storage.ports import Survey
+from edda.storage.ports import Queries
 from edda.workflow.context import as_microseconds
 
-from .inputs import Condition, read_condition
+from .inputs import InputFilter, read_condition
 from .views import STATUS_GROUPS, RunSearch
 
 MOST_ON_PAGE = 200
@@ -31,7 +31,7 @@ INPUT_REACH = 2_000
 """So many runs are looked into for a page, one by one."""
 
 
-class Found(Struct, frozen=True):
+class SearchPage(Struct, frozen=True):
     runs: list[RunRecord]
     after: tuple[int, RunId] | None = None
     """The key to go on from if there may be more."""
@@ -89,13 +89,13 @@ def _statuses(word: str) -> frozenset[RunStatus]:
         raise ArgumentError(f"status {word!r}: expected one of {known}") from None
 
 
-class Finder:
-    def __init__(self, survey: Survey, codec: Codec, redaction: Redaction) -> None:
+class RunSearcher:
+    def __init__(self, survey: Queries, codec: Codec, redaction: Redaction) -> None:
         self._survey = survey
         self._codec = codec
         self._redaction = redaction
 
-    async def find(self, search: RunSearch) -> Found:
+    async def find(self, search: RunSearch) -> SearchPage:
         query, conditions = await self._bounded(read_search(search)), self._conditions(search)
         horizon = query.ids_after[0] if query.ids_after else None
         if not conditions:
@@ -104,13 +104,13 @@ class Finder:
         looked_at, last = 0, query.after
         async for record in self._all(query):
             if len(found) == query.limit:
-                return Found(found, last, horizon)
+                return SearchPage(found, last, horizon)
             if looked_at == INPUT_REACH:
-                return Found(found, last, record.created_at)
+                return SearchPage(found, last, record.created_at)
             last, looked_at = (record.created_at, record.run_id), looked_at + 1
             if self._fits(record, conditions):
                 found.append(record)
-        return Found(found, None, horizon)
+        return SearchPage(found, None, horizon)
 
     async def count(self, search: RunSearch, reach: int = INPUT_REACH) -> dict[RunStatus, int]:
         """By status, of those that were asked for, as far as a page looks."""
@@ -130,7 +130,7 @@ class Finder:
             yield record
 
     async def _fitting(
-        self, query: RunQuery, conditions: tuple[Condition, ...], reach: int
+        self, query: RunQuery, conditions: tuple[InputFilter, ...], reach: int
     ) -> AsyncIterator[RunRecord]:
         looked_at = 0
         async for record in self._all(query):
@@ -155,7 +155,7 @@ class Finder:
                 return
             query = replace(query, after=(records[-1].created_at, records[-1].run_id))
 
-    def _conditions(self, search: RunSearch) -> tuple[Condition, ...]:
+    def _conditions(self, search: RunSearch) -> tuple[InputFilter, ...]:
         """Who may look could else find out what is not shown, by asking for it."""
         conditions = tuple(map(read_condition, search.input))
         for condition in conditions:
@@ -163,7 +163,7 @@ class Finder:
                 raise ArgumentError(f"input {condition.path}: its value is redacted, and cannot be searched for")
         return conditions
 
-    def _fits(self, record: RunRecord, conditions: tuple[Condition, ...]) -> bool:
+    def _fits(self, record: RunRecord, conditions: tuple[InputFilter, ...]) -> bool:
         if not conditions:
             return True
         try:
@@ -173,7 +173,7 @@ class Finder:
         return all(condition.fits(arguments) for condition in conditions)
 
 
-def _page(records: tuple[RunRecord, ...], limit: int, horizon: int | None) -> Found:
+def _page(records: tuple[RunRecord, ...], limit: int, horizon: int | None) -> SearchPage:
     if len(records) <= limit:
-        return Found(list(records), None, horizon)
-    return Found(list(records[:limit]), (records[limit - 1].created_at, records[limit - 1].run_id), horizon)
+        return SearchPage(list(records), None, horizon)
+    return SearchPage(list(records[:limit]), (records[limit - 1].created_at, records[limit - 1].run_id), horizon)

@@ -27,7 +27,7 @@ def same(found: Any, wanted: Any) -> bool:
     return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
 
 
-class Condition(Struct, frozen=True):
+class InputFilter(Struct, frozen=True):
     """`order.id=A-17`, as somebody typed it: nobody says there whether 17 is a number or a text, so both fit."""
 
     path: str
@@ -62,8 +62,8 @@ def _has_hidden(value: Any, path: Sequence[str], hides: Callable[[Sequence[str]]
     return any(hides([*path, name]) or _has_hidden(item, [*path, name], hides) for name, item in value.items())
 
 
-def read_condition(text: str) -> Condition:
+def read_condition(text: str) -> InputFilter:
     path, separator, value = text.partition("=")
     if not separator or not path:
         raise ArgumentError("input: expected a path and a value, such as order.id=A-17")
-    return Condition(path.strip(), value)
+    return InputFilter(path.strip(), value)

@@ -15,10 +15,10 @@ from msgspec import UNSET
 from edda.cloudevents.event import CloudEvent, make
 from edda.cloudevents.json_format import parse_stored
 from edda.core.channels import Message, check_channel, is_message, log_type, unpack_message
-from edda.core.model import MICROSECONDS, CancelOutcome, Entry, OutgoingState, RunId, RunRecord, StoredEvent
+from edda.core.model import MICROSECONDS, CancelOutcome, Entry, OutboxState, RunId, RunRecord, StoredEvent
 from edda.core.redaction import Redaction
 from edda.core.states import ENDED, RunStatus
-from edda.core.survey import Audit, Consumer, Definition, EventQuery, Generation, RunQuery, StandingWait, WorkerRecord
+from edda.core.survey import Audit, EventReceiver, Definition, EventQuery, Generation, RunQuery, WaitRow, WorkerRecord
 from edda.engine.engine import Engine
 from edda.engine.intake import run_of
 from edda.errors import (
@@ -36,16 +36,16 @@ from edda.workflow.workflow import Workflow
 
 from .bulk import act_on_all
 from .describing import describe_workflow
-from .finding import Finder, as_bound, check_limit, read_search, write_cursor
-from .showing import Display, may, moment
+from .finding import RunSearcher, as_bound, check_limit, read_search, write_cursor
+from .showing import Presenter, may, moment
 from .starting import read_arguments
-from .timeline import Glance, draw_timeline, is_channel, last_move
+from .timeline import TimelineInput, draw_timeline, is_channel, last_move
 from .views import (
     AuditView,
     BulkOrder,
     ChannelView,
     DefinitionView,
-    Done,
+    ActionResult,
     EntryView,
     EventDetail,
     EventOrder,
@@ -60,13 +60,13 @@ from .views import (
     RunDetail,
     RunSearch,
     RunView,
-    StartOrder,
+    StartRequest,
     StatsView,
     Timeline,
     WaitView,
     WorkerView,
 )
-from .watching import Watch
+from .watching import ChangeFeed
 from .words import find_retried
 
 T = TypeVar("T")
@@ -111,9 +111,9 @@ class LocalController:
         self._who = who
         self._origin = origin
         redaction = Redaction(redact)
-        self._display = Display(engine.codec, redaction)
-        self._finder = Finder(self._storage, engine.codec, redaction)
-        self._watch = Watch(engine.storage.pulse_mark)
+        self._display = Presenter(engine.codec, redaction)
+        self._finder = RunSearcher(self._storage, engine.codec, redaction)
+        self._watch = ChangeFeed(engine.storage.pulse_mark)
 
     def with_caller(self, who: str, origin: str) -> Self:
         other = copy(self)
@@ -207,9 +207,9 @@ class LocalController:
         if record.status in ENDED:
             return ()
         waits = await self._storage.waits(record.run_id)
-        return await self._show_waits([StandingWait(record.run_id, record.workflow, wait) for wait in waits])
+        return await self._show_waits([WaitRow(record.run_id, record.workflow, wait) for wait in waits])
 
-    async def _show_waits(self, standing: Sequence[StandingWait]) -> tuple[WaitView, ...]:
+    async def _show_waits(self, standing: Sequence[WaitRow]) -> tuple[WaitView, ...]:
         schemas: dict[str, dict[str, Any]] = {}
         for workflow in {one.workflow for one in standing}:
             forms = await self._storage.forms(workflow)
@@ -249,7 +249,7 @@ class LocalController:
         now, display = await self._storage.now(), self._display
         failed = (entry.input for entry in history if not entry.ok)
         explain = partial(display.payloads.error, known=display.payloads.secrets(record.input, *failed))
-        glance = Glance(record, gen, created, waits, now, explain, display.child_of)
+        glance = TimelineInput(record, gen, created, waits, now, explain, display.child_of)
         return draw_timeline(history, glance)
 
     async def export_run(self, run_id: str) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class LocalController:
     async def _secrets_of(self, run_id: str) -> frozenset[str]:
         return self._display.payloads.secrets((await self.engine.read_run(run_id)).input)
 
-    async def start_run(self, order: StartOrder) -> Done:
+    async def start_run(self, order: StartRequest) -> ActionResult:
         workflow = await self._find_code(order.workflow)
         try:
             starter = workflow.options(id=order.id or None).on(self.engine)
@@ -275,7 +275,7 @@ class LocalController:
         arguments = read_arguments(workflow.name, workflow.signature, order.input)
         run_id = await starter.start(**arguments)
         await self._note("start", run_id, {"workflow": order.workflow, "input": order.input})
-        return Done(True, f"started {order.workflow}", 1, run_id)
+        return ActionResult(True, f"started {order.workflow}", 1, run_id)
 
     async def _find_code(self, name: str) -> Workflow[Any, Any]:
         if name in self._names():
@@ -285,7 +285,7 @@ class LocalController:
         known = ", ".join(sorted(self._names())) or "none"
         raise NotFoundError(f"no workflow is named {name!r}; known here are: {known}")
 
-    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> Done:
+    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> ActionResult:
         was_parked = (await self.engine.read_run(run_id)).status is RunStatus.PARKED
         outcome = await self.engine.request_cancel(run_id, reason)
         if outcome is CancelOutcome.ENDED:
@@ -293,28 +293,28 @@ class LocalController:
         await self._note("cancel", run_id, {"reason": reason})
         asked = "is asked to stop" if outcome is CancelOutcome.REQUESTED else "was asked to stop before"
         unread = "; it is parked, and if its code still does not fit its history it ends without compensation"
-        return Done(True, f"run {run_id} {asked}{unread if was_parked else ''}", 1, run_id)
+        return ActionResult(True, f"run {run_id} {asked}{unread if was_parked else ''}", 1, run_id)
 
-    async def retry_run(self, run_id: str, order: RetryOrder) -> Done:
+    async def retry_run(self, run_id: str, order: RetryOrder) -> ActionResult:
         await self.engine.retry_run(run_id, order.from_start)
         await self._note("retry", run_id, {"from_start": order.from_start})
-        return Done(True, f"run {run_id} {'begins anew' if order.from_start else 'goes on'}", 1, run_id)
+        return ActionResult(True, f"run {run_id} {'begins anew' if order.from_start else 'goes on'}", 1, run_id)
 
-    async def resume_run(self, run_id: str) -> Done:
+    async def resume_run(self, run_id: str) -> ActionResult:
         if not await self.engine.resume_run(run_id):
             status = (await self.engine.read_run(run_id)).status
             raise ActionRefusedError(f"run {run_id} is not parked but {status.value}: there is nothing to resume")
         await self._note("resume", run_id)
-        return Done(True, f"run {run_id} is tried again", 1, run_id)
+        return ActionResult(True, f"run {run_id} is tried again", 1, run_id)
 
-    async def delete_run(self, run_id: str) -> Done:
+    async def delete_run(self, run_id: str) -> ActionResult:
         if not await self._storage.delete(RunId(run_id)):
             status = (await self.engine.read_run(run_id)).status
             raise ActionRefusedError(f"run {run_id} is {status.value}: only a run that has ended can be deleted")
         await self._note("delete", run_id)
-        return Done(True, f"run {run_id} is deleted", 1, run_id)
+        return ActionResult(True, f"run {run_id} is deleted", 1, run_id)
 
-    async def act_on_runs(self, order: BulkOrder) -> Done:
+    async def act_on_runs(self, order: BulkOrder) -> ActionResult:
         done = await act_on_all(self, self._finder, order)
         if not order.count_only:
             await self._note(f"{order.action} many", f"{done.count} runs", order)
@@ -345,7 +345,7 @@ class LocalController:
         consumers = await self._started_by(stored) + await self._ask(self._storage.consumers(number, MOST_CONSUMERS))
         return EventDetail(self._display.event(stored), attributes, data, tuple(map(self._display.consumer, consumers)))
 
-    async def _started_by(self, stored: StoredEvent) -> tuple[Consumer, ...]:
+    async def _started_by(self, stored: StoredEvent) -> tuple[EventReceiver, ...]:
         """Known by their ids, which are made from the event and the workflow's name."""
         if is_message(stored.event):
             return ()
@@ -353,7 +353,7 @@ class LocalController:
         names = {*self._names(), *(one.workflow for one in told)}
         records = [await self._storage.get(run_of(name, stored.event)) for name in sorted(names)]
         begun = [record for record in records if record is not None]
-        return tuple(Consumer(record.run_id, record.workflow, "", stored.received_at) for record in begun)
+        return tuple(EventReceiver(record.run_id, record.workflow, "", stored.received_at) for record in begun)
 
     async def _read_event(self, number: int) -> StoredEvent:
         stored = await self._ask(self._storage.event(number))
@@ -361,7 +361,7 @@ class LocalController:
             raise NotFoundError(f"no event has the number {number}; it may have been removed as too old")
         return stored
 
-    async def send_event(self, order: EventOrder) -> Done:
+    async def send_event(self, order: EventOrder) -> ActionResult:
         data = UNSET if order.data is None else order.data
         attributes = describe_event(
             order.type, order.source, data, None, order.subject, None, None, order.target, order.extensions
@@ -372,7 +372,7 @@ class LocalController:
             raise ArgumentError(str(error)) from None
         await self._receive(event)
         await self._note("send event", event.id, order)
-        return Done(True, f"event {event.id} is stored", 1, event.id)
+        return ActionResult(True, f"event {event.id} is stored", 1, event.id)
 
     async def _receive(self, event: CloudEvent) -> None:
         try:
@@ -380,7 +380,7 @@ class LocalController:
         except EventError as error:
             raise ArgumentError(str(error)) from None
 
-    async def resend_event(self, number: int) -> Done:
+    async def resend_event(self, number: int) -> ActionResult:
         stored = await self._read_event(number)
         id, codec = self.engine.new_id(), self.engine.codec
         if is_message(stored.event):
@@ -388,7 +388,7 @@ class LocalController:
         else:
             await self._receive(msgspec.structs.replace(parse_stored(codec.unseal(stored.event.body)), id=id))
         await self._note("resend event", id, {"number": number, "id": stored.event.id})
-        return Done(True, f"event {number} was sent again as {id}", 1, id)
+        return ActionResult(True, f"event {number} was sent again as {id}", 1, id)
 
     async def list_waits(self, type: str | None, cursor: str | None, limit: int) -> Page[WaitView]:
         after = _read_place(cursor)
@@ -409,7 +409,7 @@ class LocalController:
             for type in sorted({*newest, *waited})
         )
 
-    async def publish_message(self, order: MessageOrder) -> Done:
+    async def publish_message(self, order: MessageOrder) -> ActionResult:
         try:
             check_channel(order.channel)
         except ValueError as error:
@@ -420,31 +420,31 @@ class LocalController:
         id, now = self.engine.new_id(), self.engine.microseconds
         await self.engine.publish(Message(id, order.channel, target, order.data, order.metadata, now))
         await self._note("publish message", id, order)
-        return Done(True, f"message {id} is on {order.channel}", 1, id)
+        return ActionResult(True, f"message {id} is on {order.channel}", 1, id)
 
     async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
         try:
-            wanted = OutgoingState(state) if state else None
+            wanted = OutboxState(state) if state else None
         except ValueError:
-            raise ArgumentError(f"state {state!r}: expected one of {', '.join(OutgoingState)}") from None
+            raise ArgumentError(f"state {state!r}: expected one of {', '.join(OutboxState)}") from None
         after = _read_number(cursor) or 0
         found = await self._ask(self._storage.find_outgoing(wanted, after, check_limit(limit) + 1))
         last = str(found[limit - 1].seq) if len(found) > limit else None
         return Page(tuple(map(self._display.outgoing, found[:limit])), last)
 
-    async def retry_outbox(self, order: OutboxOrder) -> Done:
+    async def retry_outbox(self, order: OutboxOrder) -> ActionResult:
         count = await self._storage.retry_outgoing(None if order.every else _named(order))
         await self._storage.announce()
         await self._note("retry outbox", f"{count} events", order)
-        return Done(count > 0, f"{count} dead events are sent again", count)
+        return ActionResult(count > 0, f"{count} dead events are sent again", count)
 
-    async def drop_outbox(self, order: OutboxOrder) -> Done:
+    async def drop_outbox(self, order: OutboxOrder) -> ActionResult:
         count = await self._storage.drop_outgoing(await self._dead() if order.every else _named(order))
         await self._note("drop outbox", f"{count} events", order)
-        return Done(count > 0, f"{count} dead events are forgotten", count)
+        return ActionResult(count > 0, f"{count} dead events are forgotten", count)
 
     async def _dead(self) -> tuple[str, ...]:
-        dead = await self._ask(self._storage.find_outgoing(OutgoingState.DEAD, 0, 10_000))
+        dead = await self._ask(self._storage.find_outgoing(OutboxState.DEAD, 0, 10_000))
         return tuple(record.event.id for record in dead)
 
     # The whole

@@ -29,7 +29,7 @@ _NEXT, _AHEAD, _ELSEWHERE = 0, 1, 10
 _START, _END = "start", "end"
 
 
-class Recorded(Protocol):
+class NamedStep(Protocol):
     """A bar of a timeline, or a line of a history."""
 
     @property
@@ -48,7 +48,7 @@ class Step(Struct, frozen=True):
     kind: NodeKind
 
 
-def match_steps(structure: Structure, recorded: Iterable[Recorded], *, is_over: bool = False) -> dict[str, str]:
+def match_steps(structure: Structure, recorded: Iterable[NamedStep], *, is_over: bool = False) -> dict[str, str]:
     """The id of the node by the id of the step, for all that have one. Steps come in the order they began.
 
     If the run completed, `is_over`, its last step is one that the code can end after.
@@ -61,7 +61,7 @@ def match_steps(structure: Structure, recorded: Iterable[Recorded], *, is_over: 
     return matched | _match_undos(structure, steps, matched)
 
 
-def _steps_of(recorded: Iterable[Recorded]) -> tuple[Step, ...]:
+def _steps_of(recorded: Iterable[NamedStep]) -> tuple[Step, ...]:
     steps: dict[str, Step] = {}
     for one in recorded:
         kind = NodeKind.UNDO if one.step.startswith(_UNDO) else _AS_NODE.get(one.kind)
@@ -95,7 +95,7 @@ def _nodes_of_task(structure: Structure, path: str) -> tuple[Node, ...]:
 
 def _match(nodes: Sequence[Node], steps: Sequence[Step], *, is_over: bool) -> dict[str, str]:
     known = [(step, found) for step in steps if (found := _candidates(nodes, step))]
-    flow = Flow(nodes)
+    flow = CodeFlow(nodes)
     costs: dict[str, int] = {_START: 0}
     ways: list[dict[str, str]] = []
     for _, candidates in known:
@@ -138,7 +138,7 @@ def _kind_of(node: Node) -> NodeKind:
 _RECORDED = frozenset(_AS_NODE.values()) - {NodeKind.UNDO}
 
 
-class Flow:
+class CodeFlow:
     """Which place can follow which. Points of the code are the ids of nodes, and `id!` where they are left."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -146,7 +146,7 @@ class Flow:
         self._stops = {node.id for node in walk(nodes) if _kind_of(node) in _RECORDED}
         self._next: dict[str, frozenset[str]] = {}
         self._ahead: dict[str, frozenset[str]] = {}
-        self._sequence(_START, nodes, _END, Exits(_END, _END, _END))
+        self._sequence(_START, nodes, _END, CodeExits(_END, _END, _END))
 
     def cost(self, here: str, there: str) -> int:
         if here not in self._next:
@@ -169,14 +169,14 @@ class Flow:
     def _link(self, here: str, there: str) -> None:
         self._edges.setdefault(here, set()).add(there)
 
-    def _sequence(self, before: str, nodes: Sequence[Node], after: str, exits: Exits) -> None:
+    def _sequence(self, before: str, nodes: Sequence[Node], after: str, exits: CodeExits) -> None:
         for node in nodes:
             self._link(before, node.id)
             self._node(node, exits)
             before = f"{node.id}!"
         self._link(before, after)
 
-    def _node(self, node: Node, exits: Exits) -> None:
+    def _node(self, node: Node, exits: CodeExits) -> None:
         here, after = node.id, f"{node.id}!"
         match node.kind:
             case NodeKind.BRANCH:
@@ -189,17 +189,17 @@ class Flow:
                     self._sequence(after, arm.children, after, exits)
             case NodeKind.LOOP:
                 self._link(here, after)
-                self._sequence(here, node.children, here, Exits(exits.end, after, here))
+                self._sequence(here, node.children, here, CodeExits(exits.end, after, here))
             case NodeKind.TRY:
                 self._try(node, exits)
             case NodeKind.CALL:
-                self._sequence(here, node.children, after, Exits(after, _END, _END))
+                self._sequence(here, node.children, after, CodeExits(after, _END, _END))
             case NodeKind.BLOCK:
                 self._sequence(here, node.children, after, exits)
             case _:
                 self._link(here, exits.of(node.kind) or after)
 
-    def _try(self, node: Node, exits: Exits) -> None:
+    def _try(self, node: Node, exits: CodeExits) -> None:
         here, after = node.id, f"{node.id}!"
         body, *others = node.children
         final = next((arm for arm in others if arm.text == "finally"), None)
@@ -216,7 +216,7 @@ class Flow:
                 self._link(inner.id, arm.id)
 
 
-class Exits(Struct, frozen=True):
+class CodeExits(Struct, frozen=True):
     """Where the code goes that does not go on to the next line."""
 
     end: str

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from msgspec import Meta, Struct, structs
 
-from edda.core.model import OutgoingState
+from edda.core.model import OutboxState
 
 from .views import (
     AuditView,
@@ -20,7 +20,7 @@ from .views import (
     CancelOrder,
     ChannelView,
     DefinitionView,
-    Done,
+    ActionResult,
     EntryView,
     EventDetail,
     EventOrder,
@@ -35,7 +35,7 @@ from .views import (
     RunDetail,
     RunSearch,
     RunView,
-    StartOrder,
+    StartRequest,
     StatsView,
     Timeline,
     WaitView,
@@ -64,7 +64,7 @@ class WaitQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutboxQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    state: Annotated[str, Meta(extra_json_schema={"enum": [*OutgoingState]})] | None = None
+    state: Annotated[str, Meta(extra_json_schema={"enum": [*OutboxState]})] | None = None
     cursor: str | None = None
     limit: int = 50
 
@@ -106,7 +106,7 @@ class Operation(Generic[T]):
 
 
 LIST_RUNS = Operation("list_runs", "GET", "/runs", "Runs, the newest first.", Page[RunView], query=RunSearch)
-START_RUN = Operation("start_run", "POST", "/runs", "Start a workflow.", Done, "control", body=StartOrder)
+START_RUN = Operation("start_run", "POST", "/runs", "Start a workflow.", ActionResult, "control", body=StartRequest)
 COUNT_RUNS = Operation(
     "count_runs", "GET", "/runs/count", "How many runs there are, by status.", dict[str, int], query=RunSearch
 )
@@ -115,13 +115,13 @@ ACT_ON_RUNS = Operation(
     "POST",
     "/runs/bulk",
     "Do something with many runs, or count them.",
-    Done,
+    ActionResult,
     "control",
     body=BulkOrder,
     seconds=LONGEST,
 )
 GET_RUN = Operation("get_run", "GET", "/runs/{id}", "One run.", RunDetail)
-DELETE_RUN = Operation("delete_run", "DELETE", "/runs/{id}", "Delete a run that has ended.", Done, "control")
+DELETE_RUN = Operation("delete_run", "DELETE", "/runs/{id}", "Delete a run that has ended.", ActionResult, "control")
 GET_HISTORY = Operation(
     "get_history",
     "GET",
@@ -135,19 +135,19 @@ GET_TIMELINE = Operation(
 )
 EXPORT_RUN = Operation("export_run", "GET", "/runs/{id}/export", "All of a run, as a file.", dict[str, Any])
 CANCEL_RUN = Operation(
-    "cancel_run", "POST", "/runs/{id}/cancel", "Ask a run to stop.", Done, "control", body=CancelOrder, spread=True
+    "cancel_run", "POST", "/runs/{id}/cancel", "Ask a run to stop.", ActionResult, "control", body=CancelOrder, spread=True
 )
 RETRY_RUN = Operation(
-    "retry_run", "POST", "/runs/{id}/retry", "Go on with a run that failed.", Done, "control", body=RetryOrder
+    "retry_run", "POST", "/runs/{id}/retry", "Go on with a run that failed.", ActionResult, "control", body=RetryOrder
 )
-RESUME_RUN = Operation("resume_run", "POST", "/runs/{id}/resume", "Try a parked run now.", Done, "control")
+RESUME_RUN = Operation("resume_run", "POST", "/runs/{id}/resume", "Try a parked run now.", ActionResult, "control")
 LIST_EVENTS = Operation(
     "list_events", "GET", "/events", "Events, the newest first.", Page[EventView], query=EventSearch
 )
-SEND_EVENT = Operation("send_event", "POST", "/events", "Send an event.", Done, "events", body=EventOrder)
+SEND_EVENT = Operation("send_event", "POST", "/events", "Send an event.", ActionResult, "events", body=EventOrder)
 GET_EVENT = Operation("get_event", "GET", "/events/{number}", "One event, and who got it.", EventDetail)
 RESEND_EVENT = Operation(
-    "resend_event", "POST", "/events/{number}/resend", "Send an event again, under a new id.", Done, "events"
+    "resend_event", "POST", "/events/{number}/resend", "Send an event again, under a new id.", ActionResult, "events"
 )
 LIST_WAITS = Operation(
     "list_waits", "GET", "/waits", "What runs wait for.", Page[WaitView], query=WaitQuery, spread=True
@@ -158,7 +158,7 @@ PUBLISH_MESSAGE = Operation(
     "POST",
     "/channels/publish",
     "Put a message on a channel.",
-    Done,
+    ActionResult,
     "events",
     body=MessageOrder,
 )
@@ -172,9 +172,9 @@ LIST_OUTBOX = Operation(
     spread=True,
 )
 RETRY_OUTBOX = Operation(
-    "retry_outbox", "POST", "/outbox/retry", "Send dead events again.", Done, "control", body=OutboxOrder
+    "retry_outbox", "POST", "/outbox/retry", "Send dead events again.", ActionResult, "control", body=OutboxOrder
 )
-DROP_OUTBOX = Operation("drop_outbox", "POST", "/outbox/drop", "Forget dead events.", Done, "control", body=OutboxOrder)
+DROP_OUTBOX = Operation("drop_outbox", "POST", "/outbox/drop", "Forget dead events.", ActionResult, "control", body=OutboxOrder)
 LIST_WORKERS = Operation("list_workers", "GET", "/workers", "Workers, the newest first.", tuple[WorkerView, ...])
 LIST_DEFINITIONS = Operation(
     "list_definitions", "GET", "/definitions", "Workflows as their code says.", tuple[DefinitionView, ...]

@@ -14,7 +14,7 @@ import msgspec
 from edda.cloudevents import json_format
 from edda.core.channels import holds_message, unpack_message
 from edda.core.codec import Codec
-from edda.core.failure import Recorded
+from edda.core.failure import EncodedException
 from edda.core.paths import shorten
 from edda.core.redaction import Redaction
 from edda.core.secrets import MAX_DEPTH, find_secrets, named_items, split_key, write_int, write_value
@@ -31,7 +31,7 @@ ENCRYPTED = "encrypted: this process has no key for it"
 Path = tuple[str, ...]
 
 
-class Payloads:
+class PayloadPresenter:
     def __init__(self, codec: Codec, redaction: Redaction) -> None:
         self._codec = codec
         self._redaction = redaction
@@ -79,10 +79,10 @@ class Payloads:
         if not data:
             return None
         try:
-            recorded = self._codec.decode(data, Recorded)
+            recorded = self._codec.decode(data, EncodedException)
         except Exception as error:  # as in `value`
             return ErrorView("unknown", str(self._excuse(data, error)))
-        if not isinstance(recorded, Recorded):
+        if not isinstance(recorded, EncodedException):
             return ErrorView("unknown", shorten(str(self.show(recorded)), 500))
         traceback = "\n".join(_traceback(recorded))
         censor = self._redaction.censor
@@ -135,7 +135,7 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-def _traceback(recorded: Recorded | None) -> Iterator[str]:
+def _traceback(recorded: EncodedException | None) -> Iterator[str]:
     """The error itself first, then what caused it."""
     while recorded is not None:
         if recorded.traceback:

@@ -23,7 +23,7 @@ from .views import (
     CancelOrder,
     ChannelView,
     DefinitionView,
-    Done,
+    ActionResult,
     EntryView,
     EventDetail,
     EventOrder,
@@ -38,7 +38,7 @@ from .views import (
     RunDetail,
     RunSearch,
     RunView,
-    StartOrder,
+    StartRequest,
     StatsView,
     Timeline,
     WaitView,
@@ -103,22 +103,22 @@ class RemoteController:
     async def export_run(self, run_id: str) -> dict[str, Any]:
         return await self._call(operations.EXPORT_RUN, run_id)
 
-    async def start_run(self, order: StartOrder) -> Done:
+    async def start_run(self, order: StartRequest) -> ActionResult:
         return await self._call(operations.START_RUN, body=order)
 
-    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> Done:
+    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> ActionResult:
         return await self._call(operations.CANCEL_RUN, run_id, body=CancelOrder(reason))
 
-    async def retry_run(self, run_id: str, order: RetryOrder) -> Done:
+    async def retry_run(self, run_id: str, order: RetryOrder) -> ActionResult:
         return await self._call(operations.RETRY_RUN, run_id, body=order)
 
-    async def resume_run(self, run_id: str) -> Done:
+    async def resume_run(self, run_id: str) -> ActionResult:
         return await self._call(operations.RESUME_RUN, run_id)
 
-    async def delete_run(self, run_id: str) -> Done:
+    async def delete_run(self, run_id: str) -> ActionResult:
         return await self._call(operations.DELETE_RUN, run_id)
 
-    async def act_on_runs(self, order: BulkOrder) -> Done:
+    async def act_on_runs(self, order: BulkOrder) -> ActionResult:
         return await self._call(operations.ACT_ON_RUNS, body=order)
 
     # Events, channels, the outbox
@@ -129,10 +129,10 @@ class RemoteController:
     async def get_event(self, number: int) -> EventDetail:
         return await self._call(operations.GET_EVENT, number)
 
-    async def send_event(self, order: EventOrder) -> Done:
+    async def send_event(self, order: EventOrder) -> ActionResult:
         return await self._call(operations.SEND_EVENT, body=order)
 
-    async def resend_event(self, number: int) -> Done:
+    async def resend_event(self, number: int) -> ActionResult:
         return await self._call(operations.RESEND_EVENT, number)
 
     async def list_waits(self, type: str | None, cursor: str | None, limit: int) -> Page[WaitView]:
@@ -141,16 +141,16 @@ class RemoteController:
     async def list_channels(self) -> tuple[ChannelView, ...]:
         return await self._call(operations.LIST_CHANNELS)
 
-    async def publish_message(self, order: MessageOrder) -> Done:
+    async def publish_message(self, order: MessageOrder) -> ActionResult:
         return await self._call(operations.PUBLISH_MESSAGE, body=order)
 
     async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
         return await self._call(operations.LIST_OUTBOX, query=OutboxQuery(state, cursor, limit))
 
-    async def retry_outbox(self, order: OutboxOrder) -> Done:
+    async def retry_outbox(self, order: OutboxOrder) -> ActionResult:
         return await self._call(operations.RETRY_OUTBOX, body=order)
 
-    async def drop_outbox(self, order: OutboxOrder) -> Done:
+    async def drop_outbox(self, order: OutboxOrder) -> ActionResult:
         return await self._call(operations.DROP_OUTBOX, body=order)
 
     # The whole

@@ -12,16 +12,16 @@ from msgspec.structs import replace
 
 from edda.core.codec import Codec
 from edda.core.match import describe
-from edda.core.model import Entry, EntryKind, OutgoingRecord, RunRecord, StoredEvent
+from edda.core.model import Entry, EntryKind, OutboxRow, RunRecord, StoredEvent
 from edda.core.redaction import Redaction
 from edda.core.states import OPEN, RunStatus
-from edda.core.survey import Audit, Bucket, Consumer, Definition, Generation, StandingWait, WorkerRecord
+from edda.core.survey import Audit, TimeBucket, EventReceiver, Definition, Generation, WaitRow, WorkerRecord
 from edda.core.veil import veil
 from edda.engine.open_runs import say_lost
-from edda.workflow.children import Started
+from edda.workflow.children import ChildStarted
 from edda.workflow.context import as_datetime
 
-from .payload import Payloads
+from .payload import PayloadPresenter
 from .timeline import is_channel
 from .views import (
     AuditView,
@@ -57,7 +57,7 @@ def moment(microseconds: int | None) -> datetime | None:
     return None if microseconds is None else as_datetime(microseconds)
 
 
-class Details(Struct, frozen=True):
+class DefinitionDetails(Struct, frozen=True):
     """What is kept of a definition as JSON."""
 
     schema: dict[str, Any] | None = None
@@ -65,11 +65,11 @@ class Details(Struct, frozen=True):
     documentation: str = ""
 
 
-class Display:
+class Presenter:
     def __init__(self, codec: Codec, redaction: Redaction) -> None:
         self._codec = codec
         self._redaction = redaction
-        self.payloads = Payloads(codec, redaction)
+        self.payloads = PayloadPresenter(codec, redaction)
 
     # Runs
 
@@ -143,14 +143,14 @@ class Display:
 
     def child_of(self, value: bytes) -> tuple[str, bool]:
         try:
-            started = self._codec.decode(value, Started)
+            started = self._codec.decode(value, ChildStarted)
             return started.run_id, started.is_awaited
         except Exception:  # the key may be missing: then nobody knows which run it was
             return "", False
 
     # Waits
 
-    def wait(self, standing: StandingWait, schemas: Mapping[str, Any]) -> WaitView:
+    def wait(self, standing: WaitRow, schemas: Mapping[str, Any]) -> WaitView:
         wait = standing.wait
         is_message = is_channel(wait.type)
         name = wait.type.partition("/")[2] if is_message else wait.type
@@ -193,10 +193,10 @@ class Display:
         data = shown.pop("data", None)
         return shown, data
 
-    def consumer(self, one: Consumer) -> ConsumerView:
+    def consumer(self, one: EventReceiver) -> ConsumerView:
         return ConsumerView(one.run_id, one.workflow, one.step, as_datetime(one.at))
 
-    def outgoing(self, record: OutgoingRecord) -> OutgoingView:
+    def outgoing(self, record: OutboxRow) -> OutgoingView:
         event = record.event
         return OutgoingView(
             number=record.seq,
@@ -239,15 +239,15 @@ class Display:
             can_start=known.workflow in names,
         )
 
-    def bucket(self, one: Bucket) -> BucketView:
+    def bucket(self, one: TimeBucket) -> BucketView:
         return BucketView(as_datetime(one.since), one.started, one.completed, one.failed, one.cancelled)
 
     def audit(self, one: Audit) -> AuditView:
         return AuditView(one.seq, as_datetime(one.at), one.who, one.action, one.subject, one.origin, one.details)
 
 
-def read_details(data: bytes) -> Details:
+def read_details(data: bytes) -> DefinitionDetails:
     try:
-        return msgspec.json.decode(data, type=Details)
+        return msgspec.json.decode(data, type=DefinitionDetails)
     except ValueError:  # another release said it in another way
-        return Details()
+        return DefinitionDetails()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from edda.core.signature import Signature
-from edda.core.validation import Misfit, validate
+from edda.core.validation import ValidationFailure, validate
 from edda.errors import ArgumentError
 
 
@@ -22,7 +22,7 @@ def read_arguments(workflow: str, signature: Signature, given: Mapping[str, Any]
             continue
         try:
             arguments[name] = validate(value, msgspec.json.encode(value), signature.parameters[name])
-        except Misfit as misfit:
+        except ValidationFailure as misfit:
             errors += [f"{_place(name, path)}: {message}" for path, message in misfit.errors]
     if errors:
         raise ArgumentError(f"{workflow} cannot be started like this:\n  " + "\n  ".join(errors))

@@ -18,7 +18,7 @@ import msgspec
 from edda.core.paths import shorten
 from edda.workflow import channels, events, race, saga, sending, timers
 from edda.workflow.activity import Activity
-from edda.workflow.saga import Remedy
+from edda.workflow.saga import ActivityCompensation
 from edda.workflow.workflow import Workflow
 
 from .nodes import Node, NodeKind, Structure, walk
@@ -38,7 +38,7 @@ def read_structure(workflow: Workflow[Any, Any] | Callable[..., Any]) -> Structu
     definition = _parse(fn)
     if definition is None:
         return None
-    nodes = _Reader(fn, definition).read()
+    nodes = _SourceReader(fn, definition).read()
     name = workflow.name if isinstance(workflow, Workflow) else fn.__name__
     return Structure(name, fn.__code__.co_filename, definition.lineno, _number(nodes, ""))
 
@@ -85,7 +85,7 @@ _TIME_LIMITS = (asyncio.timeout, asyncio.timeout_at)
 _TOGETHER = (asyncio.gather, asyncio.wait, asyncio.as_completed)
 
 
-class _Reader:
+class _SourceReader:
     """Of one function. Statements and expressions become nodes, those without any meaning for the run become none."""
 
     def __init__(self, fn: FunctionType, definition: Definition, stack: tuple[str, ...] = ()) -> None:
@@ -252,7 +252,7 @@ class _Reader:
 
     def _step(self, call: ast.Call, activity: Activity[Any, Any], id: str) -> Node:
         remedy = activity.undo
-        undo = (Node(NodeKind.UNDO, call.lineno, remedy._undo.name),) if isinstance(remedy, Remedy) else ()
+        undo = (Node(NodeKind.UNDO, call.lineno, remedy._undo.name),) if isinstance(remedy, ActivityCompensation) else ()
         return Node(NodeKind.STEP, call.lineno, activity.name, step=id, children=undo)
 
     def _verb(self, call: ast.Call, target: Any) -> Node | None:
@@ -313,7 +313,7 @@ class _Reader:
             return ()
         return _holding(Node(NodeKind.CALL, call.lineno, reader._stack[-1], children=reader.read()))
 
-    def _reader_of(self, func: ast.expr, target: Any) -> _Reader | None:
+    def _reader_of(self, func: ast.expr, target: Any) -> _SourceReader | None:
         if isinstance(func, ast.Name) and func.id in self._inner:
             fn, definition = self._fn, self._inner[func.id]
         elif isinstance(target, FunctionType) and target.__module__ == self._fn.__module__:
@@ -325,7 +325,7 @@ class _Reader:
             return None
         if definition.name in self._stack or len(self._stack) > DEEPEST:
             return None
-        reader = _Reader(fn, definition, self._stack)
+        reader = _SourceReader(fn, definition, self._stack)
         reader._inner = {**self._inner, **reader._inner} if fn is self._fn else reader._inner
         return reader
 

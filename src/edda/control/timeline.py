@@ -40,7 +40,7 @@ MAX_REJECTED_SHOWN = 10
 _PENDING_TIMER = re.compile(r"timer '(.+)'")
 
 
-class Glance(Struct, frozen=True):
+class TimelineInput(Struct, frozen=True):
     """What is needed besides the history; `record` is of the newest generation."""
 
     record: RunRecord
@@ -54,11 +54,11 @@ class Glance(Struct, frozen=True):
     """The run that was started, and whether its end is waited for."""
 
 
-def draw_timeline(history: Sequence[Entry], glance: Glance) -> Timeline:
+def draw_timeline(history: Sequence[Entry], glance: TimelineInput) -> Timeline:
     # A run that was tried again has entries that are older than its generation.
     since = min([glance.created_at, *(entry.at for entry in history[:1])])
     is_open = glance.generation == glance.record.gen and glance.record.status not in ENDED
-    drawing = _Drawing(since, glance)
+    drawing = _TimelineBuilder(since, glance)
     for entry in history:
         drawing.add(entry)
     if is_open:
@@ -67,13 +67,13 @@ def draw_timeline(history: Sequence[Entry], glance: Glance) -> Timeline:
     return Timeline(glance.generation, as_datetime(since), as_datetime(max(since, until)), drawing.bars(until, is_open))
 
 
-def _end_of(history: Sequence[Entry], glance: Glance, since: int) -> int:
+def _end_of(history: Sequence[Entry], glance: TimelineInput, since: int) -> int:
     if glance.generation == glance.record.gen and glance.record.ended_at is not None:
         return glance.record.ended_at
     return history[-1].at if history else since
 
 
-class _Drawn:
+class _BarBuilder:
     """One bar while it is being drawn."""
 
     def __init__(self, step: str, name: str, kind: str, since: int) -> None:
@@ -122,12 +122,12 @@ class _Drawn:
         )
 
 
-class _Drawing:
-    def __init__(self, since: int, glance: Glance) -> None:
+class _TimelineBuilder:
+    def __init__(self, since: int, glance: TimelineInput) -> None:
         self._since = since
         self._glance = glance
-        self._all: list[_Drawn] = []
-        self._open: dict[str, _Drawn] = {}
+        self._all: list[_BarBuilder] = []
+        self._open: dict[str, _BarBuilder] = {}
         self._moved: dict[str, int] = {}
         """When the code of each branch moved last."""
         self._moved_within: dict[str, int] = {}
@@ -164,9 +164,9 @@ class _Drawing:
         drawn.end(entry.at, _state_of(entry))
         del self._open[entry.step]
 
-    def _find(self, step: str, name: str, kind: str) -> _Drawn:
+    def _find(self, step: str, name: str, kind: str) -> _BarBuilder:
         if step not in self._open:
-            self._open[step] = _Drawn(step, name, kind, self._beginning(step))
+            self._open[step] = _BarBuilder(step, name, kind, self._beginning(step))
             self._all.append(self._open[step])
         return self._open[step]
 
@@ -193,7 +193,7 @@ class _Drawing:
         ordered = sorted(self._all, key=lambda drawn: drawn.since)
         return tuple(drawn.bar(until, self._open_state(drawn) if is_open else None) for drawn in ordered)
 
-    def _open_state(self, drawn: _Drawn) -> BarState:
+    def _open_state(self, drawn: _BarBuilder) -> BarState:
         is_running = drawn.kind in ("step", "undo") and self._glance.record.owner is not None
         return BarState.RUNNING if is_running else BarState.WAITING
 

@@ -315,7 +315,7 @@ class EventSearch(Struct, frozen=True, forbid_unknown_fields=True):
     limit: int = 50
 
 
-class StartOrder(Struct, frozen=True, forbid_unknown_fields=True):
+class StartRequest(Struct, frozen=True, forbid_unknown_fields=True):
     workflow: str
     input: dict[str, Any] = field(default_factory=dict)
     id: str | None = None
@@ -365,7 +365,7 @@ class OutboxOrder(Struct, frozen=True, forbid_unknown_fields=True):
     every: bool = False
 
 
-class Done(Struct, frozen=True):
+class ActionResult(Struct, frozen=True):
     """What came of an action."""
 
     done: bool

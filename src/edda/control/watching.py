@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 PAUSE = 1.0
 
 
-class Watch:
+class ChangeFeed:
     def __init__(self, look: Callable[[], Awaitable[str]], pause: float = PAUSE) -> None:
         self._look = look
         self._pause = pause

@@ -41,7 +41,7 @@ def say_state(
 ) -> str:
     """`outcome` is the error or the reason of one that ended, or of the last try; `since` when it began to wait; both
     if that is known. `lost` says why its owner does not drive it (`open_runs.say_lost`)."""
-    return shorten(_SAY[record.status](_Subject(record, now, outcome, since, lost)), MOST_WORDS)
+    return shorten(_SAY[record.status](_RunState(record, now, outcome, since, lost)), MOST_WORDS)
 
 
 def find_retried(record: RunRecord) -> str | None:
@@ -51,7 +51,7 @@ def find_retried(record: RunRecord) -> str | None:
     return found[2] if found is not None and is_retried else None
 
 
-class _Subject:
+class _RunState:
     def __init__(self, record: RunRecord, now: int, outcome: str, since: int | None, lost: str | None) -> None:
         self.record = record
         self.now = now
@@ -81,7 +81,7 @@ class _Subject:
         return None if due is None or due <= self.now else say_duration(due - self.now)
 
 
-def _say_running(run: _Subject) -> str:
+def _say_running(run: _RunState) -> str:
     deaths = run.record.deaths
     if run.lost is not None:
         return f"has stopped: {run.takeover}"
@@ -105,7 +105,7 @@ def say_deaths(deaths: int) -> str:
     return "a process death" if deaths == 1 else f"{deaths} process deaths"
 
 
-def _say_waiting(run: _Subject) -> str:
+def _say_waiting(run: _RunState) -> str:
     due = run.record.ready_at
     if due is None or due <= run.now:
         return f"waits for {run.reason}"
@@ -114,7 +114,7 @@ def _say_waiting(run: _Subject) -> str:
     return f"waits for {run.reason}, {run.rest} more at most"
 
 
-def _say_timer(run: _Subject) -> str:
+def _say_timer(run: _RunState) -> str:
     kind, id = run.pending
     if kind == "step":
         trouble = f": {run.outcome}" if run.outcome else ""
@@ -124,31 +124,31 @@ def _say_timer(run: _Subject) -> str:
     return f"sleeps until {as_datetime(run.record.ready_at):%Y-%m-%d %H:%M:%S} UTC, {run.rest} more"
 
 
-def _say_child(run: _Subject) -> str:
+def _say_child(run: _RunState) -> str:
     kind, id = run.pending
     return "waits until what it began has ended" if kind == "settled" else f"waits for its child {id}"
 
 
-def _say_undoing(run: _Subject) -> str:
+def _say_undoing(run: _RunState) -> str:
     if run.lost is not None:
         return f"has stopped undoing what it did: {run.takeover}"
     where = "" if run.record.owner is None else f", on worker {run.record.owner}"
     return f"undoes what it did{where}"
 
 
-def _say_parked(run: _Subject) -> str:
+def _say_parked(run: _RunState) -> str:
     again = f" (tried again in {run.rest})" if run.rest else ""
     return f"is parked{again}: {run.reason}"
 
 
-def _say_completed(run: _Subject) -> str:
+def _say_completed(run: _RunState) -> str:
     record = run.record
     return (
         "completed" if record.ended_at is None else f"completed in {say_duration(record.ended_at - record.created_at)}"
     )
 
 
-_SAY: dict[RunStatus, Callable[[_Subject], str]] = {
+_SAY: dict[RunStatus, Callable[[_RunState], str]] = {
     RunStatus.RUNNING: _say_running,
     RunStatus.WAITING_FOR_EVENT: _say_waiting,
     RunStatus.WAITING_FOR_MESSAGE: _say_waiting,

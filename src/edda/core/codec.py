@@ -16,9 +16,9 @@ from edda.errors import ArgumentError, PayloadError, PayloadTooLargeError
 
 from .annotations import shape_of
 from .paths import step
-from .plain import TAG, TAG_BYTES, RefusedError, is_plain, pack, unpack
-from .records import MisfitError
-from .shapes import ARGUMENT, STORED, Shape
+from .plain import TAG, TAG_BYTES, UnstorableError, is_plain, pack, unpack
+from .records import TypeMismatchError
+from .shapes import ARGUMENT, STORED, TypeAdapter
 
 MAX_BYTES = 2 * 1024 * 1024
 
@@ -49,7 +49,7 @@ class Codec:
             if not is_plain(value):
                 packed = pack(value)
             data = _write(packed)
-        except (RefusedError, ValueError, RecursionError):
+        except (UnstorableError, ValueError, RecursionError):
             packed, data = _write_carefully(value)
         if (size := len(data)) > self.max_bytes:
             del data  # the error is built without another copy: memory may be what is short
@@ -97,17 +97,17 @@ class Codec:
         )
 
 
-def fit(value: Any, shape: Shape, where: str) -> Any:
+def fit(value: Any, shape: TypeAdapter, where: str) -> Any:
     try:
         return shape.fit(value, ARGUMENT)
-    except MisfitError as misfit:
+    except TypeMismatchError as misfit:
         raise ArgumentError(f"{where}{misfit.path}: {misfit.reason}") from None
 
 
-def restore(value: Any, shape: Shape) -> Any:
+def restore(value: Any, shape: TypeAdapter) -> Any:
     try:
         return shape.fit(value, STORED)
-    except MisfitError:
+    except TypeMismatchError:
         return value
 
 
@@ -116,7 +116,7 @@ def _write_carefully(value: Any) -> tuple[Any, bytes]:
     try:
         packed = pack(value)
         return packed, _write(packed)
-    except RefusedError as refused:
+    except UnstorableError as refused:
         raise PayloadError(f"${refused.path}: {refused.reason}") from None
     except RecursionError:
         raise PayloadError("$: there is no room left on the call stack to store this") from None

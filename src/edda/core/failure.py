@@ -33,7 +33,7 @@ MESSAGE_NOTE = "Recorded message: "
 TRACEBACK_NOTE = "Recorded traceback (most recent call last):\n"
 
 
-class Written(str):
+class EncodedArgument(str):
     """Stands among an exception's `args` for what could not be stored, and reads as that did: without quotes."""
 
     __slots__ = ()
@@ -42,7 +42,7 @@ class Written(str):
         return str(self)
 
 
-class Recorded(Struct, frozen=True):
+class EncodedException(Struct, frozen=True):
     module: str
     qualname: str
     message: str
@@ -52,8 +52,8 @@ class Recorded(Struct, frozen=True):
     state: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
     traceback: str = ""
-    cause: Recorded | None = None
-    members: tuple[Recorded, ...] = ()
+    cause: EncodedException | None = None
+    members: tuple[EncodedException, ...] = ()
     """Of an ExceptionGroup."""
 
 
@@ -63,7 +63,7 @@ def encode_failure(codec: Codec, exc: BaseException) -> bytes:
         return codec.encode(recorded)
     except PayloadError:  # too large as a whole; its class and the start of its message are what matters most
         message = shorten(recorded.message, MAX_MESSAGE)
-        return codec.encode(Recorded(recorded.module, recorded.qualname, message, (message,), frozenset({0})))
+        return codec.encode(EncodedException(recorded.module, recorded.qualname, message, (message,), frozenset({0})))
 
 
 def tell(exc: BaseException) -> str:
@@ -73,18 +73,18 @@ def tell(exc: BaseException) -> str:
 
 
 def decode_failure(codec: Codec, data: bytes) -> Exception:
-    recorded = codec.decode(data, Recorded)
-    if not isinstance(recorded, Recorded):
+    recorded = codec.decode(data, EncodedException)
+    if not isinstance(recorded, EncodedException):
         return RemoteError(f"an error was recorded in a form that this release does not know: {show(recorded)}")
     return _rebuild(recorded)
 
 
-def _record(exc: BaseException, depth: int) -> Recorded:
+def _record(exc: BaseException, depth: int) -> EncodedException:
     kind = type(exc)
     args, state = _content(exc)
-    written = frozenset(i for i, arg in enumerate(args) if isinstance(arg, Written) or not is_storable(arg))
+    written = frozenset(i for i, arg in enumerate(args) if isinstance(arg, EncodedArgument) or not is_storable(arg))
     message, deeper = _text(exc), depth > 0
-    return Recorded(
+    return EncodedException(
         module=kind.__module__,
         qualname=kind.__qualname__,
         message=message,
@@ -142,7 +142,7 @@ def _traceback(exc: BaseException) -> str:
     return "".join(traceback.format_list(frames))[-MAX_TRACEBACK:]
 
 
-def _rebuild(recorded: Recorded) -> Exception:
+def _rebuild(recorded: EncodedException) -> Exception:
     kind = _find(recorded.module, recorded.qualname)
     exc = _revive(kind, recorded) if kind else None
     if exc is None:
@@ -170,9 +170,9 @@ def _find(module: str, qualname: str) -> type[Exception] | None:
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
-def _revive(kind: type[Exception], recorded: Recorded) -> Exception | None:
+def _revive(kind: type[Exception], recorded: EncodedException) -> Exception | None:
     base = _builtin_base(kind)
-    args = tuple(Written(arg) if i in recorded.written else arg for i, arg in enumerate(recorded.args))
+    args = tuple(EncodedArgument(arg) if i in recorded.written else arg for i, arg in enumerate(recorded.args))
     if issubclass(kind, ExceptionGroup):
         args = (*args, [_rebuild(member) for member in recorded.members])
     try:

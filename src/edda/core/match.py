@@ -161,7 +161,7 @@ def _normal_number(where: str, value: int | float | Decimal) -> int | float | De
     return value
 
 
-class _Place(Struct, frozen=True):
+class _MatchPath(Struct, frozen=True):
     """A path, taken apart. An attribute has no steps."""
 
     attribute: str
@@ -183,8 +183,8 @@ class _Place(Struct, frozen=True):
 
 
 @lru_cache(maxsize=4096)
-def _places(shape: str) -> tuple[_Place, ...]:
-    return tuple(_Place(path[1:], ()) if path[0] == "@" else _Place("", _steps(path)) for path in json.loads(shape))
+def _places(shape: str) -> tuple[_MatchPath, ...]:
+    return tuple(_MatchPath(path[1:], ()) if path[0] == "@" else _MatchPath("", _steps(path)) for path in json.loads(shape))
 
 
 def _steps(path: str) -> tuple[tuple[str, int | None], ...]:
@@ -208,7 +208,7 @@ def _keys(
             yield EventKey(plain, plain if target is None else _digest(address, target))
 
 
-def _read(places: tuple[_Place, ...], attributes: Mapping[str, Any], data: Any) -> list[str] | None:
+def _read(places: tuple[_MatchPath, ...], attributes: Mapping[str, Any], data: Any) -> list[str] | None:
     values: list[str] = []
     for place in places:
         value = place.read(attributes, data)

@@ -103,13 +103,13 @@ class Start(Struct, frozen=True):
     """How many parents it has, one above the other."""
 
 
-class Absorb(Struct, frozen=True):
+class AckInbox(Struct, frozen=True):
     """The run stays; its inbox is read up to `absorbed`."""
 
     absorbed: int
 
 
-class Release(Struct, frozen=True):
+class Suspend(Struct, frozen=True):
     """The run leaves memory until `ready_at` (None: until something arrives).
 
     If mail came in meanwhile (`delivered` is not `absorbed`) it is ready at once instead, unless it is parked: a parked
@@ -149,10 +149,10 @@ class Recur(Struct, frozen=True):
     """The first of the new history."""
 
 
-Move = Absorb | Release | End | Recur
+Transition = AckInbox | Suspend | End | Recur
 
 
-class Letter(Struct, frozen=True):
+class RunSignal(Struct, frozen=True):
     """What a run puts into the inbox of another; dropped if that one has ended. A cancel goes in once at most."""
 
     run_id: RunId
@@ -161,7 +161,7 @@ class Letter(Struct, frozen=True):
     value: bytes = b""
 
 
-class Watcher(Struct, frozen=True):
+class EndWatcher(Struct, frozen=True):
     """A step of another run that is told how this one ends."""
 
     run_id: RunId
@@ -185,27 +185,27 @@ class Wait(Struct, frozen=True):
     """What it asks for is given to one run only: it takes the lowest number under the key away, whatever its floor."""
 
 
-class DispatchKind(StrEnum):
+class StagedKind(StrEnum):
     EVENT = "event"
     MESSAGE = "message"
     OFFER = "offer"
     """A message that somebody had taken from the others, and did not use."""
 
 
-class Dispatch(Struct, frozen=True):
+class StagedEvent(Struct, frozen=True):
     """Decided in one commit, and on its way into the log of events: who takes it there needs locks of its own."""
 
-    kind: DispatchKind
+    kind: StagedKind
     body: bytes
 
 
-class StoredDispatch(Struct, frozen=True):
+class StagedEventRow(Struct, frozen=True):
     seq: int
-    kind: DispatchKind
+    kind: StagedKind
     body: bytes
 
 
-class Outgoing(Struct, frozen=True):
+class OutboxEvent(Struct, frozen=True):
     """An event for others, on its way out through the outbox."""
 
     id: str
@@ -220,17 +220,17 @@ class Outgoing(Struct, frozen=True):
     run_id: RunId | None = None
 
 
-class OutgoingState(StrEnum):
+class OutboxState(StrEnum):
     PENDING = "pending"
     SENT = "sent"
     DEAD = "dead"
     """The receiver will never take it; people can have it tried again."""
 
 
-class OutgoingRecord(Struct, frozen=True):
+class OutboxRow(Struct, frozen=True):
     seq: int
-    event: Outgoing
-    state: OutgoingState
+    event: OutboxEvent
+    state: OutboxState
     attempts: int
     due: int
     """When it is tried next; a claim moves it to the end of its lease."""
@@ -243,7 +243,7 @@ class Sent(Struct, frozen=True):
     seq: int
 
 
-class Refused(Struct, frozen=True):
+class Rejected(Struct, frozen=True):
     """Will never be taken. Counts only for who still holds the claim: `attempts` is what the claim said."""
 
     seq: int
@@ -251,7 +251,7 @@ class Refused(Struct, frozen=True):
     reason: str
 
 
-class Postponed(Struct, frozen=True):
+class SendLater(Struct, frozen=True):
     """To be tried again at `due`, and nothing of its key before that. Counts only for who still holds the claim."""
 
     seq: int
@@ -260,10 +260,10 @@ class Postponed(Struct, frozen=True):
     reason: str
 
 
-Receipt = Sent | Refused | Postponed
+SendResult = Sent | Rejected | SendLater
 
 
-class Done(Struct, frozen=True):
+class StepCommit(Struct, frozen=True):
     """A step whose effect was committed together with this row, and whose entry is not in the history yet."""
 
     step: str
@@ -272,14 +272,14 @@ class Done(Struct, frozen=True):
     at: int
 
 
-class Fact(Struct, frozen=True):
+class RunValue(Struct, frozen=True):
     """What a run says of itself to whoever asks; the newest of a name counts."""
 
     name: str
     value: bytes
 
 
-class Bundle(Struct, frozen=True):
+class RunWrite(Struct, frozen=True):
     """All that one run puts into one batch. Move None: the history grows, nothing else changes.
 
     Waits are registered only if the inbox is read to its end (`delivered` is `absorbed`), and one that finds its
@@ -296,7 +296,7 @@ class Bundle(Struct, frozen=True):
     gen: int
     entries: tuple[Entry, ...] = ()
     start: Start | None = None
-    move: Move | None = None
+    move: Transition | None = None
     waits: tuple[Wait, ...] = ()
     drops: tuple[str, ...] = ()
     """Steps that wait no longer."""
@@ -304,12 +304,12 @@ class Bundle(Struct, frozen=True):
     """Letters whose event is given back to the log, for the next wait that asks for it."""
     children: tuple[Start, ...] = ()
     """Runs that it starts, for anybody to claim; one whose id exists is left alone."""
-    letters: tuple[Letter, ...] = ()
+    letters: tuple[RunSignal, ...] = ()
     undoing: bool = False
     """From now on it undoes what it did. A bundle with letters or this has a start or a move."""
-    dispatches: tuple[Dispatch, ...] = ()
-    outgoing: tuple[Outgoing, ...] = ()
-    facts: tuple[Fact, ...] = ()
+    dispatches: tuple[StagedEvent, ...] = ()
+    outgoing: tuple[OutboxEvent, ...] = ()
+    facts: tuple[RunValue, ...] = ()
     """At most one of each name."""
     recorded: tuple[str, ...] = ()
     """Steps whose `Done` rows go, because their entries are here. These four belong to the entries: they are written
@@ -333,7 +333,7 @@ class Bundle(Struct, frozen=True):
         return size
 
 
-class Written(Struct, frozen=True):
+class BatchResult(Struct, frozen=True):
     """What became of a batch that is in."""
 
     ready: frozenset[RunId] = frozenset()
@@ -343,7 +343,7 @@ class Written(Struct, frozen=True):
     Without steps: an End or a Recur that did not happen."""
 
 
-class Delivery(Struct, frozen=True):
+class InboxItem(Struct, frozen=True):
     """One numbered letter in a run's inbox, written by somebody who does not own the run."""
 
     run_id: RunId
@@ -424,7 +424,7 @@ class ClaimedRun(Struct, frozen=True):
     attempts: int
     """How often it was parked in a row; decides how long it rests next time."""
     entries: tuple[Entry, ...]
-    mail: tuple[Delivery, ...]
+    mail: tuple[InboxItem, ...]
     waits: tuple[str, ...] = ()
     """The steps that are registered."""
     start_seq: int = 0
@@ -432,9 +432,9 @@ class ClaimedRun(Struct, frozen=True):
     parent: RunId | None = None
     parent_step: str | None = None
     depth: int = 0
-    watchers: tuple[Watcher, ...] = ()
+    watchers: tuple[EndWatcher, ...] = ()
     """Who else is told its end."""
-    done: tuple[Done, ...] = ()
+    done: tuple[StepCommit, ...] = ()
     """Steps of this generation that are done and not in the history."""
     undoing: bool = False
     """It had begun to undo what it did."""
@@ -490,7 +490,7 @@ class WorkerInfo(Struct, frozen=True):
     pid: int
 
 
-class Registered(Struct, frozen=True):
+class WorkerStatus(Struct, frozen=True):
     info: WorkerInfo
     is_lapsed: bool
     """Its lease is over, or it is known to be dead."""
@@ -532,14 +532,14 @@ class EventKey(Struct, frozen=True):
     """Only one wait gets it, and it is kept only if there is none: whoever takes it later takes the row of the key."""
 
 
-class Incoming(Struct, frozen=True):
+class NewEvent(Struct, frozen=True):
     event: Event
     keys: tuple[EventKey, ...] = ()
     starts: tuple[Start, ...] = ()
     """Runs that it starts if it is new."""
 
 
-class Accepted(Struct, frozen=True):
+class AcceptResult(Struct, frozen=True):
     fresh: frozenset[int]
     """Positions in the post of those that were not known before."""
     woke: bool
@@ -552,7 +552,7 @@ class StoredEvent(Struct, frozen=True):
     event: Event
 
 
-class Shapes(Struct, frozen=True):
+class MatchPaths(Struct, frozen=True):
     """The sets of paths that waits for a type match on; a new one raises the version."""
 
     version: int = 0

@@ -26,7 +26,7 @@ import msgspec
 from edda.errors import PayloadError
 
 from .paths import LocatedError
-from .records import Record, record_of
+from .records import ModelAdapter, record_of
 
 TAG = "$"
 TAG_BYTES = b'"$"'
@@ -41,7 +41,7 @@ BIG_INT_BITS = 10_000
 Packer = Callable[[Any, tuple[int, ...]], Any]
 
 
-class RefusedError(LocatedError):
+class UnstorableError(LocatedError):
     """A value that cannot be stored."""
 
 
@@ -74,7 +74,7 @@ def pack(value: Any, parents: tuple[int, ...] = ()) -> Any:
 def is_storable(value: Any) -> bool:
     try:
         pack(value)
-    except RefusedError:
+    except UnstorableError:
         return False
     return True
 
@@ -90,9 +90,9 @@ def _packer_of(kind: Any) -> Packer:
 
 def _enter(value: Any, parents: tuple[int, ...]) -> tuple[int, ...]:
     if id(value) in parents:
-        raise RefusedError("refers back to a value that contains it; store ids instead of references")
+        raise UnstorableError("refers back to a value that contains it; store ids instead of references")
     if len(parents) >= MAX_DEPTH:
-        raise RefusedError(f"is nested more than {MAX_DEPTH} levels deep")
+        raise UnstorableError(f"is nested more than {MAX_DEPTH} levels deep")
     return (*parents, id(value))
 
 
@@ -101,7 +101,7 @@ def _pack_items(items: Iterable[Any], parents: tuple[int, ...]) -> list[Any]:
     try:
         for item in items:
             packed.append(pack(item, parents))
-    except RefusedError as error:
+    except UnstorableError as error:
         error.under(len(packed))
         raise
     return packed
@@ -128,7 +128,7 @@ def _pack_dict(value: dict[Any, Any], parents: tuple[int, ...]) -> Any:
     try:
         for key, item in value.items():
             pairs.append((pack(key, parents), pack(item, parents)))
-    except RefusedError as error:
+    except UnstorableError as error:
         error.under(key)
         raise
     if all(type(key) is str and key != TAG for key, _ in pairs):
@@ -143,18 +143,18 @@ def _check_keys(keys: Iterable[Any], value: dict[Any, Any]) -> None:
     try:
         unique = len(set(keys))
     except TypeError:
-        raise RefusedError("has a model as a key; use a list of pairs, or the model's id as the key") from None
+        raise UnstorableError("has a model as a key; use a list of pairs, or the model's id as the key") from None
     if unique != len(value):
-        raise RefusedError("has two keys that are stored as the same value")
+        raise UnstorableError("has two keys that are stored as the same value")
 
 
-def _pack_record(record: Record, value: Any, parents: tuple[int, ...]) -> Any:
+def _pack_record(record: ModelAdapter, value: Any, parents: tuple[int, ...]) -> Any:
     parents = _enter(value, parents)
     packed: dict[str, Any] = {}
     for name, item in record.take_apart(value).items():
         try:
             packed[name] = pack(item, parents)
-        except RefusedError as error:
+        except UnstorableError as error:
             form = record.json_form(value, name)
             if form is None:
                 error.under(name)
@@ -172,7 +172,7 @@ def _pack_str(value: str, _: tuple[int, ...]) -> Any:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise RefusedError("has half a surrogate pair, which is no text; store it as bytes") from None
+        raise UnstorableError("has half a surrogate pair, which is no text; store it as bytes") from None
     return str.__str__(value)
 
 
@@ -182,7 +182,7 @@ def _pack_int(value: int, _: tuple[int, ...]) -> Any:
 
 def _pack_float(value: float, _: tuple[int, ...]) -> Any:
     if not isfinite(value):
-        raise RefusedError(f"is {value!r}, which JSON does not have; store None or a Decimal")
+        raise UnstorableError(f"is {value!r}, which JSON does not have; store None or a Decimal")
     return float(value)
 
 
@@ -211,7 +211,7 @@ def _write_base64(value: bytes | bytearray) -> str:
 
 def _refuse(value: Any, _: tuple[int, ...]) -> Any:
     cure = next((cure for kind, cure in _CURES if isinstance(value, kind)), _CURE)
-    raise RefusedError(f"{type(value).__qualname__} cannot be stored; {cure}")
+    raise UnstorableError(f"{type(value).__qualname__} cannot be stored; {cure}")
 
 
 _CURES: tuple[tuple[type, str], ...] = (

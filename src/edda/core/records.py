@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, TypeAdapter
 
 
-class MisfitError(LocatedError):
+class TypeMismatchError(LocatedError):
     """A value that is not what its annotation says."""
 
 
@@ -31,7 +31,7 @@ class Field(Struct, frozen=True):
     in_init: bool = True
 
 
-class Record:
+class ModelAdapter:
     """One class of models."""
 
     validates_itself = False
@@ -72,7 +72,7 @@ class Record:
         return None
 
     def from_json_form(self, name: str, form: Any) -> Any:
-        raise MisfitError("is of a type that only its own library knows")
+        raise TypeMismatchError("is of a type that only its own library knows")
 
     def _complete(self, values: dict[str, Any]) -> dict[str, Any]:
         """Fields that came into the class after the model was stored get their defaults."""
@@ -83,7 +83,7 @@ class Record:
 
 def _default(name: str, field: Field) -> Any:
     if field.default is None:
-        raise MisfitError(f"has no {name!r}")
+        raise TypeMismatchError(f"has no {name!r}")
     return field.default()
 
 
@@ -91,7 +91,7 @@ def _constant(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
-class DataclassRecord(Record):
+class DataclassRecord(ModelAdapter):
     def _read_fields(self) -> dict[str, Field]:
         hints = hints_of(self.cls)
         return {
@@ -113,7 +113,7 @@ def _dataclass_default(field: dataclasses.Field[Any]) -> Callable[[], Any] | Non
     return None if field.default is dataclasses.MISSING else _constant(field.default)
 
 
-class StructRecord(Record):
+class StructRecord(ModelAdapter):
     cls: type[Struct]
 
     def __init__(self, cls: type[Struct]) -> None:
@@ -152,7 +152,7 @@ def _struct_default(field: structs.FieldInfo) -> Callable[[], Any] | None:
     return None if field.default is NODEFAULT else _constant(field.default)
 
 
-class NamedTupleRecord(Record):
+class NamedTupleRecord(ModelAdapter):
     cls: Any
 
     def _read_fields(self) -> dict[str, Field]:
@@ -166,7 +166,7 @@ class NamedTupleRecord(Record):
         return tuple.__new__(self.cls, self._complete(values).values())
 
 
-class PydanticRecord(Record):
+class PydanticRecord(ModelAdapter):
     validates_itself = True
     cls: type[BaseModel]
 
@@ -210,7 +210,7 @@ class PydanticRecord(Record):
             return self.cls.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            misfit = MisfitError(first["msg"])
+            misfit = TypeMismatchError(first["msg"])
             for key in reversed(first["loc"]):
                 misfit.under(key)
             raise misfit from None
@@ -238,7 +238,7 @@ def _adapter_of(cls: type[BaseModel], name: str) -> TypeAdapter[Any]:
 
 
 @lru_cache(maxsize=4096)
-def record_of(cls: type) -> Record | None:
+def record_of(cls: type) -> ModelAdapter | None:
     if _is_pydantic(cls):
         return PydanticRecord(cls)
     if issubclass(cls, Struct):

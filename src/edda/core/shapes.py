@@ -23,51 +23,51 @@ import msgspec
 from msgspec import Struct
 
 from .paths import shorten
-from .records import MisfitError, Record
+from .records import TypeMismatchError, ModelAdapter
 
 
-class Mode(Struct, frozen=True):
+class ConversionMode(Struct, frozen=True):
     restoring: bool
     """A model is put together from its stored fields; otherwise it is made by its own constructor."""
     exact: bool = False
     """Nothing is converted but what is always stored in another form: models and enum members."""
 
     @property
-    def attempts(self) -> tuple[Mode, ...]:
+    def attempts(self) -> tuple[ConversionMode, ...]:
         return (self,) if self.exact else (_EXACT[self.restoring], self)
 
 
-STORED = Mode(restoring=True)
-ARGUMENT = Mode(restoring=False)
-_EXACT = {mode.restoring: Mode(mode.restoring, exact=True) for mode in (STORED, ARGUMENT)}
+STORED = ConversionMode(restoring=True)
+ARGUMENT = ConversionMode(restoring=False)
+_EXACT = {mode.restoring: ConversionMode(mode.restoring, exact=True) for mode in (STORED, ARGUMENT)}
 
 
-class Shape:
+class TypeAdapter:
     """Anything at all."""
 
     name = "anything"
     plain = True
     """JSON without tags already is what it asks for."""
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         return value
 
-    def misfit(self, value: Any) -> MisfitError:
+    def misfit(self, value: Any) -> TypeMismatchError:
         # Never the value: this text is logged and sent to callers, and the field may be one that is redacted.
-        return MisfitError(f"expected {self.name}, got {type(value).__qualname__}")
+        return TypeMismatchError(f"expected {self.name}, got {type(value).__qualname__}")
 
 
-ANYTHING = Shape()
+ANYTHING = TypeAdapter()
 
 
-class Scalar(Shape):
+class Scalar(TypeAdapter):
     def __init__(self, cls: type) -> None:
         self.cls = cls
         self.name = "None" if cls is NoneType else cls.__name__
         self.plain = cls in (str, int, bool, NoneType)
         self.sources = _SOURCES.get(cls, ())
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         kind = type(value)
         if kind is self.cls:
             return value
@@ -96,7 +96,7 @@ _SOURCES: dict[type, tuple[type, ...]] = {
 SCALARS = frozenset({NoneType, str, int, bool, bytes, bytearray, *_SOURCES})
 
 
-class Instance(Shape):
+class InstanceAdapter(TypeAdapter):
     """A class we know nothing of."""
 
     plain = False
@@ -105,27 +105,27 @@ class Instance(Shape):
         self.cls = cls
         self.name = cls.__qualname__
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         if isinstance(value, self.cls):
             return value
         raise self.misfit(value)
 
 
-class Member(Shape):
+class EnumAdapter(TypeAdapter):
     plain = False
 
     def __init__(self, cls: type[Enum]) -> None:
         self.cls = cls
         self.name = f"{cls.__qualname__} ({shorten(', '.join(repr(member.value) for member in cls))})"
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         try:
             return self.cls(value)
         except ValueError:
             raise self.misfit(value) from None
 
 
-class OneValue(Shape):
+class LiteralAdapter(TypeAdapter):
     """`Literal["a", "b"]`"""
 
     def __init__(self, values: tuple[Any, ...]) -> None:
@@ -133,7 +133,7 @@ class OneValue(Shape):
         self.values = values
         self.plain = not any(isinstance(value, Enum) for value in values)
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         for known in self.values:
             if type(known) is type(value) and known == value:
                 return known
@@ -143,33 +143,33 @@ class OneValue(Shape):
         raise self.misfit(value)
 
 
-class OneOf(Shape):
-    def __init__(self, members: Iterable[Shape]) -> None:
+class UnionAdapter(TypeAdapter):
+    def __init__(self, members: Iterable[TypeAdapter]) -> None:
         self.members = tuple(members)
         self.name = " | ".join(member.name for member in self.members)
         self.plain = all(member.plain for member in self.members)
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         misfits = []
         for attempt in mode.attempts:
             for member in self.members:
                 try:
                     return member.fit(value, attempt)
-                except MisfitError as misfit:
+                except TypeMismatchError as misfit:
                     misfits.append((member, misfit))
         raise self._worst(misfits) or self.misfit(value)
 
-    def _worst(self, misfits: list[tuple[Shape, MisfitError]]) -> MisfitError | None:
+    def _worst(self, misfits: list[tuple[TypeAdapter, TypeMismatchError]]) -> TypeMismatchError | None:
         """Of `Order | None` it is the order's complaint that helps."""
         real = [misfit for member, misfit in misfits if member.name != "None"]
         return real[-1] if len(self.members) == 2 and len(real) < len(misfits) else None
 
 
-class Items(Shape):
+class ListAdapter(TypeAdapter):
     """Lists, sets and tuples of one kind of item. Without a `build` the value keeps its own kind."""
 
     def __init__(
-        self, item: Shape, build: type | None, exact: tuple[type, ...], convertible: tuple[type, ...] = ()
+        self, item: TypeAdapter, build: type | None, exact: tuple[type, ...], convertible: tuple[type, ...] = ()
     ) -> None:
         self.item, self.build = item, build
         self.exact: tuple[Any, ...] = exact
@@ -177,7 +177,7 @@ class Items(Shape):
         self.name = f"{build.__name__ if build else 'collection'} of {item.name}"
         self.plain = item.plain and list in exact
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         if not isinstance(value, self.exact if mode.exact else self.convertible):
             raise self.misfit(value)
         build: Any = self.build or next(kind for kind in self.convertible if isinstance(value, kind))
@@ -188,48 +188,48 @@ class Items(Shape):
         except TypeError:  # an item of a set that does not hash
             raise self.misfit(value) from None
 
-    def _fit_items(self, value: Iterable[Any], mode: Mode) -> list[Any]:
+    def _fit_items(self, value: Iterable[Any], mode: ConversionMode) -> list[Any]:
         items: list[Any] = []
         try:
             for item in value:
                 items.append(self.item.fit(item, mode))
-        except MisfitError as misfit:
+        except TypeMismatchError as misfit:
             misfit.under(len(items))
             raise
         return items
 
 
-class Positions(Shape):
+class TupleAdapter(TypeAdapter):
     """`tuple[int, str]`"""
 
     plain = False
 
-    def __init__(self, items: Iterable[Shape]) -> None:
+    def __init__(self, items: Iterable[TypeAdapter]) -> None:
         self.items = tuple(items)
         self.name = f"tuple of {', '.join(item.name for item in self.items) or 'nothing'}"
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         if not isinstance(value, tuple if mode.exact else (tuple, list)) or len(value) != len(self.items):
             raise self.misfit(value)
         fitted: list[Any] = []
         try:
             for shape, item in zip(self.items, value, strict=True):
                 fitted.append(shape.fit(item, mode))
-        except MisfitError as misfit:
+        except TypeMismatchError as misfit:
             misfit.under(len(fitted))
             raise
         return tuple(fitted)
 
 
-class Table(Shape):
+class DictAdapter(TypeAdapter):
     """A dict of one kind of key and one kind of value."""
 
-    def __init__(self, key: Shape, item: Shape) -> None:
+    def __init__(self, key: TypeAdapter, item: TypeAdapter) -> None:
         self.key, self.item = key, item
         self.name = "dict" if key is item is ANYTHING else f"dict of {key.name} to {item.name}"
         self.plain = item.plain and key.plain
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         if not isinstance(value, dict):
             raise self.misfit(value)
         if self.key is self.item is ANYTHING:
@@ -239,52 +239,52 @@ class Table(Shape):
         try:
             for key, item in value.items():
                 fitted[self.key.fit(key, mode)] = self.item.fit(item, mode)
-        except MisfitError as misfit:
+        except TypeMismatchError as misfit:
             misfit.under(key)
             raise
         return fitted
 
 
-class TypedTable(Shape):
+class TypedDictAdapter(TypeAdapter):
     """A TypedDict. Keys it does not know are kept: it is a dict, and they may be somebody's data."""
 
     plain = False
 
-    def __init__(self, name: str, read: Callable[[], tuple[dict[str, Shape], frozenset[str]]]) -> None:
+    def __init__(self, name: str, read: Callable[[], tuple[dict[str, TypeAdapter], frozenset[str]]]) -> None:
         self.name, self.read = name, read
 
     @cached_property
-    def content(self) -> tuple[dict[str, Shape], frozenset[str]]:
+    def content(self) -> tuple[dict[str, TypeAdapter], frozenset[str]]:
         """Its items and which of them are required; read when first needed, since it may contain itself."""
         return self.read()
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         items, required = self.content
         if not isinstance(value, dict) or (mode.exact and not value.keys() <= items.keys()):
             raise self.misfit(value)
         if missing := required - value.keys():
-            raise MisfitError(f"expected {self.name}, got a dict without {', '.join(sorted(missing))}")
+            raise TypeMismatchError(f"expected {self.name}, got a dict without {', '.join(sorted(missing))}")
         return {key: _fit_part(items.get(key, ANYTHING), item, mode, key) for key, item in value.items()}
 
 
-class Model(Shape):
+class ModelTypeAdapter(TypeAdapter):
     plain = False
 
-    def __init__(self, record: Record, read_fields: Callable[[], dict[str, Shape]]) -> None:
+    def __init__(self, record: ModelAdapter, read_fields: Callable[[], dict[str, TypeAdapter]]) -> None:
         self.record, self.read_fields = record, read_fields
         self.cls, self.name = record.cls, record.cls.__qualname__
 
     @cached_property
-    def fields(self) -> dict[str, Shape]:
+    def fields(self) -> dict[str, TypeAdapter]:
         """Read when first needed, since a model may contain itself."""
         return self.read_fields()
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         if isinstance(value, self.cls):
             return value
         content = value if isinstance(value, dict) else self._by_position(value)
         if reason := self.record.mismatch(content):
-            raise MisfitError(f"expected {self.name}, got a dict that {reason}")
+            raise TypeMismatchError(f"expected {self.name}, got a dict that {reason}")
         if mode.exact and content.keys() - self.record.own_keys != self.fields.keys():
             raise self.misfit(value)
         return self._restore(content, mode) if mode.restoring else self._construct(content, mode)
@@ -294,28 +294,28 @@ class Model(Shape):
             return dict(zip(self.fields, value, strict=True))
         raise self.misfit(value)
 
-    def _restore(self, stored: dict[str, Any], mode: Mode) -> Any:
+    def _restore(self, stored: dict[str, Any], mode: ConversionMode) -> Any:
         try:
             values = {name: shape.fit(stored[name], mode) for name, shape in self.fields.items() if name in stored}
-        except MisfitError:
+        except TypeMismatchError:
             values = {name: self._restore_field(name, stored[name], mode) for name in self.fields if name in stored}
         try:
             return self.record.restore(values, stored)
-        except MisfitError:
+        except TypeMismatchError:
             raise
         except Exception as error:  # the class is the user's: its hooks may raise anything
-            raise MisfitError(f"{self.name} cannot be restored: {error}") from error
+            raise TypeMismatchError(f"{self.name} cannot be restored: {error}") from error
 
-    def _restore_field(self, name: str, value: Any, mode: Mode) -> Any:
+    def _restore_field(self, name: str, value: Any, mode: ConversionMode) -> Any:
         try:
             return _fit_part(self.fields[name], value, mode, name)
-        except MisfitError as misfit:
+        except TypeMismatchError as misfit:
             try:
                 return self.record.from_json_form(name, value)
             except Exception:  # only a second opinion, whatever is wrong with it
                 raise misfit from None
 
-    def _construct(self, given: Mapping[str, Any], mode: Mode) -> Any:
+    def _construct(self, given: Mapping[str, Any], mode: ConversionMode) -> Any:
         if self.record.validates_itself:
             return self.record.construct(given)
         names = [name for name in given if name not in self.record.own_keys]
@@ -323,24 +323,24 @@ class Model(Shape):
         try:
             return self.record.construct(values)
         except Exception as error:  # the class is the user's: its constructor may raise anything
-            raise MisfitError(f"{self.name} refuses this: {error}") from error
+            raise TypeMismatchError(f"{self.name} refuses this: {error}") from error
 
-    def _init_field(self, name: str) -> Shape:
+    def _init_field(self, name: str) -> TypeAdapter:
         field = self.record.fields.get(name)
         if field is None or not field.in_init:
-            raise MisfitError(f"{self.name} has no {name!r}{did_you_mean(name, self.fields)}")
+            raise TypeMismatchError(f"{self.name} has no {name!r}{did_you_mean(name, self.fields)}")
         return self.fields[name]
 
 
-class Constrained(Shape):
+class Constrained(TypeAdapter):
     """`Annotated[int, Field(gt=0)]`: the library of the constraint checks it, for arguments only."""
 
     plain = False
 
-    def __init__(self, inner: Shape, check: Callable[[Any], Any]) -> None:
+    def __init__(self, inner: TypeAdapter, check: Callable[[Any], Any]) -> None:
         self.inner, self.check, self.name = inner, check, inner.name
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         fitted = self.inner.fit(value, mode)
         if mode.restoring:
             return fitted
@@ -348,29 +348,29 @@ class Constrained(Shape):
             return self.check(fitted)
         except ValueError as error:
             details = getattr(error, "errors", None)
-            raise MisfitError(details()[0]["msg"] if details else str(error)) from None
+            raise TypeMismatchError(details()[0]["msg"] if details else str(error)) from None
 
 
-class Alias(Shape):
+class Alias(TypeAdapter):
     """A name for a type, which may contain itself."""
 
     plain = False
 
-    def __init__(self, name: str, read_target: Callable[[], Shape]) -> None:
+    def __init__(self, name: str, read_target: Callable[[], TypeAdapter]) -> None:
         self.name, self.read_target = name, read_target
 
     @cached_property
-    def target(self) -> Shape:
+    def target(self) -> TypeAdapter:
         return self.read_target()
 
-    def fit(self, value: Any, mode: Mode) -> Any:
+    def fit(self, value: Any, mode: ConversionMode) -> Any:
         return self.target.fit(value, mode)
 
 
-def _fit_part(shape: Shape, value: Any, mode: Mode, key: Any) -> Any:
+def _fit_part(shape: TypeAdapter, value: Any, mode: ConversionMode, key: Any) -> Any:
     try:
         return shape.fit(value, mode)
-    except MisfitError as misfit:
+    except TypeMismatchError as misfit:
         misfit.under(key)
         raise
 

@@ -20,15 +20,15 @@ from .annotations import shape_of
 from .codec import Codec, restore
 from .hints import Namespace, hints_of
 from .plain import is_storable
-from .records import MisfitError
-from .shapes import ARGUMENT, Shape, did_you_mean
+from .records import TypeMismatchError
+from .shapes import ARGUMENT, TypeAdapter, did_you_mean
 
 _PLAIN = (str, int, float, bool, bytes, dict, list, tuple, set)
 _PLAIN_NAMES = tuple(kind.__name__ for kind in _PLAIN)
 _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
 
-class Bound(Struct, frozen=True):
+class BoundArguments(Struct, frozen=True):
     """The arguments of one call by name; what `*args` and `**kwargs` take is under these names, stars included."""
 
     values: dict[str, Any]
@@ -68,15 +68,15 @@ class Signature:
             )
         return parameters[1:]
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], check: bool = True) -> Bound:
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], check: bool = True) -> BoundArguments:
         """Match the arguments with the parameters and, if `check` says so, with their types."""
         given = self._match_simply(args, kwargs)
         if given is not None:
-            return Bound(self._check(given) if check else given)
+            return BoundArguments(self._check(given) if check else given)
         given = self._match(args, kwargs)
-        return Bound(self._arrange(self._check(given) if check else given))
+        return BoundArguments(self._arrange(self._check(given) if check else given))
 
-    def encode(self, codec: Codec, bound: Bound) -> bytes:
+    def encode(self, codec: Codec, bound: BoundArguments) -> bytes:
         return codec.encode(bound.values)
 
     def decode(self, codec: Codec, data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -106,7 +106,7 @@ class Signature:
         """Those without a default."""
         return tuple(name for name in self._names if name not in self._defaults)
 
-    def spread_names(self, bound: Bound) -> dict[str, Any]:
+    def spread_names(self, bound: BoundArguments) -> dict[str, Any]:
         """All that has a name, with what `**kwargs` took."""
         extra = bound.values.get(self._extra, {}) if self._extra else {}
         return {name: value for name, value in bound.values.items() if name in self._names} | extra
@@ -126,7 +126,7 @@ class Signature:
         return hints_of(self._fn, self._namespace)
 
     @cached_property
-    def _shapes(self) -> dict[str, Shape]:
+    def _shapes(self) -> dict[str, TypeAdapter]:
         return {_key(one): shape_of(_annotation(one, self._hints.get(one.name, Any))) for one in self._parameters}
 
     def _match_simply(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -179,7 +179,7 @@ class Signature:
         try:
             for key, value in given.items():
                 fitted[key] = shapes[key].fit(value, ARGUMENT)
-        except MisfitError as misfit:
+        except TypeMismatchError as misfit:
             raise ArgumentError(f"{self.name}() argument {key!r}{misfit.path}: {misfit.reason}") from None
         return fitted
 

@@ -53,7 +53,7 @@ class EventQuery(Struct, frozen=True):
     limit: int = 50
 
 
-class Consumer(Struct, frozen=True):
+class EventReceiver(Struct, frozen=True):
     """Who got an event: a run that waited for it, or one that was started by it."""
 
     run_id: RunId
@@ -63,7 +63,7 @@ class Consumer(Struct, frozen=True):
     at: int
 
 
-class StandingWait(Struct, frozen=True):
+class WaitRow(Struct, frozen=True):
     run_id: RunId
     workflow: str
     wait: Wait
@@ -78,7 +78,7 @@ class WorkerRecord(Struct, frozen=True):
     """That it owns now."""
 
 
-class Form(Struct, frozen=True):
+class EventSchema(Struct, frozen=True):
     """The JSON schema of an event's data, as a workflow's wait for it says."""
 
     workflow: str
@@ -109,7 +109,7 @@ class Audit(Struct, frozen=True):
     """Given by the database."""
 
 
-class Bucket(Struct, frozen=True):
+class TimeBucket(Struct, frozen=True):
     """What happened within one stretch of time."""
 
     since: int
@@ -143,7 +143,7 @@ class Backlog(Struct, frozen=True):
     dispatches: int
 
 
-class Reopened(StrEnum):
+class ReopenOutcome(StrEnum):
     DONE = "done"
     MISSING = "missing"
     """There is no such run."""

@@ -22,7 +22,7 @@ import msgspec
 from .annotations import shape_of
 from .hints import alias_target, hints_of, substitute, type_arguments
 from .paths import shorten, step
-from .records import MisfitError, record_of
+from .records import TypeMismatchError, record_of
 from .shapes import ARGUMENT
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _MAYBE_HUGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
 """In JSON with a number that may be beyond a float; text may look so too."""
 
 
-class Misfit(Exception):  # noqa: N818 - no error yet: who asked for the model makes one of it
+class ValidationFailure(Exception):  # noqa: N818 - no error yet: who asked for the model makes one of it
     """Every part of the data that is not as the model says: its path, and what is wrong with it."""
 
     def __init__(self, errors: tuple[tuple[str, str], ...]) -> None:
@@ -58,7 +58,7 @@ def validate(data: Any, raw_json: bytes | None, model: Any) -> Any:
             _refuse_infinite(raw_json)
         return adapter.validate_json(raw_json)
     except ValidationError as error:
-        raise Misfit(_errors(error)) from None
+        raise ValidationFailure(_errors(error)) from None
 
 
 def _refuse_infinite(raw_json: bytes) -> None:
@@ -70,15 +70,15 @@ def _refuse_infinite(raw_json: bytes) -> None:
 def _read_finite(text: str) -> float:
     number = float(text)
     if not isfinite(number):
-        raise Misfit((("$", "a number in it is larger than a float can be"),))
+        raise ValidationFailure((("$", "a number in it is larger than a float can be"),))
     return number
 
 
 def _fit(data: Any, model: Any) -> Any:
     try:
         return shape_of(model).fit(data, ARGUMENT)
-    except MisfitError as misfit:
-        raise Misfit(((misfit.path.removeprefix(".") or "$", misfit.reason),)) from None
+    except TypeMismatchError as misfit:
+        raise ValidationFailure(((misfit.path.removeprefix(".") or "$", misfit.reason),)) from None
 
 
 def _errors(error: ValidationError) -> tuple[tuple[str, str], ...]:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edda.core.model import Done, RunId
+from edda.core.model import StepCommit, RunId
 from edda.core.paths import show
 from edda.errors import (
     ActivityCancelledError,
@@ -21,43 +21,43 @@ from edda.errors import (
     TerminalError,
 )
 from edda.storage.step_faults import Fault, find_fault
-from edda.workflow.activity import Happened, StepCall, is_async
+from edda.workflow.activity import Happened, ActivityCall, is_async
 from edda.workflow.context import ActivityContext
 from edda.workflow.current import here
 from edda.workflow.limits import UNLIMITED
 
 from .backoff import Backoff
 from .log import tell_error
-from .progress import Progress
-from .steps import Failure, Judge, Outcome, Success, Threads
+from .progress import ActivityHeartbeat
+from .steps import Failure, OutcomePolicy, Outcome, Success, ActivityThreads
 from .tasks import start_task
-from .work import Bench, DrainingError, Registrar, Work
+from .work import LazyEffects, DrainingError, EffectServices, StepEffects
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
     from edda.workflow.execution import Command
 
-    from .bodies import Step
-    from .herald import Herald
+    from .bodies import RunningStep
+    from .herald import RunHooks
     from .log import RunLog
     from .slots import Slot
 
 
-class Place(Registrar, Protocol):
+class AttemptServices(EffectServices, Protocol):
     """Where bodies run."""
 
     codec: Codec
-    threads: Threads
+    threads: ActivityThreads
 
 
-class Owner(Protocol):
+class AttemptListener(Protocol):
     """Who began the attempt."""
 
     run: tuple[RunId, str, int]
     epoch: int
-    judge: Judge
-    place: Place
-    herald: Herald | None
+    judge: OutcomePolicy
+    place: AttemptServices
+    herald: RunHooks | None
     log: RunLog
 
     def overdue(self, attempt: Attempt, error: ActivityTimeoutError) -> None: ...
@@ -103,12 +103,12 @@ class Attempt:
         "task",
     )
 
-    def __init__(self, owner: Owner, step: Step, command: Command, slot: Slot | None) -> None:
+    def __init__(self, owner: AttemptListener, step: RunningStep, command: Command, slot: Slot | None) -> None:
         self.step = step
         self.command = command
-        self.call: StepCall = command.call
+        self.call: ActivityCall = command.call
         self.number = command.attempt
-        self.progress = Progress(owner.place.loop, command.details, self._progressed)
+        self.progress = ActivityHeartbeat(owner.place.loop, command.details, self._progressed)
         self.failure: Failure | None = None
         """Why it was given up, if it took too long."""
         self.task: asyncio.Task[None] | None = None
@@ -132,9 +132,9 @@ class Attempt:
         """Run, workflow and generation."""
         return self._owner.run
 
-    def _new_bench(self) -> Bench:
+    def _new_bench(self) -> LazyEffects:
         run_id, _, gen = self._owner.run
-        return Bench(self._owner.place, run_id, self._owner.epoch, gen, self.command.id, self.number)
+        return LazyEffects(self._owner.place, run_id, self._owner.epoch, gen, self.command.id, self.number)
 
     # What it does
 
@@ -261,7 +261,7 @@ class Attempt:
 
     # What it does through Edda
 
-    async def _conclude(self, work: Work, outcome: Outcome) -> Outcome | None:
+    async def _conclude(self, work: StepEffects, outcome: Outcome) -> Outcome | None:
         if not isinstance(outcome, Success):
             return outcome
         if not work.needs_commit:
@@ -275,7 +275,7 @@ class Attempt:
         except asyncio.CancelledError as error:
             return self.failed(error)
 
-    async def _commit(self, work: Work, success: Success) -> Outcome | None:
+    async def _commit(self, work: StepEffects, success: Success) -> Outcome | None:
         command, call, judge = self.command, self.call, self._owner.judge
         try:
             await work.commit(success.value)
@@ -293,7 +293,7 @@ class Attempt:
                 return judge.reject(command, call, self.number, error)
             result = self._owner.place.codec.decode(known.value, call.returns)
             return Success(known.value, result, (known,))
-        return Success(success.value, success.result, (Done(command.id, self.number, success.value, 0),))
+        return Success(success.value, success.result, (StepCommit(command.id, self.number, success.value, 0),))
 
     def _context(self, effects: str = "") -> ActivityContext:
         place = self._owner.place

@@ -10,12 +10,12 @@ from edda.core.model import MICROSECONDS, EntryKind, RunId
 from edda.core.retry import RetryPolicy
 from edda.workflow.execution import Command
 
-from .attempts import Attempt, Place
-from .herald import Herald
+from .attempts import Attempt, AttemptServices
+from .herald import RunHooks
 from .log import RunLog
-from .queue import Gate, Queue
+from .queue import StartGate, StepQueue
 from .slots import Slot
-from .steps import Failure, Judge, Outcome, Retry, Success
+from .steps import Failure, OutcomePolicy, Outcome, Retry, Success
 from .tasks import start_task
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from edda.errors import ActivityTimeoutError
 
 
-class Stage(Place, Gate, Protocol):
+class ActivityServices(AttemptServices, StartGate, Protocol):
     """What bodies need of the worker."""
 
     retry_policy: RetryPolicy
 
 
-class Step:
+class RunningStep:
     """A step, and those of its attempts whose bodies run: one, and any that were given up and go on all the same."""
 
     __slots__ = ("_committing", "attempts", "command", "has_succeeded", "heir", "is_abandoned")
@@ -62,17 +62,17 @@ class Step:
         self.is_abandoned = self.has_succeeded = False
 
 
-class Bodies:
+class ActivityRunner:
     """Tells its run of every body that is over (`settled`, with None if there is nothing to record), of details that
     are to be recorded (`progressed`), of abandoned steps that had to be undone if they ever began (`unbegun`), and of
     errors that are not a body's (`failed`)."""
 
     def __init__(
         self,
-        stage: Stage,
+        stage: ActivityServices,
         run: tuple[RunId, str, int],
         epoch: int,
-        herald: Herald | None,
+        herald: RunHooks | None,
         log: RunLog,
         *,
         settled: Callable[[Command, Outcome | None], None],
@@ -82,8 +82,8 @@ class Bodies:
     ) -> None:
         self.run = run
         self.epoch = epoch
-        self.judge = Judge(run[0], stage.codec, stage.retry_policy, stage.clock.now)
-        self.place: Place = stage
+        self.judge = OutcomePolicy(run[0], stage.codec, stage.retry_policy, stage.clock.now)
+        self.place: AttemptServices = stage
         self.herald = herald
         self.log = log
         self._stage = stage
@@ -91,9 +91,9 @@ class Bodies:
         self._progressed = progressed
         self._unbegun = unbegun
         self._failed = failed
-        self._queue = Queue(stage)
+        self._queue = StepQueue(stage)
         self._resting: set[Command] = set()
-        self._steps: dict[str, Step] = {}
+        self._steps: dict[str, RunningStep] = {}
         """Those that have a body running, by id."""
         self._running: set[Attempt] = set()
 
@@ -130,7 +130,7 @@ class Bodies:
             self._succeed_to(step, command)
         self._queue.add(command)
 
-    def _succeed_to(self, step: Step, command: Command) -> None:
+    def _succeed_to(self, step: RunningStep, command: Command) -> None:
         """Only bodies that were given up are left of it: what they do counts if the same is asked for."""
         if self._is_same(step.command, command):
             step.pass_on(command)
@@ -163,7 +163,7 @@ class Bodies:
     def _begin(self, command: Command, slot: Slot | None) -> None:
         step, context = self._steps.get(command.id), command.context
         if step is None:
-            step = self._steps[command.id] = Step(command)
+            step = self._steps[command.id] = RunningStep(command)
         elif context is not None:
             context = context.copy()  # an earlier attempt still runs in that one
         attempt = Attempt(self, step, command, slot)
@@ -222,7 +222,7 @@ class Bodies:
             self._call_heir(step)
         self._settled(command, verdict)
 
-    def _succeed(self, step: Step, success: Success) -> Success | None:
+    def _succeed(self, step: RunningStep, success: Success) -> Success | None:
         """The first success is the step's, whichever attempt it is of."""
         if step.has_succeeded:
             return None
@@ -235,14 +235,14 @@ class Bodies:
         self._queue.leave(step.command)
         return success
 
-    def _inherit(self, step: Step) -> bool:
+    def _inherit(self, step: RunningStep) -> bool:
         """Whether somebody asked for the same again, who gets the outcome."""
         if step.heir is None or not self._is_same(step.command, step.heir):
             return False
         step.pass_on(step.heir)
         return True
 
-    def _call_heir(self, step: Step) -> None:
+    def _call_heir(self, step: RunningStep) -> None:
         if step.heir is not None and not step.is_live:
             heir, step.heir = step.heir, None
             self.add(heir)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
-from edda.core.model import ClaimedRun, EntryKind, Letter, RunId, RunRecord, Start, Watcher
+from edda.core.model import ClaimedRun, EntryKind, RunSignal, RunId, RunRecord, Start, EndWatcher
 from edda.core.states import ENDED
 from edda.errors import (
     ArgumentError,
@@ -24,19 +24,19 @@ from edda.errors import (
     StorageConflictError,
     StorageUnavailableError,
 )
-from edda.workflow.children import ChildCall, Ended, Started
+from edda.workflow.children import ChildCall, RunEnded, ChildStarted
 from edda.workflow.execution import Command, Execution
 
 from .clock import Clock
-from .draft import Draft
-from .entries import Deliver
+from .draft import RunWriteBuffer
+from .entries import AppendEntry
 from .settings import Settings
 from .tasks import start_task
 
 CANCELLED = "the run that started it was cancelled"
 
 
-class Nursery(Protocol):
+class ChildServices(Protocol):
     """What children need of the worker."""
 
     loop: asyncio.AbstractEventLoop
@@ -44,21 +44,21 @@ class Nursery(Protocol):
     codec: Codec
     settings: Settings
 
-    def attend(self, start: Start | None, run_id: RunId, watcher: Watcher | None) -> Awaitable[RunRecord]:
+    def attend(self, start: Start | None, run_id: RunId, watcher: EndWatcher | None) -> Awaitable[RunRecord]:
         """Start a run that may exist, if there is one to start, and have its end told, if somebody waits for it."""
         ...
 
 
-class Children:
+class ChildRuns:
     """`found` is told of a run that had to be looked for, or what is wrong with it."""
 
     def __init__(
         self,
-        nursery: Nursery,
+        nursery: ChildServices,
         claimed: ClaimedRun,
-        draft: Draft,
+        draft: RunWriteBuffer,
         *,
-        deliver: Deliver,
+        deliver: AppendEntry,
         found: Callable[[Command, RunRecord | EddaError], None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -74,7 +74,7 @@ class Children:
         self._searches: dict[Command, asyncio.Task[None]] = {}
         self._recalled: dict[Command, int] = {}
         """Abandoned while it was not known whether they exist, with the number of entries it was decided after."""
-        self._born: list[Started] = []
+        self._born: list[ChildStarted] = []
         """By this incarnation; the others are in the history."""
 
     @property
@@ -173,7 +173,7 @@ class Children:
         if call.workflow is not None and self._is_deepest:
             raise self._too_deep()
         start = None if call.workflow is None else self._start_of(command)
-        watcher = Watcher(self._claimed.run_id, command.id) if call.is_awaited else None
+        watcher = EndWatcher(self._claimed.run_id, command.id) if call.is_awaited else None
         return await self._nursery.attend(start, run_id, watcher)
 
     # What is recorded
@@ -183,7 +183,7 @@ class Children:
         if isinstance(found, EddaError):
             self._fail(command, found)
         elif command.kind is EntryKind.CHILD and found.status in ENDED and found.value is not None:
-            ended = Ended(found.run_id, found.status, found.value)
+            ended = RunEnded(found.run_id, found.status, found.value)
             self._deliver_for(command, command.kind, ended.outcome(self._nursery.codec), ok=ended.is_ok)
         else:
             self._record_start(command, is_ours=found.parent == self._claimed.run_id)
@@ -192,7 +192,7 @@ class Children:
         """A run that somebody else started is not ours to cancel."""
         call: ChildCall = command.call
         assert command.target is not None
-        started = Started(command.target, follows=call.follows and is_ours, is_awaited=call.is_awaited)
+        started = ChildStarted(command.target, follows=call.follows and is_ours, is_awaited=call.is_awaited)
         self._born.append(started)
         self._deliver_for(command, EntryKind.START, self._nursery.codec.encode(started))
 
@@ -209,7 +209,7 @@ class Children:
         if command.details is None:
             self._recall(command, execution.length)
             return
-        started = self._nursery.codec.decode(command.details, Started)
+        started = self._nursery.codec.decode(command.details, ChildStarted)
         if started.follows:
             execution.orphans.add(started.run_id)
             if is_new:
@@ -228,12 +228,12 @@ class Children:
     def cancel_followers(self, needs: int) -> None:
         """Those that nobody waits for, but that are to end with their parent."""
         recorded = (e.value for e in self._claimed.entries if e.kind is EntryKind.START and e.ok)
-        for started in (*(self._nursery.codec.decode(value, Started) for value in recorded), *self._born):
+        for started in (*(self._nursery.codec.decode(value, ChildStarted) for value in recorded), *self._born):
             if started.follows and not started.is_awaited:
                 self._cancel(started.run_id, needs)
 
     def _cancel(self, run_id: str, needs: int) -> None:
-        letter = Letter(RunId(run_id), EntryKind.CANCEL, value=self._nursery.codec.encode(CANCELLED))
+        letter = RunSignal(RunId(run_id), EntryKind.CANCEL, value=self._nursery.codec.encode(CANCELLED))
         self._draft.post(letter, needs)
 
     def cancel(self) -> None:

@@ -18,7 +18,7 @@ SET_BACK = 0.5
 run at different speeds do not drift apart that far within eight answers."""
 
 
-class Alarm(Protocol):
+class TimerHandle(Protocol):
     def cancel(self) -> None: ...
 
 
@@ -32,7 +32,7 @@ class Clock(Protocol):
         monotonic clock."""
         ...
 
-    def call_at(self, when: int, callback: Callable[[], object]) -> Alarm: ...
+    def call_at(self, when: int, callback: Callable[[], object]) -> TimerHandle: ...
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -68,7 +68,7 @@ class DatabaseClock:
         self._offsets.append(lower)
         self._offset = max(self._offsets)  # the tightest lower bound of the last few
 
-    def call_at(self, when: int, callback: Callable[[], object]) -> Alarm:
+    def call_at(self, when: int, callback: Callable[[], object]) -> TimerHandle:
         delay = max(0.0, (when - self.now()) / MICROSECONDS)
         # A loop's timers may fire up to a clock tick early; callers look at now() again and come back.
         return asyncio.get_running_loop().call_later(min(delay, 86400.0), callback)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from edda.core.model import NO_CRASHES, PROGRESS, Bundle, ClaimedRun, EntryKind, last_progress
+from edda.core.model import NO_CRASHES, PROGRESS, RunWrite, ClaimedRun, EntryKind, last_progress
 from edda.errors import ProcessDiedError
 from edda.workflow.execution import STOPS, Command
 
 from .settings import Settings
-from .steps import Failure, Judge
+from .steps import Failure, OutcomePolicy
 
 
 class CrashGuard:
@@ -45,7 +45,7 @@ class CrashGuard:
         self.crashes = NO_CRASHES
         return True
 
-    def note(self, bundle: Bundle, pending: Mapping[str, Command]) -> bool:
+    def note(self, bundle: RunWrite, pending: Mapping[str, Command]) -> bool:
         """Whether what was committed makes the deaths void."""
         progress = [entry for entry in bundle.entries if entry.kind in PROGRESS]
         if not progress or (self._held is None and not any(entry.kind in STOPS for entry in progress)):
@@ -66,7 +66,7 @@ class CrashGuard:
             f"limit, then `edda runs resume {self._claimed.run_id}`"
         )
 
-    def refused(self, commands: Iterable[Command], judge: Judge) -> ProcessDiedError | None:
+    def refused(self, commands: Iterable[Command], judge: OutcomePolicy) -> ProcessDiedError | None:
         """Why none of these steps, which earlier processes may have begun, is started."""
         if self._failed is not None or not self._settings.is_deadly(self.crashes):
             return None
@@ -76,7 +76,7 @@ class CrashGuard:
         steps = ", ".join(command.id for command in held)
         return self.error(f"{steps} (such a step kills its process, or the workflow's own code right behind it)")
 
-    def count(self, command: Command, judge: Judge) -> Failure | None:
+    def count(self, command: Command, judge: OutcomePolicy) -> Failure | None:
         """Count the deaths as attempts; the failure if there is none left."""
         alone = self.crashes.alone
         if not alone or command.id in self._counted or not judge.counts_crashes(command.call):

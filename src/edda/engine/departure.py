@@ -8,30 +8,30 @@ from typing import Any
 from msgspec.structs import replace
 
 from edda.core.codec import Codec
-from edda.core.model import NO_CRASHES, ClaimedRun, End, Entry, EntryKind, Letter, Recur, Watcher
-from edda.workflow.children import Ended
+from edda.core.model import NO_CRASHES, ClaimedRun, End, Entry, EntryKind, RunSignal, Recur, EndWatcher
+from edda.workflow.children import RunEnded
 from edda.workflow.context import RunContext
-from edda.workflow.execution import Execution, Recurrence
+from edda.workflow.execution import Execution, RecurRequested
 
 from .clock import Clock
-from .draft import Draft
-from .endings import Endings
-from .herald import Herald
-from .waits import Waits
+from .draft import RunWriteBuffer
+from .endings import EndRecords
+from .herald import RunHooks
+from .waits import EventWaits
 
-Going = tuple[End | Recur, tuple[Letter, ...]]
+Going = tuple[End | Recur, tuple[RunSignal, ...]]
 
 
-class Departure:
+class RunCompletion:
     def __init__(
         self,
         claimed: ClaimedRun,
         codec: Codec,
         clock: Clock,
-        draft: Draft,
-        waits: Waits,
+        draft: RunWriteBuffer,
+        waits: EventWaits,
         context: RunContext,
-        herald: Herald | None,
+        herald: RunHooks | None,
         limit: int,
     ) -> None:
         self.watchers = claimed.watchers
@@ -41,7 +41,7 @@ class Departure:
         self._draft = draft
         self._waits = waits
         self._context = context
-        self._endings = Endings(
+        self._endings = EndRecords(
             f"{claimed.workflow} {claimed.run_id}", codec, clock, herald, limit, self._count_rejected
         )
         self._end: End | None = None
@@ -54,7 +54,7 @@ class Departure:
         if self._end is None:
             try:
                 self._end = self._endings.of(execution, stops[0] if stops else None)
-            except Recurrence as recurrence:
+            except RecurRequested as recurrence:
                 if execution.late_cancel is None:
                     return self._recur(execution, recurrence.input), ()
                 self._end = self._endings.cancelled(execution.late_cancel)
@@ -64,11 +64,11 @@ class Departure:
         """What a workflow returned; raises `PayloadError` if it cannot be stored."""
         return self._endings.encode(result)
 
-    def failed(self, error: BaseException) -> tuple[End, tuple[Letter, ...]]:
+    def failed(self, error: BaseException) -> tuple[End, tuple[RunSignal, ...]]:
         self._end = self._endings.failed(error)
         return self._told(self._end)
 
-    def cancelled_unread(self, reason: str) -> tuple[End, tuple[Letter, ...]]:
+    def cancelled_unread(self, reason: str) -> tuple[End, tuple[RunSignal, ...]]:
         """Of a run whose code did not read the inbox: it happens only if nothing came in since that was recorded."""
         end, letters = self._told(self._endings.cancelled(reason))
         return replace(end, settled=self._draft.absorbed), letters
@@ -85,18 +85,18 @@ class Departure:
         """Why the run failed or was cancelled, for people."""
         return self._endings.reason
 
-    def _told(self, end: End) -> tuple[End, tuple[Letter, ...]]:
+    def _told(self, end: End) -> tuple[End, tuple[RunSignal, ...]]:
         """With a letter for everybody who waits for it."""
         claimed, watchers = self._claimed, self.watchers
         if claimed.parent is not None and claimed.parent_step is not None:
-            watchers = (Watcher(claimed.parent, claimed.parent_step), *watchers)
+            watchers = (EndWatcher(claimed.parent, claimed.parent_step), *watchers)
         letters = self._letters_to(watchers, end) if watchers else ()
         settled = self._draft.absorbed if self._waits.may_hold_messages else None
         return replace(end, watchers=len(self.watchers), settled=settled), letters
 
-    def _letters_to(self, watchers: Sequence[Watcher], end: End) -> tuple[Letter, ...]:
-        told = Ended(self._claimed.run_id, end.status, end.value).pack()
-        return tuple(Letter(one.run_id, EntryKind.CHILD, one.step, told) for one in watchers)
+    def _letters_to(self, watchers: Sequence[EndWatcher], end: End) -> tuple[RunSignal, ...]:
+        told = RunEnded(self._claimed.run_id, end.status, end.value).pack()
+        return tuple(RunSignal(one.run_id, EntryKind.CHILD, one.step, told) for one in watchers)
 
     def _recur(self, execution: Execution, input: bytes) -> Recur:
         at = max(self._clock.now(), execution.now)

@@ -7,7 +7,7 @@ import time
 from edda.core.model import RunId
 
 
-class Doubt:
+class ClaimRecheck:
     """When to look whether it did. Nobody knows how long a server that was cut off goes on with a statement, so that
     one look is not enough: it is looked at once, and then ever more rarely, for good.
 

@@ -8,20 +8,20 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from edda.core.model import (
-    Absorb,
-    Bundle,
+    AckInbox,
+    RunWrite,
     ClaimedRun,
-    Dispatch,
-    Done,
+    StagedEvent,
+    StepCommit,
     End,
     Entry,
     EntryKind,
-    Fact,
-    Letter,
-    Move,
-    Outgoing,
+    RunValue,
+    RunSignal,
+    Transition,
+    OutboxEvent,
     Recur,
-    Release,
+    Suspend,
     RunId,
     Start,
     Wait,
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 _NOBODY = frozenset[RunId]()
 
-Last = Release | End | Recur
-Part = Dispatch | Outgoing | Fact | Done
+FinalTransition = Suspend | End | Recur
+Attachment = StagedEvent | OutboxEvent | RunValue | StepCommit
 
 
-class Draft:
+class RunWriteBuffer:
     def __init__(self, claimed: ClaimedRun, start: Start | None) -> None:
         self._id = (claimed.run_id, claimed.epoch, claimed.gen)
         self._start = start
@@ -45,10 +45,10 @@ class Draft:
         self._taken_mail = claimed.absorbed
         """The last letter among them."""
         self._children: deque[tuple[int, Start]] = deque()
-        self._letters: deque[tuple[int, Letter]] = deque()
+        self._letters: deque[tuple[int, RunSignal]] = deque()
         """Both with the number of the entry that they go in with: an effect is never ahead of its cause."""
-        self._last_letters: tuple[Letter, ...] = ()
-        self._parts: deque[tuple[int, Part]] = deque()
+        self._last_letters: tuple[RunSignal, ...] = ()
+        self._parts: deque[tuple[int, Attachment]] = deque()
         """What else goes in with an entry."""
         self._waits: dict[str, Wait] = {}
         self._asked = set(claimed.waits)
@@ -59,7 +59,7 @@ class Draft:
         """How far the inbox is read."""
         self.rejected = 0
         """Events that did not fit, since the run was claimed."""
-        self.last: Last | None = None
+        self.last: FinalTransition | None = None
         """How the run leaves memory; nothing is added after it."""
         self._last_sent = False
         self._waiting = False
@@ -77,10 +77,10 @@ class Draft:
     def start_child(self, child: Start, needs: int) -> None:
         self._children.append((needs, child))
 
-    def post(self, letter: Letter, needs: int) -> None:
+    def post(self, letter: RunSignal, needs: int) -> None:
         self._letters.append((needs, letter))
 
-    def add_part(self, part: Part, needs: int) -> None:
+    def add_part(self, part: Attachment, needs: int) -> None:
         self._parts.append((needs, part))
 
     def undo(self) -> None:
@@ -96,7 +96,7 @@ class Draft:
             self._asked.discard(step)
             self._drops.add(step)
 
-    def leave(self, last: Last, letters: tuple[Letter, ...] = (), *, waiting: bool = False) -> None:
+    def leave(self, last: FinalTransition, letters: tuple[RunSignal, ...] = (), *, waiting: bool = False) -> None:
         """Who leaves otherwise than to wait asks for nothing: whoever goes on with the run asks again."""
         self.last, self._last_letters, self._waiting = last, letters, waiting
         if not waiting:
@@ -111,7 +111,7 @@ class Draft:
         """It cannot leave like this."""
         self.last, self._last_sent, self._waiting, self._last_letters = None, False, False, ()
 
-    def replace(self, last: End, letters: tuple[Letter, ...]) -> None:
+    def replace(self, last: End, letters: tuple[RunSignal, ...]) -> None:
         """The entries cannot be written: they are left out, and this is the end."""
         self._entries.clear()
         self._letters.clear()
@@ -150,7 +150,7 @@ class Draft:
         beside = self._waits or self._drops or self._children or self._letters or self._parts or self._undoing
         return not beside and self.last is None and self.absorbed == self._taken_mail
 
-    def take(self, most: int) -> Bundle | None:
+    def take(self, most: int) -> RunWrite | None:
         """The next piece, always from the front: a run's records go in as a prefix of its history."""
         if self._children and self._letters:
             most = self._until_born(most)
@@ -159,7 +159,7 @@ class Draft:
         self._taken += len(entries)
         if self._has_entries_only:
             start, self._start = self._start, None
-            return Bundle(*self._id, entries, start) if entries or start is not None else None
+            return RunWrite(*self._id, entries, start) if entries or start is not None else None
         read, frees = self._take_mail(entries)
         start, self._start = self._start, None
         waits, drops = self._take_waits(start is not None, bool(frees))
@@ -173,7 +173,7 @@ class Draft:
             letters = self._last_letters
         if isinstance(move, End) and read:
             move = replace(move, absorbed=self._taken_mail)
-        bundle = Bundle(*self._id, entries, start, move, waits, drops, frees, children, letters, undoing)
+        bundle = RunWrite(*self._id, entries, start, move, waits, drops, frees, children, letters, undoing)
         return _with_parts(bundle, parts) if parts else bundle
 
     def _until_born(self, most: int) -> int:
@@ -200,25 +200,25 @@ class Draft:
             self._asked.add(wait.step)
         return waits, () if new else drops
 
-    def _next_move(self, touches: bool, writes: bool) -> Move | None:
+    def _next_move(self, touches: bool, writes: bool) -> Transition | None:
         # Letters of its own would be held back with a move that does not happen, so they go ahead of it.
         ready = not (self._entries or self._waits or writes or self._letters)
         if self.last is not None and not self._last_sent and ready:
             self._last_sent = True
             return self.last
-        return Absorb(self._taken_mail) if touches else None
+        return AckInbox(self._taken_mail) if touches else None
 
-    def settle(self, bundle: Bundle) -> None:
+    def settle(self, bundle: RunWrite) -> None:
         self.committed = max(self.committed, 0) + len(bundle.entries)
 
 
-def _with_parts(bundle: Bundle, parts: tuple[Part, ...]) -> Bundle:
+def _with_parts(bundle: RunWrite, parts: tuple[Attachment, ...]) -> RunWrite:
     return replace(
         bundle,
-        dispatches=tuple(part for part in parts if isinstance(part, Dispatch)),
-        outgoing=tuple(part for part in parts if isinstance(part, Outgoing)),
-        facts=tuple({part.name: part for part in parts if isinstance(part, Fact)}.values()),
-        recorded=tuple(part.step for part in parts if isinstance(part, Done)),
+        dispatches=tuple(part for part in parts if isinstance(part, StagedEvent)),
+        outgoing=tuple(part for part in parts if isinstance(part, OutboxEvent)),
+        facts=tuple({part.name: part for part in parts if isinstance(part, RunValue)}.values()),
+        recorded=tuple(part.step for part in parts if isinstance(part, StepCommit)),
     )
 
 

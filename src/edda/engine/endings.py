@@ -19,23 +19,23 @@ from edda.errors import (
     WorkflowError,
     WorkflowTimeoutError,
 )
-from edda.workflow.execution import Recurrence
+from edda.workflow.execution import RecurRequested
 
 from .clock import Clock
-from .herald import Herald
+from .herald import RunHooks
 from .log import tell_error
 
 if TYPE_CHECKING:
     from edda.workflow.execution import Execution
 
 
-class Endings:
+class EndRecords:
     def __init__(
         self,
         name: str,
         codec: Codec,
         clock: Clock,
-        herald: Herald | None,
+        herald: RunHooks | None,
         limit: int,
         count_rejected: Callable[[], int],
     ) -> None:
@@ -58,7 +58,7 @@ class Endings:
             result = execution.outcome()
         except CancelledError as error:
             return self._stopped(error, stop)
-        except (ParkedError, KeyboardInterrupt, Recurrence):
+        except (ParkedError, KeyboardInterrupt, RecurRequested):
             raise
         except CompensationError as error:
             if isinstance(error.__cause__, CancelledError):

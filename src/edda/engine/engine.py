@@ -21,11 +21,11 @@ from edda.core.codec import Codec
 from edda.core.failure import decode_failure
 from edda.core.model import (
     CancelOutcome,
-    Dispatch,
-    DispatchKind,
+    StagedEvent,
+    StagedKind,
     End,
     Entry,
-    Fact,
+    RunValue,
     RunFilter,
     RunId,
     RunRecord,
@@ -35,7 +35,7 @@ from edda.core.model import (
 )
 from edda.core.retry import RetryPolicy
 from edda.core.states import ENDED, RunStatus
-from edda.core.survey import Reopened
+from edda.core.survey import ReopenOutcome
 from edda.errors import (
     ActionRefusedError,
     AppError,
@@ -49,7 +49,7 @@ from edda.errors import (
     ValueNotSetError,
     WorkflowCancelledError,
 )
-from edda.storage.joint import Known
+from edda.storage.joint import ExistingRun
 from edda.storage.ports import Storage
 from edda.workflow.context import ActivityContext, WorkflowContext, as_datetime
 from edda.workflow.current import here
@@ -61,22 +61,22 @@ from .backoff import Backoff
 from .calls import Call, CallLimit
 from .clock import Clock
 from .dismissal import dismiss
-from .forwarder import Forwarder
-from .guests import Guests
-from .hooks import Arrival, HookCaller, WorkflowHooks
+from .forwarder import StagedEventMover
+from .guests import CallerTransactions
+from .hooks import EventReceived, HookCaller, WorkflowHooks
 from .host import host_name
 from .ids import Ids
-from .intake import Intake
+from .intake import EventIngest
 from .log import write as log_line
-from .lore import Describe, Lore
+from .lore import Describe, DefinitionPublisher
 from .open_runs import explain
 from .relayer import Relayer
 from .retrying import plan_retry
 from .settings import Settings
-from .shapes import ShapeBook
+from .shapes import MatchPathCache
 from .sinks import Sink
-from .slots import Slots
-from .steps import Threads
+from .slots import ConcurrencyLimiter
+from .steps import ActivityThreads
 from .worker import Transient, Worker
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ class Engine:
         self.codec = codec
         self.settings = settings
         self.calls = CallLimit(settings.call_timeout)
-        self._book = ShapeBook(storage, codec)
-        self.intake = Intake(
+        self._book = MatchPathCache(storage, codec)
+        self.intake = EventIngest(
             storage,
             self._book,
             codec,
@@ -132,9 +132,9 @@ class Engine:
             self._tell_begun,
             call_timeout=settings.call_timeout,
         )
-        self.forwarder = Forwarder(storage, self.intake, codec, settings.poll)
+        self.forwarder = StagedEventMover(storage, self.intake, codec, settings.poll)
         self._forwarding: asyncio.Task[None] | None = None
-        self._guests = Guests(self._tell_everybody, self._forward)
+        self._guests = CallerTransactions(self._tell_everybody, self._forward)
         self._open_sessions = open_sessions
         self._sessions: Sessions | None = None
         self._sink = sink
@@ -150,9 +150,9 @@ class Engine:
         self._caller: HookCaller | None = None
         self._find = find
         self._names = names
-        self._lore = Lore(storage, clock, service, find, names, describe)
-        self._threads = Threads(settings.threads)
-        self._slots = Slots()
+        self._lore = DefinitionPublisher(storage, clock, service, find, names, describe)
+        self._threads = ActivityThreads(settings.threads)
+        self._slots = ConcurrencyLimiter()
         self._waiters: dict[RunId, set[asyncio.Future[End]]] = {}
         self._rebirth: asyncio.Task[None] | None = None
         self._clock_seen = -math.inf
@@ -426,13 +426,13 @@ class Engine:
                 raise InstanceNotFoundError(f"run {start.run_id!r} was there, and has just been deleted")
             self._check_same(start, known)
 
-    async def _join(self, start: Start, starting: Awaitable[Known | None], is_effect: bool) -> None:
+    async def _join(self, start: Start, starting: Awaitable[ExistingRun | None], is_effect: bool) -> None:
         """In somebody's transaction: it exists if and when that commits."""
         known = await starting
         if known is not None and not is_effect:
             self._check_same(start, known)
 
-    def _check_same(self, start: Start, known: RunRecord | Known) -> None:
+    def _check_same(self, start: Start, known: RunRecord | ExistingRun) -> None:
         # Of a run that has begun anew the first arguments may be gone.
         if known.workflow == start.workflow and (known.gen > 0 or self.codec.same(known.input, start.input)):
             return
@@ -484,8 +484,8 @@ class Engine:
             record = await self.read_run(instance_id)
             history = await self.read_history(instance_id, record.gen)
             keep = plan_retry(self.codec, record, history, from_start=from_start)
-            outcome: Reopened = await call.order(self.storage.reopen, record.run_id, record.gen, keep)
-            if outcome is not Reopened.DONE and (await self.read_run(instance_id)).gen == record.gen:
+            outcome: ReopenOutcome = await call.order(self.storage.reopen, record.run_id, record.gen, keep)
+            if outcome is not ReopenOutcome.DONE and (await self.read_run(instance_id)).gen == record.gen:
                 raise ActionRefusedError(f"run {instance_id} cannot be tried again: its state has just changed")
         await self._wake_workers()
 
@@ -513,7 +513,7 @@ class Engine:
     async def send(self, event: CloudEvent, session: Any = None) -> None:
         if isinstance(_get_running_loop(), WorkflowLoop):
             raise NotInWorkflowError("app.send_event() in the body of a workflow: use send_event(), which is recorded.")
-        if not await self._dispatch(DispatchKind.EVENT, lambda: self._pack(event), session):
+        if not await self._dispatch(StagedKind.EVENT, lambda: self._pack(event), session):
             await self.receive((event,))
         if self._caller is not None:
             sent = (event.type, event.source, json_format.value_of(event))
@@ -521,23 +521,23 @@ class Engine:
 
     def _tell_begun(self, start: Start, event: CloudEvent) -> None:
         if self._caller is not None and self._caller.watches_arrivals:
-            arrival = Arrival(start.run_id, start.workflow, event.type, event.extensions)
+            arrival = EventReceived(start.run_id, start.workflow, event.type, event.extensions)
             self._caller.call(lambda hooks: hooks.watch_arrival(arrival))
 
     def _pack(self, event: CloudEvent) -> bytes:
         return self.codec.seal(json_format.emit_stored(event))
 
     async def publish(self, message: Message, session: Any = None) -> None:
-        if not await self._dispatch(DispatchKind.MESSAGE, lambda: pack_message(self.codec, message), session):
+        if not await self._dispatch(StagedKind.MESSAGE, lambda: pack_message(self.codec, message), session):
             await self.intake.take_in((self.intake.message_item(message),))
 
-    async def _dispatch(self, kind: DispatchKind, pack: Callable[[], bytes], session: Any) -> bool:
+    async def _dispatch(self, kind: StagedKind, pack: Callable[[], bytes], session: Any) -> bool:
         """In the caller's transaction, if there is one."""
         context = here.get()
         if session is not None:
-            await self._guests.dispatch(session, Dispatch(kind, pack()))
+            await self._guests.dispatch(session, StagedEvent(kind, pack()))
         elif isinstance(context, ActivityContext) and context.has_transaction:
-            context.work.dispatch(Dispatch(kind, pack()))
+            context.work.dispatch(StagedEvent(kind, pack()))
         else:
             return False
         return True
@@ -581,14 +581,14 @@ class Engine:
     def tell_form(self, workflow: str, type: str, model: Any) -> None:
         self._lore.add_form(workflow, type, model)
 
-    async def read_fact(self, instance_id: str, name: str) -> Fact | None:
+    async def read_fact(self, instance_id: str, name: str) -> RunValue | None:
         async with self.calls.call(f"reading what run {instance_id!r} set as {name!r}") as call:
-            found: tuple[Fact, ...] = await call.ask(self.storage.facts, RunId(instance_id), name)
+            found: tuple[RunValue, ...] = await call.ask(self.storage.facts, RunId(instance_id), name)
             if not found:
                 await self.read_run(instance_id)
         return found[0] if found else None
 
-    async def await_fact(self, instance_id: str, name: str, timeout: float | None) -> Fact:
+    async def await_fact(self, instance_id: str, name: str, timeout: float | None) -> RunValue:
         _refuse_in_transaction("to wait for what another run says")
         try:
             async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
@@ -597,7 +597,7 @@ class Engine:
         except TimeoutError:
             raise TimeoutError(f"run {instance_id} did not set {name!r} within {timeout} seconds") from None
 
-    async def _look_for_fact(self, instance_id: str, name: str) -> Fact:
+    async def _look_for_fact(self, instance_id: str, name: str) -> RunValue:
         pause = 0.02
         while True:
             # While the database is away it is looked for again: the caller says for how long with `timeout`.

@@ -7,7 +7,7 @@ from typing import Protocol
 from edda.core.model import EntryKind
 
 
-class Deliver(Protocol):
+class AppendEntry(Protocol):
     """Gives an entry its place in the history and lets the workflow's code go on with it."""
 
     def __call__(

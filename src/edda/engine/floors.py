@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from edda.workflow.events import EventCall
     from edda.workflow.execution import Command
 
-    from .shapes import ShapeBook
+    from .shapes import MatchPathCache
 
 
 MOST_CARRIED = 1_000
 """Floors that go over from one generation to the next."""
 
 
-class Floors:
+class EventCursors:
     """Events of one key are read in order, so the last one that came by it is the floor for the next.
 
     An event that was given back keeps the floors of its type below it until the run has it: it may fit other keys too,
@@ -45,7 +45,7 @@ class Floors:
         self._paged: set[bytes] = set()
         """Keys with messages that no letter brought: that the run has them is known only here."""
 
-    def is_ready(self, command: Command, book: ShapeBook) -> bool:
+    def is_ready(self, command: Command, book: MatchPathCache) -> bool:
         """Whether it can be asked for at once."""
         call: EventCall | MessageCall = command.call
         if call.shape is None:
@@ -54,7 +54,7 @@ class Floors:
             return False
         return book.serves(call.type, call.shape, self._lowest(command))
 
-    async def prepare(self, command: Command, book: ShapeBook, storage: Storage) -> None:
+    async def prepare(self, command: Command, book: MatchPathCache, storage: Storage) -> None:
         call: EventCall = command.call
         if call.since is not None and command.id not in self._since:
             self._since[command.id] = await storage.last_event(None if call.since == "now" else call.since)

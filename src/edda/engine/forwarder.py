@@ -14,20 +14,20 @@ from collections.abc import Sequence
 from edda.cloudevents import json_format
 from edda.core.channels import again, unpack_message
 from edda.core.codec import Codec
-from edda.core.model import DispatchKind, StoredDispatch
+from edda.core.model import StagedKind, StagedEventRow
 from edda.errors import EventError, StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.ports import Events
 
 from .backoff import Backoff
-from .intake import Intake, Item
+from .intake import EventIngest, IngestItem
 
 logger = logging.getLogger(__name__)
 
 MOST = 500
 
 
-class Forwarder:
-    def __init__(self, storage: Events, intake: Intake, codec: Codec, poll: float) -> None:
+class StagedEventMover:
+    def __init__(self, storage: Events, intake: EventIngest, codec: Codec, poll: float) -> None:
         self._storage = storage
         self._intake = intake
         self._codec = codec
@@ -84,7 +84,7 @@ class Forwarder:
             await self._move(pairs)
         return len(pairs) >= MOST
 
-    async def _move(self, pairs: Sequence[tuple[StoredDispatch, Item]]) -> None:
+    async def _move(self, pairs: Sequence[tuple[StagedEventRow, IngestItem]]) -> None:
         try:
             accepted = await self._intake.store([item for _, item in pairs], [one.seq for one, _ in pairs])
         except StorageRejectedError as error:
@@ -93,7 +93,7 @@ class Forwarder:
         if accepted.woke:
             self._intake.tell()
 
-    async def _isolate(self, pairs: Sequence[tuple[StoredDispatch, Item]], error: StorageRejectedError) -> None:
+    async def _isolate(self, pairs: Sequence[tuple[StagedEventRow, IngestItem]], error: StorageRejectedError) -> None:
         """One that the database refuses must not stop the others."""
         if len(pairs) == 1:
             self._put_aside(pairs[0][0], error)
@@ -102,23 +102,23 @@ class Forwarder:
         await self._move(pairs[:middle])
         await self._move(pairs[middle:])
 
-    def _put_aside(self, dispatch: StoredDispatch, error: Exception) -> None:
+    def _put_aside(self, dispatch: StagedEventRow, error: Exception) -> None:
         self._aside.add(dispatch.seq)
         logger.error("dispatch %d, %s, cannot be forwarded here, and stays: %r", dispatch.seq, dispatch.kind, error)
 
-    def _item_of(self, dispatch: StoredDispatch) -> Item | None:
+    def _item_of(self, dispatch: StagedEventRow) -> IngestItem | None:
         try:
-            if dispatch.kind is DispatchKind.EVENT:
+            if dispatch.kind is StagedKind.EVENT:
                 return self._event_item(dispatch.body)
             message = unpack_message(self._codec, dispatch.body)
-            if dispatch.kind is DispatchKind.OFFER:
+            if dispatch.kind is StagedKind.OFFER:
                 return self._intake.message_item(again(message))
             return self._intake.message_item(message, dispatch.body)
         except Exception as error:  # whatever a codec raises that has not the key
             self._put_aside(dispatch, error)
             return None
 
-    def _event_item(self, body: bytes) -> Item:
+    def _event_item(self, body: bytes) -> IngestItem:
         event = json_format.parse_stored(self._codec.unseal(body))
         try:
             return self._intake.item_of(event)

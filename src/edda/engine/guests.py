@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edda.core.model import Dispatch, Start
+from edda.core.model import StagedEvent, Start
 from edda.storage import joint as joints
-from edda.storage.joint import Known
+from edda.storage.joint import ExistingRun
 
 
-class Guests:
+class CallerTransactions:
     def __init__(self, on_start: Callable[[], None], on_dispatch: Callable[[], None]) -> None:
         self._on_start = on_start
         self._on_dispatch = on_dispatch
 
-    async def start(self, session: Any, run: Start) -> Known | None:
+    async def start(self, session: Any, run: Start) -> ExistingRun | None:
         """None if it is started; else the run that has its id already."""
         from edda.storage.alchemy import after_commit, join
 
@@ -24,7 +24,7 @@ class Guests:
         after_commit(session, self._on_start)
         return None if is_new else await joints.find(joint, run.run_id)
 
-    async def dispatch(self, session: Any, dispatch: Dispatch) -> None:
+    async def dispatch(self, session: Any, dispatch: StagedEvent) -> None:
         from edda.storage.alchemy import after_commit, join
 
         await joints.dispatch(join(session), (dispatch,))

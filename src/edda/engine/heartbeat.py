@@ -18,7 +18,7 @@ from typing import Protocol
 
 from edda.core.model import MICROSECONDS, WorkerId
 from edda.errors import StorageConflictError, StorageUnavailableError
-from edda.storage.ports import Pulse, Workers
+from edda.storage.ports import HeartbeatConnection, Workers
 
 from . import supervision
 from .backoff import Backoff
@@ -31,7 +31,7 @@ JUMP = 2.0
 """Seconds by which the database's clock has to differ from ours to have been set."""
 
 
-class Listener(Protocol):
+class HeartbeatListener(Protocol):
     """Told on the worker's own loop."""
 
     def beat(self, database_now: int, sent: float, received: float) -> None: ...
@@ -53,7 +53,7 @@ class Heartbeat:
         storage: Workers,
         worker: WorkerId,
         settings: Settings,
-        listener: Listener,
+        listener: HeartbeatListener,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
@@ -148,7 +148,7 @@ class Heartbeat:
             watching.cancel()
 
     async def _beat_for_ever(self) -> None:
-        pulse: Pulse | None = None
+        pulse: HeartbeatConnection | None = None
         try:
             while not self._stop.is_set():
                 try:
@@ -173,7 +173,7 @@ class Heartbeat:
             async with asyncio.timeout(seconds):
                 await self._ending.wait()
 
-    async def _beat(self, pulse: Pulse) -> bool:
+    async def _beat(self, pulse: HeartbeatConnection) -> bool:
         sent = self._monotonic()
         async with asyncio.timeout(max(4.0, self._settings.heartbeat)):
             now = await pulse.beat(self._worker, int(self._settings.lease * MICROSECONDS))
@@ -188,7 +188,7 @@ class Heartbeat:
         self._tell(self._listener.beat, now, sent, received)
         return True
 
-    async def _look_for_stall(self, pulse: Pulse) -> None:
+    async def _look_for_stall(self, pulse: HeartbeatConnection) -> None:
         """Give all runs but the one that blocks the loop to other workers, at every beat until the loop is free: a
         claim that was under way may have brought more."""
         culprit = self._culprit or self._watchdog.culprit()  # read before it is asked whether the loop is still blocked

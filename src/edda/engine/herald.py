@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 from edda.cloudevents import json_format
 from edda.core.model import Entry, EntryKind
 
-from .hooks import Arrival, BegunAttempt
+from .hooks import EventReceived, AttemptStarted
 from .steps import Outcome, Retry, Success
 
 if TYPE_CHECKING:
     from edda.cloudevents.event import CloudEvent
     from edda.workflow.execution import Command
 
-    from .hooks import Call, Ended, HookCaller
+    from .hooks import Call, OnAttemptDone, HookCaller
 
 AT_END = 1 << 62
 """Behind every entry: told when the run's end is committed."""
 
 
-class Herald:
+class RunHooks:
     def __init__(
         self, caller: HookCaller, run_id: str, workflow_name: str, read_event: Callable[[bytes], CloudEvent]
     ) -> None:
@@ -32,7 +32,7 @@ class Herald:
         self._run_id = run_id
         self._waiting: deque[tuple[int, Call]] = deque()
         """With the number of the entry that has to be committed first."""
-        self._watched: dict[tuple[str, int], Ended] = {}
+        self._watched: dict[tuple[str, int], OnAttemptDone] = {}
 
     def flushed(self, length: int) -> None:
         while self._waiting and self._waiting[0][0] <= length:
@@ -53,7 +53,7 @@ class Herald:
     def tell_begun(self, command: Command) -> None:
         step = (self._run_id, command.id, command.name)
         self._caller.call(lambda hooks: hooks.on_activity_start(*step, False))
-        ended = self._caller.watch(BegunAttempt(*self._run, command.id, command.name, command.attempt))
+        ended = self._caller.watch(AttemptStarted(*self._run, command.id, command.name, command.attempt))
         if ended is not None:
             self._watched[command.id, command.attempt] = ended
 
@@ -90,7 +90,7 @@ class Herald:
 
         def watch(hooks: Any) -> Awaitable[None]:
             event = self._read_event(body)
-            told: Awaitable[None] = hooks.watch_arrival(Arrival(*self._run, event.type, event.extensions))
+            told: Awaitable[None] = hooks.watch_arrival(EventReceived(*self._run, event.type, event.extensions))
             return told
 
         self._later(seq, call)

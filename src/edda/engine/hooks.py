@@ -88,7 +88,7 @@ class HooksBase:
         pass
 
 
-class BegunAttempt(Struct, frozen=True):
+class AttemptStarted(Struct, frozen=True):
     """One attempt of a step, whose body begins now."""
 
     run_id: str
@@ -98,11 +98,11 @@ class BegunAttempt(Struct, frozen=True):
     number: int
 
 
-Ended = Callable[[BaseException | None], None]
+OnAttemptDone = Callable[[BaseException | None], None]
 """Told when the attempt's outcome is committed; an attempt without one is not heard of again."""
 
 
-class Arrival(Struct, frozen=True):
+class EventReceived(Struct, frozen=True):
     """An event that a run received, or was started by."""
 
     run_id: str
@@ -114,13 +114,13 @@ class Arrival(Struct, frozen=True):
 class AttemptWatcher(Protocol):
     """Hooks that have this too are called at once where the body will run: what they put into its context, it sees."""
 
-    def watch_attempt(self, attempt: BegunAttempt) -> Ended | None: ...
+    def watch_attempt(self, attempt: AttemptStarted) -> OnAttemptDone | None: ...
 
 
-class ArrivalWatcher(Protocol):
+class EventHooks(Protocol):
     """Hooks that have this too are told what events carry besides their data."""
 
-    async def watch_arrival(self, arrival: Arrival) -> None: ...
+    async def watch_arrival(self, arrival: EventReceived) -> None: ...
 
 
 Call = Callable[[Any], Awaitable[None]]
@@ -142,7 +142,7 @@ class HookCaller:
     def call(self, call: Call) -> None:
         self._calls.put_nowait(call)
 
-    def watch(self, attempt: BegunAttempt) -> Ended | None:
+    def watch(self, attempt: AttemptStarted) -> OnAttemptDone | None:
         if self._watcher is None:
             return None
         try:

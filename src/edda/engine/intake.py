@@ -15,7 +15,7 @@ from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
 from edda.core.channels import Message, message_event, message_keys, pack_message
 from edda.core.codec import Codec
-from edda.core.model import Accepted, Event, EventKey, Incoming, RunId, Start
+from edda.core.model import AcceptResult, Event, EventKey, NewEvent, RunId, Start
 from edda.errors import (
     ArgumentError,
     EventError,
@@ -34,7 +34,7 @@ from edda.workflow.workflow import Workflow
 from . import supervision
 from .backoff import Backoff
 from .clock import Clock
-from .shapes import ShapeBook, target_of
+from .shapes import MatchPathCache, target_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ MOST_EVENTS = 200
 MOST_BYTES = 4 << 20
 
 
-class Item(Struct, frozen=True):
+class IngestItem(Struct, frozen=True):
     """What goes into the log: an event, with the runs it starts, or a message of a channel."""
 
     row: Event
@@ -52,8 +52,8 @@ class Item(Struct, frozen=True):
     """Of a message; those of an event depend on who waits for its type."""
 
 
-class Post(Struct, eq=False):
-    items: Sequence[Item]
+class IngestRequest(Struct, eq=False):
+    items: Sequence[IngestItem]
     stored: asyncio.Future[None]
     until: float
     """When its sender stops waiting, on the loop's clock."""
@@ -67,13 +67,13 @@ class Post(Struct, eq=False):
         return sum(len(item.row.body) for item in self.items)
 
 
-class Intake:
+class EventIngest:
     """A post is stored whole or not at all. One commit is in flight; what comes meanwhile shares the next."""
 
     def __init__(
         self,
         storage: Storage,
-        book: ShapeBook,
+        book: MatchPathCache,
         codec: Codec,
         clock: Clock,
         handlers: Callable[[str], Sequence[Workflow[Any, Any]]],
@@ -90,7 +90,7 @@ class Intake:
         self._woke = woke
         self._begun = begun
         self._call_timeout = call_timeout
-        self._posts: deque[Post] = deque()
+        self._posts: deque[IngestRequest] = deque()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -102,9 +102,9 @@ class Intake:
         if events:
             await self.take_in([self.item_of(event) for event in events])
 
-    async def take_in(self, items: Sequence[Item]) -> None:
+    async def take_in(self, items: Sequence[IngestItem]) -> None:
         loop = asyncio.get_running_loop()
-        post = Post(items, loop.create_future(), loop.time() + self._call_timeout)
+        post = IngestRequest(items, loop.create_future(), loop.time() + self._call_timeout)
         self._posts.append(post)
         if self._task is None:
             self._task = supervision.start_once("storing events", self._work, name="edda-intake")
@@ -113,18 +113,18 @@ class Intake:
             self._give_up(post)
         post.stored.result()
 
-    def _is_awaited(self, post: Post) -> bool:
+    def _is_awaited(self, post: IngestRequest) -> bool:
         if asyncio.get_running_loop().time() >= post.until:  # its sender may have been cancelled, and tells nothing
             self._give_up(post)
         return not post.stored.done()
 
-    def _give_up(self, post: Post) -> None:
+    def _give_up(self, post: IngestRequest) -> None:
         """Its sender has waited long enough. What was not sent yet is not sent any more."""
         if post in self._posts:
             self._posts.remove(post)
         _fail(post, self._no_answer(post))
 
-    def _no_answer(self, post: Post) -> StorageUnavailableError:
+    def _no_answer(self, post: IngestRequest) -> StorageUnavailableError:
         first = post.items[0].row
         name = f"event or message {first.id!r} from {first.source}" + (
             f", and {len(post.items) - 1} more" if len(post.items) > 1 else ""
@@ -150,12 +150,12 @@ class Intake:
         if self._task is not None:
             self._task.cancel()
 
-    def item_of(self, event: CloudEvent, *, starting: bool = True) -> Item:
-        return Item(self._row(event), event, self._starts(event) if starting else ())
+    def item_of(self, event: CloudEvent, *, starting: bool = True) -> IngestItem:
+        return IngestItem(self._row(event), event, self._starts(event) if starting else ())
 
-    def message_item(self, message: Message, body: bytes | None = None) -> Item:
+    def message_item(self, message: Message, body: bytes | None = None) -> IngestItem:
         packed = pack_message(self._codec, message) if body is None else body
-        return Item(message_event(message, packed), keys=message_keys(message))
+        return IngestItem(message_event(message, packed), keys=message_keys(message))
 
     def _row(self, event: CloudEvent) -> Event:
         try:
@@ -185,7 +185,7 @@ class Intake:
     # Storing
 
     async def _work(self) -> None:
-        group: list[Post] = []
+        group: list[IngestRequest] = []
         try:
             while self._posts:
                 group = self._take()
@@ -198,8 +198,8 @@ class Intake:
         finally:
             self._task = None
 
-    def _take(self) -> list[Post]:
-        group: list[Post] = []
+    def _take(self) -> list[IngestRequest]:
+        group: list[IngestRequest] = []
         count = size = 0
         while self._posts and (not group or (count < MOST_EVENTS and size < MOST_BYTES)):
             post = self._posts.popleft()
@@ -208,7 +208,7 @@ class Intake:
             size += post.size
         return group
 
-    async def _store(self, group: Sequence[Post]) -> None:
+    async def _store(self, group: Sequence[IngestRequest]) -> None:
         """Tried again for as long as a sender waits. A statement without an answer is cancelled when the last of its
         senders is gone, or the next posts would wait for it as well."""
         backoff = Backoff()
@@ -235,26 +235,26 @@ class Intake:
                 self._settle(group, accepted)
                 return
 
-    async def store(self, items: Sequence[Item], forwarded: Sequence[int] = ()) -> Accepted:
+    async def store(self, items: Sequence[IngestItem], forwarded: Sequence[int] = ()) -> AcceptResult:
         """In one commit, in which the dispatches that they were made of go."""
         events = [item.event for item in items if item.event is not None]
         types = {item.row.type for item in items}  # somebody may wait for events whose type is that of a channel
         while True:
             keys = iter(await self._book.keys(events))
-            incoming = [Incoming(item.row, next(keys) if item.event else item.keys, item.starts) for item in items]
+            incoming = [NewEvent(item.row, next(keys) if item.event else item.keys, item.starts) for item in items]
             accepted = await self._storage.accept(incoming, self._book.versions(types), forwarded)
             if accepted is not None:
                 self._tell_begun(items, accepted)
                 return accepted
             await self._book.refresh(types)
 
-    def _tell_begun(self, items: Sequence[Item], accepted: Accepted) -> None:
+    def _tell_begun(self, items: Sequence[IngestItem], accepted: AcceptResult) -> None:
         for item in (items[place] for place in sorted(accepted.fresh)):
             if item.event is not None:
                 for start in item.starts:
                     self._begun(start, item.event)
 
-    async def _isolate(self, group: Sequence[Post], error: StorageRejectedError) -> None:
+    async def _isolate(self, group: Sequence[IngestRequest], error: StorageRejectedError) -> None:
         """One bad post must not be the others' undoing."""
         if len(group) == 1:
             logger.warning("the database refuses an event: %s", error)
@@ -264,7 +264,7 @@ class Intake:
         await self._store(group[:middle])
         await self._store(group[middle:])
 
-    def _settle(self, group: Sequence[Post], accepted: Accepted) -> None:
+    def _settle(self, group: Sequence[IngestRequest], accepted: AcceptResult) -> None:
         for post in group:
             if not post.stored.done():
                 post.stored.set_result(None)
@@ -284,7 +284,7 @@ def run_of(workflow: str, event: CloudEvent | Event) -> RunId:
     return RunId(f"event-{digest.hexdigest()}")
 
 
-def _fail(post: Post, error: Exception) -> None:
+def _fail(post: IngestRequest, error: Exception) -> None:
     if not post.stored.done():
         post.stored.set_exception(error)
         post.stored.exception()  # looked at: its sender may have gone

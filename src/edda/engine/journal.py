@@ -26,7 +26,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edda.core.model import Bundle, End, Fence, Recur, RunId, Written
+from edda.core.model import RunWrite, End, Fence, Recur, RunId, BatchResult
 from edda.errors import (
     EddaError,
     LeaseLostError,
@@ -52,7 +52,7 @@ LAST_LOOK = 1.0
 """Seconds between two looks at rows that are locked."""
 
 
-class Source(Protocol):
+class RunWriter(Protocol):
     """A run with something to write."""
 
     run_id: RunId
@@ -68,22 +68,22 @@ class Source(Protocol):
         """The runs it has letters for."""
         ...
 
-    def take(self, most: int) -> Bundle | None:
+    def take(self, most: int) -> RunWrite | None:
         """What it has to write now, at most so many records; None if nothing."""
         ...
 
-    def flushed(self, bundle: Bundle, written: Written) -> None: ...
+    def flushed(self, bundle: RunWrite, written: BatchResult) -> None: ...
 
-    def rejected(self, bundle: Bundle, error: StorageRejectedError) -> None: ...
+    def rejected(self, bundle: RunWrite, error: StorageRejectedError) -> None: ...
 
 
-class Books(Journal, Runs, Protocol):
+class JournalStorage(Journal, Runs, Protocol):
     """What the writer asks of a database."""
 
 
-class Part(Struct, frozen=True):
-    source: Source
-    bundle: Bundle
+class BatchItem(Struct, frozen=True):
+    source: RunWriter
+    bundle: RunWrite
 
     @property
     def touched(self) -> set[RunId]:
@@ -94,7 +94,7 @@ class Part(Struct, frozen=True):
 class Held(Struct):
     """What was taken from a run whose row is locked: it waits, and nothing more is taken from the run meanwhile."""
 
-    part: Part
+    part: BatchItem
     since: float
     due: float
     """When to look again whether it is locked."""
@@ -119,19 +119,19 @@ class Sending(Struct):
 class JournalWriter:
     def __init__(
         self,
-        storage: Books,
+        storage: JournalStorage,
         fence: Fence,
         *,
         owns: Callable[[RunId, int], bool],
-        owned_sources: Callable[[], Sequence[Source]],
-        lost: Callable[[Source, str], None],
+        owned_sources: Callable[[], Sequence[RunWriter]],
+        lost: Callable[[RunWriter, str], None],
     ) -> None:
         self._storage = storage
         self._fence = fence
         self._owns = owns
         self._owned_sources = owned_sources
         self._lost = lost
-        self._dirty: dict[RunId, Source] = {}
+        self._dirty: dict[RunId, RunWriter] = {}
         self._outcasts: set[RunId] = set()
         """Runs that once held a record the database refuses; they no longer share a batch."""
         self._held: dict[RunId, Held] = {}
@@ -162,7 +162,7 @@ class JournalWriter:
             self._room.clear()
             await self._room.wait()
 
-    def put(self, source: Source) -> None:
+    def put(self, source: RunWriter) -> None:
         """The source has something to write; it will be asked for it when the next batch is made."""
         held = self._held.get(source.run_id)
         if held is not None:
@@ -200,7 +200,7 @@ class JournalWriter:
     def _is_look_due(self) -> bool:
         return bool(self._held) and min(held.due for held in self._held.values()) <= time.monotonic()
 
-    def _make_batch(self) -> list[Part]:
+    def _make_batch(self) -> list[BatchItem]:
         batch = self._take_free()
         written, addressed = set[RunId](), set[RunId]()
         for part in batch:
@@ -222,7 +222,7 @@ class JournalWriter:
             bundle = source.take(MOST_RECORDS - records)
             if bundle is None:
                 continue
-            batch.append(Part(source, bundle))
+            batch.append(BatchItem(source, bundle))
             records += len(bundle.entries) + 1
             size += bundle.size
             if run_id in self._outcasts:
@@ -235,13 +235,13 @@ class JournalWriter:
         """A claim was answered: a database that knows of fewer has lost it, and with it the runs that it brought."""
         self._claims = max(self._claims, number)
 
-    async def _commit(self, batch: list[Part]) -> None:
+    async def _commit(self, batch: list[BatchItem]) -> None:
         try:
             await self._send(batch, Sending(_new_token(), time.monotonic(), Backoff()))
         finally:
             self.trouble = None
 
-    async def _send(self, batch: list[Part], sending: Sending) -> None:
+    async def _send(self, batch: list[BatchItem], sending: Sending) -> None:
         while True:
             batch = [part for part in batch if self._owns(part.bundle.run_id, part.bundle.epoch)]
             if not batch and not sending.is_unknown:
@@ -306,12 +306,12 @@ class JournalWriter:
             except (StorageUnavailableError, StorageConflictError, MigrationError):
                 await backoff.pause()
 
-    async def _reconstruct(self, batch: list[Part]) -> Written:
+    async def _reconstruct(self, batch: list[BatchItem]) -> BatchResult:
         """The answer was lost. Who asked for events and is still ours asks again, which changes nothing if it was
         registered; who is not ours any more was released, or has ended."""
         asked = [part.bundle for part in batch if part.bundle.waits or isinstance(part.bundle.move, End | Recur)]
         owned = await self._read_owned() if asked else {}
-        return Written(
+        return BatchResult(
             unmet={
                 bundle.run_id: frozenset(wait.step for wait in bundle.waits)
                 for bundle in asked
@@ -319,7 +319,7 @@ class JournalWriter:
             }
         )
 
-    async def _has_recurred(self, bundle: Bundle) -> bool:
+    async def _has_recurred(self, bundle: RunWrite) -> bool:
         if not isinstance(bundle.move, Recur):
             return False
         backoff = Backoff()
@@ -349,7 +349,7 @@ class JournalWriter:
                 self._lost(source, "another process has taken it")
         self._fence = replace(self._fence, moves=moves)
 
-    def _settle(self, batch: list[Part], token: int, written: Written) -> None:
+    def _settle(self, batch: list[BatchItem], token: int, written: BatchResult) -> None:
         self._fence = replace(self._fence, batch_no=self._fence.batch_no + 1, token=token)
         self.batches += 1
         for part in batch:
@@ -359,7 +359,7 @@ class JournalWriter:
             if self._owns(part.bundle.run_id, part.bundle.epoch):
                 part.source.flushed(part.bundle, written)
 
-    async def _isolate(self, batch: list[Part], error: StorageRejectedError) -> None:
+    async def _isolate(self, batch: list[BatchItem], error: StorageRejectedError) -> None:
         """Halve by run until the bad one stands alone; only that run is told."""
         if len(batch) == 1:
             part = batch[0]
@@ -377,7 +377,7 @@ class JournalWriter:
 
     # Rows that others have locked
 
-    async def _make_way(self, batch: list[Part], sending: Sending, error: StorageLockedError) -> list[Part]:
+    async def _make_way(self, batch: list[BatchItem], sending: Sending, error: StorageLockedError) -> list[BatchItem]:
         """A lock was not to be had in time. Set aside what waits for it; returns what is to be sent now."""
         # What may have been written already is not divided: it would be written again in part.
         locked = None if sending.is_unknown else await self._find_locked(batch)
@@ -395,10 +395,10 @@ class JournalWriter:
         await sending.backoff.pause()
         return batch
 
-    def _is_alone(self, batch: Sequence[Part]) -> bool:
+    def _is_alone(self, batch: Sequence[BatchItem]) -> bool:
         return len(batch) == 1 and batch[0].bundle.run_id in self._outcasts
 
-    def _hold_locked(self, batch: Sequence[Part], locked: frozenset[RunId], begun: float) -> list[Part]:
+    def _hold_locked(self, batch: Sequence[BatchItem], locked: frozenset[RunId], begun: float) -> list[BatchItem]:
         """Set aside what has to wait for a locked row; returns the rest."""
         blocked = [part for part in batch if not locked.isdisjoint(part.touched)]
         for part in blocked:
@@ -406,7 +406,7 @@ class JournalWriter:
         self._tell_of_held()
         return [part for part in batch if part not in blocked]
 
-    async def _part(self, batch: list[Part], begun: float) -> None:
+    async def _part(self, batch: list[BatchItem], begun: float) -> None:
         """Halve by run until what waits for some other lock stands alone; it is tried again alone, ever more rarely."""
         if len(batch) > 1:
             middle = len(batch) // 2
@@ -417,7 +417,7 @@ class JournalWriter:
         self._hold(batch[0], begun)
         self._tell_of_held()
 
-    def _hold(self, part: Part, begun: float) -> None:
+    def _hold(self, part: BatchItem, begun: float) -> None:
         run_id, now = part.bundle.run_id, time.monotonic()
         held = self._held.get(run_id)
         if held is None or held.part is not part:
@@ -428,7 +428,7 @@ class JournalWriter:
         held.due, held.pause = now + held.pause, min(held.pause * 1.5, 10.0 if run_id in self._outcasts else LAST_LOOK)
         self._dirty.pop(run_id, None)  # what comes after it waits with it
 
-    async def _find_locked(self, parts: Sequence[Part]) -> frozenset[RunId] | None:
+    async def _find_locked(self, parts: Sequence[BatchItem]) -> frozenset[RunId] | None:
         """None if that cannot be said: the whole table may be locked, or the database away."""
         try:
             return await self._storage.locked({run_id for part in parts for run_id in part.touched})
@@ -449,9 +449,9 @@ class JournalWriter:
                 held.is_free, held.due = True, math.inf
         self._tell_of_held()
 
-    def _take_free(self) -> list[Part]:
+    def _take_free(self) -> list[BatchItem]:
         """Of those that are no longer locked as many as may share a batch."""
-        batch: list[Part] = []
+        batch: list[BatchItem] = []
         written, addressed = set[RunId](), set[RunId]()
         for run_id, held in tuple(self._held.items()):
             if not held.is_free:
@@ -470,7 +470,7 @@ class JournalWriter:
                 break
         return batch
 
-    def _let_go(self, part: Part) -> None:
+    def _let_go(self, part: BatchItem) -> None:
         """It is written, or no longer ours."""
         held = self._held.get(part.bundle.run_id)
         if held is not None and held.part is part:

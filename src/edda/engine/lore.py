@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from edda.core.schemas import load, schema_of
-from edda.core.survey import Definition, Form
+from edda.core.survey import Definition, EventSchema
 from edda.storage.ports import Storage
 from edda.workflow.workflow import Workflow
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Describe = Callable[[Workflow[Any, Any]], bytes]
 
 
-class Lore:
+class DefinitionPublisher:
     def __init__(
         self,
         storage: Storage,
@@ -106,6 +106,6 @@ class Lore:
             await asyncio.to_thread(load)
             schema = schema_of(model)  # on the loop: pydantic may parse the source of a model for its docstrings
             if schema is not None:
-                await self._storage.define((), (Form(workflow, type, msgspec.json.encode(schema)),))
+                await self._storage.define((), (EventSchema(workflow, type, msgspec.json.encode(schema)),))
         except Exception:  # as above
             logger.debug("the data of %s in %s was not described", type, workflow, exc_info=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
-from edda.core.model import Delivery, Dispatch, DispatchKind, EntryKind
+from edda.core.model import InboxItem, StagedEvent, StagedKind, EntryKind
 from edda.errors import EventValidationError
 from edda.workflow.channels import MessageCall
-from edda.workflow.children import Ended
+from edda.workflow.children import RunEnded
 from edda.workflow.events import EventCall, stored_type
 from edda.workflow.execution import Command, Execution
 
-from .draft import Draft
-from .entries import Deliver
-from .herald import Herald
+from .draft import RunWriteBuffer
+from .entries import AppendEntry
+from .herald import RunHooks
 from .log import RunLog
-from .waits import Waits
+from .waits import EventWaits
 
 _MANY = 10
 """Rejected events of a run that get a log line each; of further ones the hundredth does, the thousandth, and so on."""
@@ -27,15 +27,15 @@ def find_misfit(command: Command, body: bytes) -> EventValidationError | None:
     return None if call.check is None else call.check(body)
 
 
-class Mailbox:
+class InboxReader:
     def __init__(
         self,
         log: RunLog,
         codec: Codec,
-        draft: Draft,
-        waits: Waits,
-        herald: Herald | None,
-        deliver: Deliver,
+        draft: RunWriteBuffer,
+        waits: EventWaits,
+        herald: RunHooks | None,
+        deliver: AppendEntry,
         rejected: int,
     ) -> None:
         """`rejected` is how many entries of this kind the history has."""
@@ -47,7 +47,7 @@ class Mailbox:
         self._herald = herald
         self._deliver = deliver
 
-    def read(self, letter: Delivery, execution: Execution) -> None:
+    def read(self, letter: InboxItem, execution: Execution) -> None:
         if letter.n != self._draft.absorbed + 1 or self._draft.last is not None:
             return  # read already, or too late to matter
         if letter.event is not None:
@@ -58,7 +58,7 @@ class Mailbox:
             name = self._codec.decode(letter.value, str) if letter.value else ""
             self._deliver(letter.kind, letter.step, name, n=letter.n)
 
-    def _read_event(self, execution: Execution, letter: Delivery, event: int) -> None:
+    def _read_event(self, execution: Execution, letter: InboxItem, event: int) -> None:
         command = execution.pending.get(letter.step)
         if command is None or not letter.value or not self._waits.takes(command, letter.value):  # over, or pruned
             self._give_back(execution, letter, event)
@@ -113,7 +113,7 @@ class Mailbox:
         )
         self._waits.ask(command)
 
-    def _give_back(self, execution: Execution, letter: Delivery, event: int) -> None:
+    def _give_back(self, execution: Execution, letter: InboxItem, event: int) -> None:
         """Its wait was over when it came, or the event was."""
         type = stored_type(self._codec, letter.value) if letter.value else ""
         if letter.kind is EntryKind.MESSAGE:  # taken from the others, who can have it now under another number
@@ -123,14 +123,14 @@ class Mailbox:
             self._deliver(EntryKind.STRAY, letter.step, type, n=letter.n, event=event)
             self._waits.give_back(letter.step, type, event, execution.pending)
 
-    def _offer_again(self, execution: Execution, letter: Delivery) -> None:
+    def _offer_again(self, execution: Execution, letter: InboxItem) -> None:
         if letter.value:
-            self._draft.add_part(Dispatch(DispatchKind.OFFER, letter.value), execution.length)
+            self._draft.add_part(StagedEvent(StagedKind.OFFER, letter.value), execution.length)
         if letter.step in execution.pending:
             self._waits.ask_again(execution.pending[letter.step])
 
-    def _read_end(self, execution: Execution, letter: Delivery) -> None:
-        ended = Ended.unpack(letter.value)
+    def _read_end(self, execution: Execution, letter: InboxItem) -> None:
+        ended = RunEnded.unpack(letter.value)
         command = execution.pending.get(letter.step)
         if command is None or command.kind is not EntryKind.CHILD or command.target != ended.run_id:
             self._deliver(EntryKind.LATE, letter.step, ended.run_id, ok=ended.is_ok, n=letter.n)

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from edda.core.codec import Codec
-from edda.core.model import MICROSECONDS, Done, EntryKind
+from edda.core.model import MICROSECONDS, StepCommit, EntryKind
 from edda.errors import RetryExhaustedError
 from edda.workflow.execution import Command, Execution
 from edda.workflow.undoing import UNDO_PREFIX
 
-from .bodies import Bodies
-from .draft import Draft
-from .entries import Deliver
-from .herald import Herald
+from .bodies import ActivityRunner
+from .draft import RunWriteBuffer
+from .entries import AppendEntry
+from .herald import RunHooks
 from .log import RunLog, tell_error, tell_moment
 from .steps import Failure, Outcome, Retry, Success
-from .timetable import Timetable
+from .timetable import TimerQueue
 
 
-class Outcomes:
+class StepOutcomes:
     def __init__(
         self,
-        draft: Draft,
-        bodies: Bodies,
-        timetable: Timetable,
-        herald: Herald | None,
+        draft: RunWriteBuffer,
+        bodies: ActivityRunner,
+        timetable: TimerQueue,
+        herald: RunHooks | None,
         log: RunLog,
-        deliver: Deliver,
+        deliver: AppendEntry,
     ) -> None:
         self._draft = draft
         self._bodies = bodies
         self._timetable = timetable
         self._herald = herald
         self._log = log
-        self._deliver: Deliver | None = deliver
+        self._deliver: AppendEntry | None = deliver
         self.doubtful: list[Command] = []
         """Abandoned before they did anything, or given up for good: their bodies may still run, and succeed."""
 
@@ -56,7 +56,7 @@ class Outcomes:
                 self.doubtful.append(command)
             self._record(execution, EntryKind.STEP, command, outcome)
 
-    def recall(self, execution: Execution, done: Done, codec: Codec) -> None:
+    def recall(self, execution: Execution, done: StepCommit, codec: Codec) -> None:
         """Its effect was committed by somebody who could not record it any more."""
         command = execution.pending.get(done.step)
         if command is not None and command.kind is EntryKind.STEP:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PAGE = 64
 
 
-class Pages:
+class ChannelBacklog:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._standing: dict[str, bytes] = {}

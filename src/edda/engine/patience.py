@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Patience:
+class GraceTimer:
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, lost: Callable[[], None]) -> None:
         self._loop = loop
         self._seconds = seconds

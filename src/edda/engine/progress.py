@@ -18,7 +18,7 @@ _lock = Lock()
 """One for all: it is held for a moment only, and few attempts need any."""
 
 
-class Progress:
+class ActivityHeartbeat:
     """`record` is called on the loop with those details that are to be recorded. Bodies call from any thread."""
 
     __slots__ = (

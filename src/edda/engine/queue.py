@@ -9,13 +9,13 @@ from typing import Protocol
 
 from edda.workflow.execution import Command
 
-from .slots import Slot, Slots
+from .slots import Slot, ConcurrencyLimiter
 
 
-class Gate(Protocol):
+class StartGate(Protocol):
     """What the worker lets through."""
 
-    slots: Slots
+    slots: ConcurrencyLimiter
     draining: bool
 
     @property
@@ -27,8 +27,8 @@ class Gate(Protocol):
 Begin = Callable[[Command, Slot | None], None]
 
 
-class Queue:
-    def __init__(self, gate: Gate) -> None:
+class StepQueue:
+    def __init__(self, gate: StartGate) -> None:
         self._gate = gate
         self.blocked: deque[Command] = deque()
         """In the order they were issued."""

@@ -18,7 +18,7 @@ from itertools import groupby
 
 from edda.cloudevents import json_format
 from edda.core.codec import Codec
-from edda.core.model import MICROSECONDS, OutgoingRecord, Postponed, Receipt, Refused, Sent
+from edda.core.model import MICROSECONDS, OutboxRow, SendLater, SendResult, Rejected, Sent
 from edda.core.veil import veil
 from edda.errors import EventPostponedError, EventRefusedError, StorageError, StorageRejectedError
 from edda.storage.ports import Storage
@@ -108,7 +108,7 @@ class Relayer:
         self._fresh_lines = 0
         self._held = 0
         self._failures: dict[str, int] = {}
-        self._receipts: list[Receipt] = []
+        self._receipts: list[SendResult] = []
         self._woken = asyncio.Event()
         self._resting = False
         self._stopping = False
@@ -182,7 +182,7 @@ class Relayer:
                 await self._settle_one_by_one(group)
             del self._receipts[: len(group)]
 
-    async def _settle_one_by_one(self, group: Sequence[Receipt]) -> None:
+    async def _settle_one_by_one(self, group: Sequence[SendResult]) -> None:
         for receipt in group:
             try:
                 await self._storage.settle_outgoing([receipt])
@@ -216,7 +216,7 @@ class Relayer:
                 self._begin(key, deque(records), latest)
         return bool(claimed)
 
-    def _begin(self, key: str, records: deque[OutgoingRecord], latest: float) -> None:
+    def _begin(self, key: str, records: deque[OutboxRow], latest: float) -> None:
         fresh = records[0].attempts == 1
         line = supervision.start_once(
             "sending events of one key", lambda: self._send_line(records, latest, fresh), name="edda-outbox-line"
@@ -253,7 +253,7 @@ class Relayer:
 
     # Sending
 
-    async def _send_line(self, waiting: deque[OutgoingRecord], latest: float, fresh: bool) -> None:
+    async def _send_line(self, waiting: deque[OutboxRow], latest: float, fresh: bool) -> None:
         """The events of one key, one after the other; none is begun that could outlast the lease."""
         rest = 0.0 if fresh else self.settings.first_pause
         try:
@@ -265,17 +265,17 @@ class Relayer:
                     receipt = await self._try(waiting[0])
                 waiting.popleft()
                 self._put([receipt])
-                if isinstance(receipt, Postponed):
+                if isinstance(receipt, SendLater):
                     self._postpone_all(waiting, receipt.due, _BEHIND)
         finally:
             self._postpone_all(waiting, self._due_in(0.0 if self._stopping else rest), _HANDED_BACK)
 
-    def _postpone_all(self, waiting: deque[OutgoingRecord], due: int, reason: str) -> None:
+    def _postpone_all(self, waiting: deque[OutboxRow], due: int, reason: str) -> None:
         """So that they need not wait for the end of their lease."""
-        self._put([Postponed(one.seq, one.attempts, due, one.reason or reason) for one in waiting])
+        self._put([SendLater(one.seq, one.attempts, due, one.reason or reason) for one in waiting])
         waiting.clear()
 
-    def _put(self, receipts: Sequence[Receipt]) -> None:
+    def _put(self, receipts: Sequence[SendResult]) -> None:
         self._receipts += receipts
         self._held -= len(receipts)
         self._woken.set()
@@ -283,7 +283,7 @@ class Relayer:
     def _due_in(self, seconds: float) -> int:
         return self._clock.now() + int(seconds * MICROSECONDS)
 
-    async def _try(self, record: OutgoingRecord) -> Receipt:
+    async def _try(self, record: OutboxRow) -> SendResult:
         try:
             event = json_format.parse_stored(self._codec.unseal(record.event.body))
             async with asyncio.timeout(self.settings.timeout):
@@ -301,14 +301,14 @@ class Relayer:
         self._failures.pop(record.event.key, None)
         return Sent(record.seq)
 
-    def _refuse(self, record: OutgoingRecord, reason: str) -> Receipt:
+    def _refuse(self, record: OutboxRow, reason: str) -> SendResult:
         self.refused += 1
         self._failures.pop(record.event.key, None)
         event = record.event
         log_line("event_rejected", event_id=event.id, event_type=event.type, error=_legible(reason))
-        return Refused(record.seq, record.attempts, _legible(reason))
+        return Rejected(record.seq, record.attempts, _legible(reason))
 
-    def _postpone(self, record: OutgoingRecord, reason: str, asked: float | None = None) -> Receipt:
+    def _postpone(self, record: OutboxRow, reason: str, asked: float | None = None) -> SendResult:
         self.postponed += 1
         pause = self.settings.pause(self._count_failure(record), asked)
         if asked is None:
@@ -319,9 +319,9 @@ class Relayer:
             level, "event %r is sent again in %.1f s, it was not taken: %s", record.event.id, pause, _legible(reason)
         )
         self._failing = True
-        return Postponed(record.seq, record.attempts, self._due_in(pause), _legible(reason))
+        return SendLater(record.seq, record.attempts, self._due_in(pause), _legible(reason))
 
-    def _count_failure(self, record: OutgoingRecord) -> int:
+    def _count_failure(self, record: OutboxRow) -> int:
         """In a row, for its key. `attempts` counts claims, also those that were handed back."""
         if len(self._failures) > MOST_REMEMBERED:  # others may have sent them, and we would never hear of it
             self._failures.clear()
@@ -330,11 +330,11 @@ class Relayer:
         return failures
 
 
-def _place(record: OutgoingRecord) -> tuple[str, int]:
+def _place(record: OutboxRow) -> tuple[str, int]:
     return record.event.key, record.seq
 
 
-def _key(record: OutgoingRecord) -> str:
+def _key(record: OutboxRow) -> str:
     return record.event.key
 
 

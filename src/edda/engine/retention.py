@@ -24,7 +24,7 @@ _DAY = 86_400 * MICROSECONDS
 Prune = Callable[[int, int], Awaitable[int]]
 
 
-class Retention:
+class Pruner:
     """Every worker does it; what one has in hand the others leave alone."""
 
     def __init__(self, storage: Pruning, clock: Clock, settings: Settings) -> None:

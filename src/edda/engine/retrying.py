@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edda.core.codec import Codec
-from edda.core.failure import Recorded
+from edda.core.failure import EncodedException
 from edda.core.model import Entry, EntryKind, RunRecord
 from edda.core.states import ENDED, RunStatus
 from edda.errors import ActionRefusedError, EventTimeoutError, MessageTimeoutError, PayloadError
-from edda.workflow.children import Started
+from edda.workflow.children import ChildStarted
 from edda.workflow.execution import STOPS
 
 _OUTCOMES = frozenset({EntryKind.STEP, EntryKind.CHILD, EntryKind.EVENT, EntryKind.MESSAGE})
@@ -42,7 +42,7 @@ def plan_retry(codec: Codec, record: RunRecord, history: Sequence[Entry], *, fro
 def _is_done(codec: Codec, entry: Entry) -> bool:
     """Whether it must not happen again. A child that was waited for ended with its parent, and is started anew."""
     if entry.ok and entry.kind is EntryKind.START:
-        return not codec.decode(entry.value, Started).is_awaited
+        return not codec.decode(entry.value, ChildStarted).is_awaited
     return entry.ok and entry.kind in _OUTCOMES
 
 
@@ -92,17 +92,17 @@ def _is_of(codec: Codec, record: RunRecord, entry: Entry) -> bool:
     return brought is not None and any(_name(error) == _name(brought) for error in errors)
 
 
-def _chain(codec: Codec, value: bytes) -> Iterator[Recorded]:
+def _chain(codec: Codec, value: bytes) -> Iterator[EncodedException]:
     try:
-        error = codec.decode(value, Recorded)
+        error = codec.decode(value, EncodedException)
     except PayloadError:
         return
-    while isinstance(error, Recorded):
+    while isinstance(error, EncodedException):
         yield error
         error = error.cause
 
 
-def _name(error: Recorded) -> tuple[str, str, str]:
+def _name(error: EncodedException) -> tuple[str, str, str]:
     return error.module, error.qualname, error.message
 
 
@@ -112,7 +112,7 @@ def _without_open_children(codec: Codec, record: RunRecord, history: Sequence[En
     for place, entry in enumerate(history[:keep]):
         if entry.kind is not EntryKind.START or not entry.ok or entry.step in ended:
             continue
-        started = codec.decode(entry.value, Started)
+        started = codec.decode(entry.value, ChildStarted)
         if started.is_awaited and not started.follows:
             raise _refusal(record, f"waited for run {started.run_id}, which goes on without it")
         if started.is_awaited:

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from edda.core.failure import encode_failure
 from edda.core.model import (
     MICROSECONDS,
-    Bundle,
+    RunWrite,
     ClaimedRun,
-    Delivery,
+    InboxItem,
     End,
     Entry,
     EntryKind,
-    Fact,
-    Letter,
-    Move,
+    RunValue,
+    RunSignal,
+    Transition,
     Recur,
-    Release,
+    Suspend,
     RunId,
     RunRecord,
     Start,
-    Watcher,
-    Written,
+    EndWatcher,
+    BatchResult,
 )
 from edda.core.states import RunStatus
 from edda.core.veil import veil
@@ -47,27 +47,27 @@ from edda.workflow.channels import carried_subscriptions
 from edda.workflow.context import RunContext
 from edda.workflow.current import Client, here, running
 from edda.workflow.events import stored_event
-from edda.workflow.execution import STOPS, Command, Execution, Idle
+from edda.workflow.execution import STOPS, Command, Execution, IdleState
 
 from . import unread
-from .bodies import Bodies, Stage
-from .children import Children, Nursery
+from .bodies import ActivityRunner, ActivityServices
+from .children import ChildRuns, ChildServices
 from .crashes import CrashGuard
-from .departure import Departure
-from .draft import Draft, Last
-from .herald import AT_END, Herald
+from .departure import RunCompletion
+from .draft import RunWriteBuffer, FinalTransition
+from .herald import AT_END, RunHooks
 from .log import RunLog, tell_moment
-from .mailbox import Mailbox, find_misfit
-from .outcomes import Outcomes
-from .patience import Patience
+from .mailbox import InboxReader, find_misfit
+from .outcomes import StepOutcomes
+from .patience import GraceTimer
 from .steps import Outcome, outside_task
-from .timetable import Timetable
-from .waits import WAITS, Registry, Waits
+from .timetable import TimerQueue
+from .waits import WAITS, WaitServices, EventWaits
 
 if TYPE_CHECKING:
     from edda.workflow.workflow import Workflow
 
-    from .clock import Alarm
+    from .clock import TimerHandle
     from .hooks import HookCaller
     from .journal import JournalWriter
     from .settings import Settings
@@ -87,7 +87,7 @@ MOST_AT_ONCE = 100
 """Births, and messages that are read: other runs want their turn, too."""
 
 
-class Host(Stage, Registry, Nursery, Protocol):
+class RunHost(ActivityServices, WaitServices, ChildServices, Protocol):
     """The worker, as its runs see it."""
 
     client: Client
@@ -97,7 +97,7 @@ class Host(Stage, Registry, Nursery, Protocol):
 
     def run_ended(self, run: LiveRun, end: End) -> None: ...
 
-    def run_released(self, run: LiveRun, release: Release, early: bool) -> None: ...
+    def run_released(self, run: LiveRun, release: Suspend, early: bool) -> None: ...
 
     def run_recurred(self, run: LiveRun, following: ClaimedRun) -> None: ...
 
@@ -109,7 +109,7 @@ class Host(Stage, Registry, Nursery, Protocol):
         """The steps have ended that were in flight when earlier processes died: those deaths are void."""
         ...
 
-    def wrote_to(self, bundle: Bundle) -> None:
+    def wrote_to(self, bundle: RunWrite) -> None:
         """It has children, letters, dispatches or outgoing events: others have something to do."""
         ...
 
@@ -148,7 +148,7 @@ def _entry(method: Callable[Concatenate[LiveRun, P], R]) -> Callable[Concatenate
 class LiveRun:
     def __init__(
         self,
-        host: Host,
+        host: RunHost,
         workflow: Workflow[Any, Any],
         claimed: ClaimedRun,
         start: Start | None = None,
@@ -167,13 +167,13 @@ class LiveRun:
         self._is_resumed = claimed.epoch > 1 and not is_new
         self._context = RunContext(self.run_id, workflow.name, self.gen, host.codec, workflow.signature)
         self._execution: Execution | None = None
-        self._draft = Draft(claimed, start)
-        self._timetable = Timetable()
-        self._waits = Waits(host, claimed, self._draft, self._timetable, self._wait_prepared, self.fail)
-        self._children = Children(
+        self._draft = RunWriteBuffer(claimed, start)
+        self._timetable = TimerQueue()
+        self._waits = EventWaits(host, claimed, self._draft, self._timetable, self._wait_prepared, self.fail)
+        self._children = ChildRuns(
             host, claimed, self._draft, deliver=self.deliver, found=self._child_found, failed=self.fail
         )
-        self._alarm: Alarm | None = None
+        self._alarm: TimerHandle | None = None
         self.alarm_at: int | None = None
         self._draining = False
         is_opened = bool(claimed.entries) and claimed.entries[-1].kind is EntryKind.RECUR
@@ -192,10 +192,10 @@ class LiveRun:
         """The database refused a record of it, and it is about to end as failed."""
         self._ends_unread: str | None = None
         """Why it is about to end as cancelled without its code."""
-        self._herald: Herald | None = None
+        self._herald: RunHooks | None = None
         if host.hooks is not None:
-            self._herald = Herald(host.hooks, self.run_id, workflow.name, lambda body: stored_event(host.codec, body))
-        self._bodies = Bodies(
+            self._herald = RunHooks(host.hooks, self.run_id, workflow.name, lambda body: stored_event(host.codec, body))
+        self._bodies = ActivityRunner(
             host,
             (self.run_id, workflow.name, self.gen),
             self.epoch,
@@ -206,8 +206,8 @@ class LiveRun:
             unbegun=self._body_unbegun,
             failed=self.fail,
         )
-        self._outcomes = Outcomes(self._draft, self._bodies, self._timetable, self._herald, self._log, self.deliver)
-        self._departure = Departure(
+        self._outcomes = StepOutcomes(self._draft, self._bodies, self._timetable, self._herald, self._log, self.deliver)
+        self._departure = RunCompletion(
             claimed,
             host.codec,
             host.clock,
@@ -221,14 +221,14 @@ class LiveRun:
     # Parts that few runs need
 
     @cached_property
-    def _mailbox(self) -> Mailbox:
+    def _mailbox(self) -> InboxReader:
         rejected = sum(entry.kind is EntryKind.REJECTED for entry in self._claimed.entries)
-        return Mailbox(self._log, self._host.codec, self._draft, self._waits, self._herald, self.deliver, rejected)
+        return InboxReader(self._log, self._host.codec, self._draft, self._waits, self._herald, self.deliver, rejected)
 
     @cached_property
-    def _patience(self) -> Patience:
+    def _patience(self) -> GraceTimer:
         """For bodies that were given up, once nothing else is to be done."""
-        return Patience(self._host.loop, self._host.settings.late_grace, self.pump)
+        return GraceTimer(self._host.loop, self._host.settings.late_grace, self.pump)
 
     # Life
 
@@ -337,7 +337,7 @@ class LiveRun:
         if draft.last is None:
             self._go_on(execution, draft)
 
-    def _go_on(self, execution: Execution, draft: Draft) -> None:
+    def _go_on(self, execution: Execution, draft: RunWriteBuffer) -> None:
         begun_at = execution.undoing.begun_at
         if begun_at is not None and not self._is_undoing:
             self._is_undoing = True
@@ -385,7 +385,7 @@ class LiveRun:
                 self._set_alarm()
             return
         idle = execution.idle
-        if idle is Idle.DONE:
+        if idle is IdleState.DONE:
             self._finish(execution)
         elif self._draining:
             self._hand_back()
@@ -393,7 +393,7 @@ class LiveRun:
             self._outcomes.settle_doubts(execution, at_last=True)
             self.deliver(EntryKind.SETTLED, execution.undoing.settling or "", "settled")
             self.pump()
-        elif idle is Idle.STUCK:
+        elif idle is IdleState.STUCK:
             self._park(DeadlockError(f"every branch waits for another one: {execution.loop.stacks()}"))
         elif execution.in_memory > self._bodies.resting:
             self._hand_back()  # a body was cancelled by somebody else: it has to run again
@@ -406,7 +406,7 @@ class LiveRun:
 
     def _is_over(self, execution: Execution) -> bool:
         """Only bodies that were given up are still running, and we have waited for them long enough."""
-        if execution.idle is not Idle.DONE and not self._may_settle(execution):
+        if execution.idle is not IdleState.DONE and not self._may_settle(execution):
             return False
         if self._bodies.is_needed or self._waits.is_busy or self._children.is_busy:
             return False
@@ -527,7 +527,7 @@ class LiveRun:
         return True
 
     @_entry
-    def read_mail(self, letter: Delivery) -> None:
+    def read_mail(self, letter: InboxItem) -> None:
         if not self.closed and not self.is_leaving and self._execution is not None:
             with outside_task():
                 self._mailbox.read(letter, self._execution)
@@ -616,7 +616,7 @@ class LiveRun:
         with outside_task():
             self.deliver(EntryKind.HEARTBEAT, command.id, command.name, value=value, attempt=command.attempt)
 
-    def _fact_set(self, fact: Fact) -> None:
+    def _fact_set(self, fact: RunValue) -> None:
         """What was set before the last recorded entry went in with it."""
         execution = self._execution
         if execution is not None and execution.length >= self._recorded:
@@ -650,7 +650,7 @@ class LiveRun:
     def _deadline(self) -> int | None:
         """It has nothing to say to a run that is undoing, nor to code that is done: that may be about to begin anew."""
         deadline, execution = self._claimed.deadline, self._execution
-        if deadline is None or execution is None or execution.idle is Idle.DONE:
+        if deadline is None or execution is None or execution.idle is IdleState.DONE:
             return None
         return None if EntryKind.TIMEOUT in self._stops or execution.undoing.has_begun else deadline
 
@@ -705,7 +705,7 @@ class LiveRun:
         if self._log.is_verbose:
             self._waits_for = first.call.describe(values=False) if first.kind in WAITS else repr(first)
         status = RunStatus.COMPENSATING if self._is_undoing else _WAITING[first.kind]
-        self._leave(Release(self._draft.absorbed, due, status, reason), waiting=True)
+        self._leave(Suspend(self._draft.absorbed, due, status, reason), waiting=True)
 
     # Leaving memory
 
@@ -727,7 +727,7 @@ class LiveRun:
         if not isinstance(error, ProcessDiedError):
             rest = self._host.settings.parked_rest(self._claimed.attempts)
             due = self._host.clock.now() + int(rest * MICROSECONDS)
-        self._leave(Release(self._draft.absorbed, due, RunStatus.PARKED, f"{type(error).__name__}: {error}"[:2000]))
+        self._leave(Suspend(self._draft.absorbed, due, RunStatus.PARKED, f"{type(error).__name__}: {error}"[:2000]))
 
     @property
     def _has_begun_undoing(self) -> bool:
@@ -744,9 +744,9 @@ class LiveRun:
         self._leave(end, (*letters, *unread.cancels(claimed, codec)))
 
     def _hand_back(self) -> None:
-        self._leave(Release(self._draft.absorbed, 0, RunStatus.RUNNING))
+        self._leave(Suspend(self._draft.absorbed, 0, RunStatus.RUNNING))
 
-    def _leave(self, last: Last, letters: tuple[Letter, ...] = (), *, waiting: bool = False) -> None:
+    def _leave(self, last: FinalTransition, letters: tuple[RunSignal, ...] = (), *, waiting: bool = False) -> None:
         """From here on nothing is delivered; the run is gone when this is committed."""
         if not self.is_leaving:
             if not isinstance(last, End):
@@ -759,11 +759,11 @@ class LiveRun:
     # The journal's side
 
     @_entry
-    def take(self, most: int) -> Bundle | None:
+    def take(self, most: int) -> RunWrite | None:
         return None if self.closed else self._draft.take(most)
 
     @_entry
-    def flushed(self, bundle: Bundle, written: Written) -> None:
+    def flushed(self, bundle: RunWrite, written: BatchResult) -> None:
         self._note(bundle)
         if bundle.start is not None:
             self._was_stored()
@@ -784,7 +784,7 @@ class LiveRun:
         elif self._draft.has_more:
             self._host.journal.put(self)
 
-    def _note(self, bundle: Bundle) -> None:
+    def _note(self, bundle: RunWrite) -> None:
         """What was committed."""
         self._draft.settle(bundle)
         self._log.flushed(self._draft.committed)
@@ -793,7 +793,7 @@ class LiveRun:
         if self._guard and self._guard.note(bundle, self._execution.pending if self._execution is not None else {}):
             self._host.run_progressed(self)
 
-    def _goes(self, move: Move, written: Written) -> bool:
+    def _goes(self, move: Transition, written: BatchResult) -> bool:
         if isinstance(move, Recur):
             if self._log.is_verbose:
                 self._log.write("run_recurred", generation=self.gen + 1)
@@ -803,7 +803,7 @@ class LiveRun:
             self._log_end(move)
             self._close()
             self._host.run_ended(self, move)
-        elif isinstance(move, Release) and self.is_leaving:
+        elif isinstance(move, Suspend) and self.is_leaving:
             self._log_release(move)
             self._close()
             self._host.run_released(self, move, self.run_id in written.ready)
@@ -822,7 +822,7 @@ class LiveRun:
         if end.status is RunStatus.COMPLETED and self._log.is_verbose:
             self._log.write("run_completed")
 
-    def _log_release(self, release: Release) -> None:
+    def _log_release(self, release: Suspend) -> None:
         if release.status is RunStatus.PARKED:
             due = tell_moment(release.ready_at) if release.ready_at else "its resumption by hand"
             self._log.write("run_parked", error=veil(release.reason or ""), next_try=due)
@@ -839,11 +839,11 @@ class LiveRun:
             self._was_parked = False
             self._log.write("run_resumed")
 
-    def _stay(self, move: Move | None) -> None:
+    def _stay(self, move: Transition | None) -> None:
         """Somebody began to wait for the run's end, or mail came in, before it could go."""
         self._draft.retract()
         if self._ends_unread is not None:  # whoever claims it next has all of it
-            self._leave(Release(self._draft.absorbed, 0, RunStatus.PARKED, self._ends_unread))
+            self._leave(Suspend(self._draft.absorbed, 0, RunStatus.PARKED, self._ends_unread))
             return
         if isinstance(move, End):
             self._host.fetch_watchers(self)
@@ -851,14 +851,14 @@ class LiveRun:
             self._host.fetch_mail(self)
 
     @_entry
-    def watchers_read(self, watchers: tuple[Watcher, ...]) -> None:
+    def watchers_read(self, watchers: tuple[EndWatcher, ...]) -> None:
         self._departure.watchers = watchers
         if self._waits.may_hold_messages:
             self._host.fetch_mail(self)
         else:
             self.pump()
 
-    def _settle_waits(self, bundle: Bundle, written: Written) -> None:
+    def _settle_waits(self, bundle: RunWrite, written: BatchResult) -> None:
         pending = self._execution.pending if self._execution is not None else {}
         if self._waits.settle(bundle, written, pending):
             self._draft.stay()
@@ -876,7 +876,7 @@ class LiveRun:
             self._herald.tell_started(self._host.codec.decode(self._claimed.input))
 
     @_entry
-    def rejected(self, bundle: Bundle, error: StorageRejectedError) -> None:
+    def rejected(self, bundle: RunWrite, error: StorageRejectedError) -> None:
         """The database refuses what this run has to say: a run that was never stored fails its starter,
         a stored one fails, without the record that cannot be written, be it its own end. If even that end is refused,
         the fault is not in what the run says: the run stays open, is given back and tried again, ever more rarely."""

@@ -13,7 +13,7 @@ from edda.cloudevents.event import CloudEvent
 from edda.core.channels import is_message
 from edda.core.codec import Codec
 from edda.core.match import event_keys
-from edda.core.model import EventKey, RunId, Shapes, StoredEvent
+from edda.core.model import EventKey, RunId, MatchPaths, StoredEvent
 from edda.errors import ArgumentError
 from edda.storage.ports import Storage
 
@@ -22,14 +22,14 @@ MOST_SHAPES = 64
 MAX_TYPES = 10_000
 """Event types whose shapes are kept in memory. Types are the senders' words, so there may be any number of them."""
 CHUNK = 500
-_NOTHING = Shapes()
+_NOTHING = MatchPaths()
 
 
-class ShapeBook:
+class MatchPathCache:
     def __init__(self, storage: Storage, codec: Codec) -> None:
         self._storage = storage
         self._codec = codec
-        self._shapes: dict[str, Shapes] = {}
+        self._shapes: dict[str, MatchPaths] = {}
         self._filled: dict[tuple[str, str], int] = {}
         """Events after this number are known to have their keys."""
         self._learning: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()

@@ -65,7 +65,7 @@ class HttpSink:
     ) -> None:
         self._url, credentials = split_credentials(_check_url(url))
         self._mode = _check_mode(mode)
-        if secret is not None and self._mode is http_binding.Mode.BINARY:
+        if secret is not None and self._mode is http_binding.ContentMode.BINARY:
             raise ValueError(
                 "HttpSink(mode='binary', secret=...): the signature covers the body alone, and in binary mode "
                 "the event is in the headers; send it with mode='structured'"
@@ -204,7 +204,7 @@ def _check_url(url: str) -> str:
     return url
 
 
-def _check_mode(mode: str) -> http_binding.Mode:
+def _check_mode(mode: str) -> http_binding.ContentMode:
     if mode not in {"structured", "binary"}:
         raise ValueError(f"mode must be 'structured' or 'binary', not {mode!r}")
-    return http_binding.Mode(mode)
+    return http_binding.ContentMode(mode)

@@ -14,8 +14,8 @@ class Slot:
 
     __slots__ = ("_line",)
 
-    def __init__(self, line: Line) -> None:
-        self._line: Line | None = line
+    def __init__(self, line: SlotQueue) -> None:
+        self._line: SlotQueue | None = line
 
     def free(self) -> None:
         line, self._line = self._line, None
@@ -24,7 +24,7 @@ class Slot:
             line.serve()
 
 
-class Line:
+class SlotQueue:
     """Those who wait for a slot of one activity, first come first served."""
 
     __slots__ = ("most", "taken", "waiting")
@@ -42,13 +42,13 @@ class Line:
                 self.taken -= 1
 
 
-class Slots:
+class ConcurrencyLimiter:
     def __init__(self) -> None:
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, SlotQueue] = {}
 
     def ask(self, name: str, most: int, who: Hashable, grant: Grant) -> None:
         """At once if one is free and nobody waits, else when it is their turn."""
-        line = self._lines.setdefault(name, Line())
+        line = self._lines.setdefault(name, SlotQueue())
         line.most = most
         line.waiting[who] = grant
         line.serve()

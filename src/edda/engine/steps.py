@@ -13,17 +13,17 @@ from msgspec import Struct
 
 from edda.core.codec import Codec
 from edda.core.failure import MAX_MESSAGE, encode_failure, tell
-from edda.core.model import MICROSECONDS, Dispatch, Done, Outgoing, RunId
+from edda.core.model import MICROSECONDS, StagedEvent, StepCommit, OutboxEvent, RunId
 from edda.core.paths import shorten
 from edda.core.retry import RetryPolicy
 from edda.errors import PayloadError, RetryExhaustedError
 
 if TYPE_CHECKING:
-    from edda.workflow.activity import StepCall
+    from edda.workflow.activity import ActivityCall
     from edda.workflow.execution import Command
 
 
-Part = Dispatch | Outgoing | Done
+Part = StagedEvent | OutboxEvent | StepCommit
 
 
 class Success(Struct, frozen=True):
@@ -49,7 +49,7 @@ class Retry(Struct, frozen=True):
 Outcome = Success | Failure | Retry
 
 
-class Threads:
+class ActivityThreads:
     """Where sync activities run; made at the first one."""
 
     def __init__(self, most: int) -> None:
@@ -82,7 +82,7 @@ def _call(body: Callable[[], Any]) -> Any:
         raise RuntimeError("activity raised KeyboardInterrupt") from error
 
 
-class Judge:
+class OutcomePolicy:
     """What becomes of the steps of one run when their attempts end."""
 
     def __init__(self, run_id: RunId, codec: Codec, policy: RetryPolicy, now: Callable[[], int]) -> None:
@@ -91,14 +91,14 @@ class Judge:
         self._policy = policy
         self._now = now
 
-    def delay(self, command: Command, call: StepCall, attempt: int) -> float:
+    def delay(self, command: Command, call: ActivityCall, attempt: int) -> float:
         """Seconds to wait after the failed attempt number `attempt`."""
         return self._policy_of(call).delay(attempt, f"{self._run_id}/{command.id}")
 
-    def _policy_of(self, call: StepCall) -> RetryPolicy:
+    def _policy_of(self, call: ActivityCall) -> RetryPolicy:
         return call.retry_policy or self._policy
 
-    def accept(self, command: Command, call: StepCall, result: Any) -> Success | Failure:
+    def accept(self, command: Command, call: ActivityCall, result: Any) -> Success | Failure:
         """A result that cannot be stored, or not be undone, fails the step: trying again would repeat its effect."""
         try:
             value = self._codec.encode(result)
@@ -111,7 +111,7 @@ class Judge:
                 return self.fail(error)
         return Success(value, result)
 
-    def reject(self, command: Command, call: StepCall, attempt: int, error: BaseException) -> Failure | Retry:
+    def reject(self, command: Command, call: ActivityCall, attempt: int, error: BaseException) -> Failure | Retry:
         policy = self._policy_of(call)
         if not policy.covers(error):
             return self.fail(error)
@@ -121,12 +121,12 @@ class Judge:
             return Retry(encode_failure(self._codec, error), error, delay)
         return self._exhaust(command, attempt, error)
 
-    def counts_crashes(self, call: StepCall) -> bool:
+    def counts_crashes(self, call: ActivityCall) -> bool:
         """Whether deaths of the process are failed attempts of the step, and there is an end to its attempts."""
         policy = self._policy_of(call)
         return policy.count_crashes and policy.max_attempts is not None
 
-    def reject_crashed(self, command: Command, call: StepCall, error: BaseException) -> Failure | None:
+    def reject_crashed(self, command: Command, call: ActivityCall, error: BaseException) -> Failure | None:
         """Whether the attempt before the next one, in which the process died, was the last."""
         attempt, elapsed = command.attempt - 1, (self._now() - command.issued_at) / MICROSECONDS
         if self._policy_of(call).allows(attempt, elapsed):
@@ -144,7 +144,7 @@ class Judge:
         return Failure(encode_failure(self._codec, error), error)
 
 
-class _OutsideTask:
+class _NoCurrentTask:
     """Workflow code may only run while no task of the real loop is current (Python 3.14 insists)."""
 
     __slots__ = ("_loop", "_task")
@@ -162,4 +162,4 @@ _AS_IT_IS = nullcontext()
 
 
 def outside_task() -> AbstractContextManager[None]:
-    return _AS_IT_IS if _swap is None else _OutsideTask()
+    return _AS_IT_IS if _swap is None else _NoCurrentTask()

@@ -9,7 +9,7 @@ from itertools import count
 from edda.workflow.execution import Command
 
 
-class Timetable:
+class TimerQueue:
     def __init__(self) -> None:
         self.dues: list[tuple[int, int, Command]] = []
         """A heap: it also holds commands that are not pending any more."""

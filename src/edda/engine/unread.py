@@ -11,38 +11,38 @@ from collections.abc import Iterator
 from edda.core.codec import Codec
 from edda.core.model import (
     ClaimedRun,
-    Delivery,
-    Dispatch,
-    DispatchKind,
+    InboxItem,
+    StagedEvent,
+    StagedKind,
     Entry,
     EntryKind,
-    Letter,
+    RunSignal,
     RunId,
 )
-from edda.workflow.children import Ended, Started
+from edda.workflow.children import RunEnded, ChildStarted
 from edda.workflow.events import stored_type
 
 from .children import CANCELLED
-from .draft import Draft
+from .draft import RunWriteBuffer
 
 _MOST_NAMED = 20
 
 
-def absorb(claimed: ClaimedRun, draft: Draft, codec: Codec, now: int) -> None:
+def absorb(claimed: ClaimedRun, draft: RunWriteBuffer, codec: Codec, now: int) -> None:
     for letter in claimed.mail:
         if letter.n == draft.absorbed + 1:
             draft.add(_entry(letter, draft.length + 1, codec, now))
             if letter.event is not None and letter.kind is EntryKind.MESSAGE and letter.value:
-                draft.add_part(Dispatch(DispatchKind.OFFER, letter.value), draft.length)
+                draft.add_part(StagedEvent(StagedKind.OFFER, letter.value), draft.length)
 
 
-def _entry(letter: Delivery, seq: int, codec: Codec, now: int) -> Entry:
+def _entry(letter: InboxItem, seq: int, codec: Codec, now: int) -> Entry:
     if letter.event is not None:
         event = None if letter.kind is EntryKind.MESSAGE else letter.event
         type = stored_type(codec, letter.value) if letter.value else ""
         return Entry(seq, EntryKind.STRAY, letter.step, type, True, now, n=letter.n, event=event)
     if letter.kind is EntryKind.CHILD:
-        ended = Ended.unpack(letter.value)
+        ended = RunEnded.unpack(letter.value)
         return Entry(seq, EntryKind.LATE, letter.step, ended.run_id, ended.is_ok, now, n=letter.n)
     name = codec.decode(letter.value, str) if letter.value else ""
     return Entry(seq, letter.kind, letter.step, name, True, now, n=letter.n)
@@ -61,11 +61,11 @@ def reason(claimed: ClaimedRun, codec: Codec, error: Exception) -> str:
     return f"{why} (it was parked and could not be replayed, so {undone}; {type(error).__name__}: {error})"[:2000]
 
 
-def cancels(claimed: ClaimedRun, codec: Codec) -> Iterator[Letter]:
+def cancels(claimed: ClaimedRun, codec: Codec) -> Iterator[RunSignal]:
     """For the children that are cancelled with it and have not ended, as far as it knows."""
     ended = {entry.step for entry in claimed.entries if entry.kind is EntryKind.CHILD}
     for entry in claimed.entries:
         if entry.kind is EntryKind.START and entry.ok and entry.step not in ended:
-            started = codec.decode(entry.value, Started)
+            started = codec.decode(entry.value, ChildStarted)
             if started.follows:
-                yield Letter(RunId(started.run_id), EntryKind.CANCEL, value=codec.encode(CANCELLED))
+                yield RunSignal(RunId(started.run_id), EntryKind.CANCEL, value=codec.encode(CANCELLED))

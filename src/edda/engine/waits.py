@@ -10,48 +10,48 @@ from typing import Protocol
 
 from edda.cloudevents import json_format
 from edda.core.codec import Codec
-from edda.core.model import Bundle, ClaimedRun, EntryKind, StoredEvent, Written
+from edda.core.model import RunWrite, ClaimedRun, EntryKind, StoredEvent, BatchResult
 from edda.errors import ArgumentError
 from edda.workflow.channels import MessageCall, Subscription
 from edda.workflow.events import EventCall, stored_type
 from edda.workflow.execution import Command
 
-from .draft import Draft
-from .floors import Floors
-from .pages import Pages
-from .shapes import ShapeBook, keys_of
+from .draft import RunWriteBuffer
+from .floors import EventCursors
+from .pages import ChannelBacklog
+from .shapes import MatchPathCache, keys_of
 from .tasks import start_task
-from .timetable import Timetable
+from .timetable import TimerQueue
 
 Pending = Mapping[str, Command]
 WAITS = (EntryKind.EVENT, EntryKind.MESSAGE)
 """Commands that something in the log of events ends."""
 
 
-class Registry(Protocol):
+class WaitServices(Protocol):
     """What waits need of the worker."""
 
     loop: asyncio.AbstractEventLoop
     codec: Codec
-    book: ShapeBook
+    book: MatchPathCache
 
-    def prepare_wait(self, floors: Floors, command: Command) -> Awaitable[None]:
+    def prepare_wait(self, floors: EventCursors, command: Command) -> Awaitable[None]:
         """See to it that the events it asks for can be found."""
         ...
 
     def read_page(self, key: bytes, after: int) -> Awaitable[tuple[StoredEvent, ...]]: ...
 
 
-class Waits:
+class EventWaits:
     """`prepared` is told when a wait that needed something first can be asked for, or cannot be; `failed` of an
     unexpected error on the way."""
 
     def __init__(
         self,
-        registry: Registry,
+        registry: WaitServices,
         claimed: ClaimedRun,
-        draft: Draft,
-        timetable: Timetable,
+        draft: RunWriteBuffer,
+        timetable: TimerQueue,
         prepared: Callable[[Command, Exception | None], None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -61,8 +61,8 @@ class Waits:
         self._timetable = timetable
         self._prepared = prepared
         self._failed = failed
-        self._floors = Floors(claimed, registry.codec)
-        self._pages = Pages(claimed.run_id)
+        self._floors = EventCursors(claimed, registry.codec)
+        self._pages = ChannelBacklog(claimed.run_id)
         self.readers: deque[Command] = deque()
         """Those that read the log, in the order they asked."""
         self._registered = set(claimed.waits)
@@ -193,7 +193,7 @@ class Waits:
         """What the next generation has to know."""
         return self._floors.pack(subscriptions)
 
-    def settle(self, bundle: Bundle, written: Written, pending: Pending) -> bool:
+    def settle(self, bundle: RunWrite, written: BatchResult, pending: Pending) -> bool:
         """Whether mail has to be read before the rest can be asked for."""
         unmet = written.unmet.get(self._run_id, frozenset())
         steps = {wait.step for wait in bundle.waits if wait.step in pending}

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from edda.core.model import MICROSECONDS, Dispatch, Done, Outgoing, RunId, Start, WorkerId
+from edda.core.model import MICROSECONDS, StagedEvent, StepCommit, OutboxEvent, RunId, Start, WorkerId
 from edda.errors import NotInWorkflowError
 from edda.storage import joint as joints
-from edda.storage.joint import Known
-from edda.storage.ports import Dialect, Joint, Joints
+from edda.storage.joint import ExistingRun
+from edda.storage.ports import Dialect, SharedTransaction, Transactions
 from edda.storage.step_faults import Fault, find_fault
 
 from .backoff import Backoff
@@ -37,13 +37,13 @@ _FIRST_LOOK = 0.05
 _LAST_LOOK = 1.0
 
 
-class Registrar(Protocol):
+class EffectServices(Protocol):
     """What work needs of the worker."""
 
     loop: asyncio.AbstractEventLoop
     clock: Clock
     worker_id: WorkerId
-    joints: Joints
+    joints: Transactions
     draining: bool
     outage: Outage
 
@@ -67,29 +67,29 @@ class StepKey(Struct, frozen=True):
     attempt: int
 
 
-class Bench:
+class LazyEffects:
     """Where an attempt's work lies, once it does any: few do."""
 
     __slots__ = ("_registrar", "_step", "work")
 
-    def __init__(self, registrar: Registrar, run_id: RunId, epoch: int, gen: int, step: str, attempt: int) -> None:
+    def __init__(self, registrar: EffectServices, run_id: RunId, epoch: int, gen: int, step: str, attempt: int) -> None:
         self._registrar = registrar
         self._step = (run_id, epoch, gen, step, attempt)
-        self.work: Work | None = None
+        self.work: StepEffects | None = None
 
-    def __call__(self) -> Work:
+    def __call__(self) -> StepEffects:
         if self.work is None:
-            self.work = Work(self._registrar, StepKey(*self._step))
+            self.work = StepEffects(self._registrar, StepKey(*self._step))
         return self.work
 
 
-class Work:
-    def __init__(self, registrar: Registrar, key: StepKey) -> None:
-        self.dispatches: list[Dispatch] = []
-        self.outgoing: list[Outgoing] = []
+class StepEffects:
+    def __init__(self, registrar: EffectServices, key: StepKey) -> None:
+        self.dispatches: list[StagedEvent] = []
+        self.outgoing: list[OutboxEvent] = []
         self._registrar = registrar
         self._key = key
-        self._joint: Joint | None = None
+        self._joint: SharedTransaction | None = None
         self._session: StepSession | None = None
         self._blocks = 0
         self._taken: list[int] = []
@@ -160,13 +160,13 @@ class Work:
         self._unused += self._taken[taken:]
         del self.dispatches[dispatches:], self.outgoing[outgoing:], self._taken[taken:]
 
-    def dispatch(self, dispatch: Dispatch) -> None:
+    def dispatch(self, dispatch: StagedEvent) -> None:
         self.dispatches.append(dispatch)
 
-    def send(self, event: Outgoing) -> None:
+    def send(self, event: OutboxEvent) -> None:
         self.outgoing.append(event)
 
-    async def start(self, run: Start) -> Known | None:
+    async def start(self, run: Start) -> ExistingRun | None:
         assert self._joint is not None
         self._starts += 1
         is_new = await joints.start(self._joint, run)
@@ -214,12 +214,12 @@ class Work:
         if joint is None or not self.is_open:
             joint = self._joint = await self._registrar.joints.begin(self.holder)
         key = self._key
-        record = joints.StepRecord(
+        record = joints.StepCommitWrite(
             self._registrar.worker_id,
             key.run_id,
             key.epoch,
             key.gen,
-            Done(key.step, key.attempt, value, self._registrar.clock.now()),
+            StepCommit(key.step, key.attempt, value, self._registrar.clock.now()),
             tuple(self.dispatches),
             tuple(self.outgoing),
             tuple(self._taken),
@@ -234,7 +234,7 @@ class Work:
             dispatches=bool(self.dispatches), outgoing=bool(self.outgoing), starts=bool(self._starts)
         )
 
-    async def find_done(self) -> Done | None:
+    async def find_done(self) -> StepCommit | None:
         """Whether the record is in, whoever wrote it. A commit whose answer was lost may still be on its way: it is
         waited for, or the step would fail, or be tried again, while it goes through."""
         backoff, key = Backoff(), self._key

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edda.core.codec import Codec
 from edda.core.model import (
     MICROSECONDS,
-    Bundle,
+    RunWrite,
     Claim,
     ClaimedRun,
     End,
     Fence,
-    Registered,
-    Release,
+    WorkerStatus,
+    Suspend,
     RunId,
     RunRecord,
     Start,
     StoredEvent,
-    Watcher,
+    EndWatcher,
     WorkerInfo,
 )
 from edda.core.retry import RetryPolicy
@@ -39,7 +39,7 @@ from edda.errors import (
     StorageConflictError,
     StorageUnavailableError,
 )
-from edda.storage.ports import Joints, Storage
+from edda.storage.ports import Transactions, Storage
 from edda.workflow.current import Client
 from edda.workflow.execution import Command
 from edda.workflow.workflow import Workflow
@@ -48,21 +48,21 @@ from . import host, supervision
 from .backoff import Backoff
 from .clock import Clock
 from .dismissal import dismiss
-from .doubt import Doubt, Drops
-from .floors import Floors
+from .doubt import ClaimRecheck, Drops
+from .floors import EventCursors
 from .heartbeat import Heartbeat
 from .hooks import HookCaller
-from .journal import JournalWriter, Source
+from .journal import JournalWriter, RunWriter
 from .log import runs as run_logger
 from .log import write as log_line
 from .outage import Outage
 from .pages import PAGE
-from .retention import Retention
+from .retention import Pruner
 from .run import LiveRun
 from .settings import Settings
-from .shapes import ShapeBook
-from .slots import Slots
-from .steps import Threads
+from .shapes import MatchPathCache
+from .slots import ConcurrencyLimiter
+from .steps import ActivityThreads
 from .suspects import GROUP, SuspectTurns
 from .unclaimed import UnclaimedRuns
 
@@ -87,12 +87,12 @@ class Worker:
         client: Client,
         clock: Clock,
         codec: Codec,
-        threads: Threads,
-        slots: Slots,
+        threads: ActivityThreads,
+        slots: ConcurrencyLimiter,
         hooks: HookCaller | None,
         settings: Settings,
         retry_policy: RetryPolicy,
-        book: ShapeBook,
+        book: MatchPathCache,
         find: Callable[[str], Workflow[Any, Any]],
         names: Callable[[], Sequence[str]],
         on_end: Callable[[RunId, End], None],
@@ -104,7 +104,7 @@ class Worker:
     ) -> None:
         self.info = info
         self.worker_id = info.id
-        self.joints: Joints = storage
+        self.joints: Transactions = storage
         self.loop = asyncio.get_running_loop()
         self.client = client
         self.clock = clock
@@ -132,7 +132,7 @@ class Worker:
         self._find_sessions = find_sessions
         self._claims = 0
         """The number of the last claim that was answered."""
-        self._doubt = Doubt(settings.poll, settings.orphan_sweep)
+        self._doubt = ClaimRecheck(settings.poll, settings.orphan_sweep)
         self._drops = Drops()
         self._nudged = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -374,7 +374,7 @@ class Worker:
         self._remove(run)
         return True
 
-    def run_released(self, run: LiveRun, release: Release, early: bool) -> None:
+    def run_released(self, run: LiveRun, release: Suspend, early: bool) -> None:
         self._failures.pop(run.run_id, None)
         self._remove(run)
         due = release.ready_at
@@ -400,7 +400,7 @@ class Worker:
             if self.draining:
                 self.live[run.run_id].drain()
 
-    def wrote_to(self, bundle: Bundle) -> None:
+    def wrote_to(self, bundle: RunWrite) -> None:
         if bundle.dispatches:
             self._on_dispatch()
         if bundle.outgoing:
@@ -444,10 +444,10 @@ class Worker:
         run = self.live.get(run_id)
         return run is not None and run.epoch == epoch
 
-    def _sources(self) -> Sequence[Source]:
+    def _sources(self) -> Sequence[RunWriter]:
         return list(self.live.values())
 
-    def _lose(self, source: Source, why: str) -> None:
+    def _lose(self, source: RunWriter, why: str) -> None:
         run = self.live.get(source.run_id)
         if run is source:
             logger.warning("run %s: %s; this worker drops it, and it goes on from its history", run.run_id, why)
@@ -696,7 +696,7 @@ class Worker:
                 run.mail_checked()
         self._fetching = None
 
-    async def prepare_wait(self, floors: Floors, command: Command) -> None:
+    async def prepare_wait(self, floors: EventCursors, command: Command) -> None:
         await self._persistently("preparing a wait", lambda: floors.prepare(command, self.book, self._storage))
 
     async def read_page(self, key: bytes, after: int) -> tuple[StoredEvent, ...]:
@@ -704,7 +704,7 @@ class Worker:
 
     # Other runs
 
-    async def attend(self, start: Start | None, run_id: RunId, watcher: Watcher | None) -> RunRecord:
+    async def attend(self, start: Start | None, run_id: RunId, watcher: EndWatcher | None) -> RunRecord:
         async def look() -> RunRecord:
             if start is not None:
                 await self.client.store(start)
@@ -781,7 +781,7 @@ class Worker:
         self.heartbeat.see_clock(now, sent, time.monotonic())
         return self.heartbeat.may_take_over
 
-    async def _bury_neighbours(self, roster: Sequence[Registered]) -> int:
+    async def _bury_neighbours(self, roster: Sequence[WorkerStatus]) -> int:
         """Workers of this very host whose processes are gone: nobody has to wait for their leases."""
         buried = 0
         for info in (one.info for one in roster if one.info.host == self.info.host):
@@ -793,7 +793,7 @@ class Worker:
         return buried
 
     async def _prune(self) -> None:
-        await Retention(self._storage, self.clock, self.settings).run()
+        await Pruner(self._storage, self.clock, self.settings).run()
 
     async def _take_over_all(self) -> int:
         moved = 0

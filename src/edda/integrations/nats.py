@@ -91,7 +91,7 @@ class NatsSink:
         )
 
 
-class Receiver(Protocol):
+class EventReceiver(Protocol):
     """An EddaApp is one."""
 
     async def receive(self, events: Sequence[CloudEvent]) -> None:
@@ -108,7 +108,7 @@ class NatsSource:
 
     def __init__(
         self,
-        app: Receiver,
+        app: EventReceiver,
         url: str,
         stream: str,
         durable: str,

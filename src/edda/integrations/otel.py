@@ -26,7 +26,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from edda.core.redaction import Redaction
-from edda.engine.hooks import Arrival, BegunAttempt, Ended, HooksBase
+from edda.engine.hooks import EventReceived, AttemptStarted, OnAttemptDone, HooksBase
 from edda.errors import RetryExhaustedError
 from edda.version import __version__
 from edda.workflow.sending import carried
@@ -50,7 +50,7 @@ class TracingHooks(HooksBase):
         self._share = share
         self._redaction = Redaction(redact)
 
-    def watch_attempt(self, attempt: BegunAttempt) -> Ended:
+    def watch_attempt(self, attempt: AttemptStarted) -> OnAttemptDone:
         span = self._tracer.start_span(
             attempt.name,
             self._trace_of(attempt.run_id),
@@ -68,7 +68,7 @@ class TracingHooks(HooksBase):
     async def on_workflow_start(self, instance_id: str, workflow_name: str, input_data: dict[str, Any]) -> None:
         self._mark(instance_id, workflow_name, f"{workflow_name} started")
 
-    async def watch_arrival(self, arrival: Arrival) -> None:
+    async def watch_arrival(self, arrival: EventReceived) -> None:
         """Where an event came from that says so: the run has a trace of its own, linked to that of the sender."""
         sender = _read(arrival.extensions)
         if sender.is_valid:

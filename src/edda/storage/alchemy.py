@@ -22,7 +22,7 @@ from sqlalchemy.util import await_only
 
 from edda.errors import AppError, NotConnectedError, NotInWorkflowError, StorageUnavailableError
 
-from .ports import Dialect, Joints, Probe, Turn
+from .ports import Dialect, Transactions, StatementProbe, WriteLock
 from .session_target import SessionTarget
 
 _WAITING = "edda_waiting"
@@ -44,7 +44,7 @@ def dialect_of(name: str) -> Dialect:
     return cast(Dialect, {"mariadb": "mysql", "postgres": "postgresql"}.get(name, name))
 
 
-class Ledger(Protocol):
+class SavepointLog(Protocol):
     """What a step has sent: of what it sent in a savepoint that is rolled back nothing counts."""
 
     @property
@@ -64,7 +64,7 @@ class _StepSession(Session):
     """What `ctx.session` stands on, and code in `run_sync` is given."""
 
     def __init__(
-        self, bind: Engine, joints: Joints, ledger: Ledger, check: Callable[[Connection], None], **options: Any
+        self, bind: Engine, joints: Transactions, ledger: SavepointLog, check: Callable[[Connection], None], **options: Any
     ) -> None:
         self.joints = joints
         self.check = check
@@ -72,7 +72,7 @@ class _StepSession(Session):
         self.ledger = ledger
         self.marks: dict[SessionTransaction, Any] = {}
         """How much the step had sent when each of its transactions began."""
-        self.turn: Turn | None = None
+        self.turn: WriteLock | None = None
         self.root: Connection | None = None
         """What its transaction runs on, as long as there is one."""
         self.may_commit = False
@@ -160,11 +160,11 @@ class StepSession(AsyncSession):
                 await self.sync_session.turn.end()
 
 
-class GuestJoint:
+class CallerTransaction:
     """Somebody's session, in which Edda writes too. Who opened it ends it."""
 
     def __init__(
-        self, session: AsyncSession, dialect: Dialect, probe: Probe | None = None, *, is_certified: bool = False
+        self, session: AsyncSession, dialect: Dialect, probe: StatementProbe | None = None, *, is_certified: bool = False
     ) -> None:
         self.dialect = dialect
         self.is_certified = is_certified
@@ -231,7 +231,7 @@ class GuestJoint:
             self._probe.after(statement)
 
 
-class SessionJoint(GuestJoint):
+class StepTransaction(CallerTransaction):
     """The session of a step: a transaction that the user's code and Edda share, and Edda ends."""
 
     connection: StepSession
@@ -289,11 +289,11 @@ class Sessions:
     def __init__(
         self,
         target: SessionTarget,
-        storage: Joints,
+        storage: Transactions,
         *,
         engine: AsyncEngine | None = None,
         pool_size: int = 5,
-        probe: Probe | None = None,
+        probe: StatementProbe | None = None,
     ) -> None:
         _check(engine)
         self._engine = engine or _open_engine(target, pool_size)
@@ -308,7 +308,7 @@ class Sessions:
             event.listen(self._engine.sync_engine, "close", lambda gone, _: self._connections.discard(gone))
             event.listen(self._engine.sync_engine, "connect", self._wait_for_cluster)
 
-    def make(self, ledger: Ledger) -> tuple[StepSession, SessionJoint]:
+    def make(self, ledger: SavepointLog) -> tuple[StepSession, StepTransaction]:
         session = StepSession(
             self._engine,
             expire_on_commit=False,
@@ -317,7 +317,7 @@ class Sessions:
             ledger=ledger,
             check=self._check_connection,
         )
-        return session, SessionJoint(session, self.dialect, self._probe, is_certified=self._storage.is_certified)
+        return session, StepTransaction(session, self.dialect, self._probe, is_certified=self._storage.is_certified)
 
     def _wait_for_cluster(self, connection: Any, _: object) -> None:
         """A step that goes on at another node of a cluster sees what the steps before it committed, as elsewhere."""
@@ -367,7 +367,7 @@ def _keeps_prepared_statements(connection: Connection) -> bool:
     return getattr(adapter, "_prepared_statement_cache", None) is not None
 
 
-class _PatientPool(AsyncAdaptedQueuePool):
+class _WaitingPool(AsyncAdaptedQueuePool):
     """Whoever finds no free connection waits for one, however long that takes."""
 
     __module__ = AsyncAdaptedQueuePool.__module__  # the log is named by it: what the pool says is SQLAlchemy's to say
@@ -383,7 +383,7 @@ class _PatientPool(AsyncAdaptedQueuePool):
 def _open_engine(target: SessionTarget, size: int) -> AsyncEngine:
     """Connected as the storage is, by the storage's own connections."""
     pool: dict[str, Any] = {
-        "poolclass": _PatientPool,
+        "poolclass": _WaitingPool,
         # What one step holds while its code runs another cannot use: more of them share the server's commits.
         "pool_size": 3 * size,
         "max_overflow": 0,
@@ -429,11 +429,11 @@ def _note_read_only(context: ExceptionContext) -> None:
         driver.is_read_only = True
 
 
-def join(session: AsyncSession) -> GuestJoint:
+def join(session: AsyncSession) -> CallerTransaction:
     """A session from outside of any workflow, such as a web handler's."""
     if not isinstance(session, AsyncSession):
         raise TypeError(f"session: expected an AsyncSession of SQLAlchemy, got {type(session).__name__}")
-    return GuestJoint(session, dialect_of(session.get_bind().dialect.name))
+    return CallerTransaction(session, dialect_of(session.get_bind().dialect.name))
 
 
 def after_commit(session: AsyncSession, call: Callable[[], object]) -> None:

@@ -11,27 +11,27 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from edda.core.model import Dispatch, Done, Outgoing, RunId, Start, WorkerId
+from edda.core.model import StagedEvent, StepCommit, OutboxEvent, RunId, Start, WorkerId
 from edda.errors import LeaseLostError, StorageConflictError
 
-from .ports import Dialect, Joint
+from .ports import Dialect, SharedTransaction
 
 
-class StepRecord(Struct, frozen=True):
+class StepCommitWrite(Struct, frozen=True):
     """What goes in with a step's own writes."""
 
     worker: WorkerId
     run_id: RunId
     epoch: int
     gen: int
-    done: Done
-    dispatches: tuple[Dispatch, ...] = ()
-    outgoing: tuple[Outgoing, ...] = ()
+    done: StepCommit
+    dispatches: tuple[StagedEvent, ...] = ()
+    outgoing: tuple[OutboxEvent, ...] = ()
     taken: tuple[int, ...] = ()
     """Offers of messages that the step has used: they must not be offered again."""
 
 
-class Known(Struct, frozen=True):
+class ExistingRun(Struct, frozen=True):
     """A run whose id was asked for again."""
 
     workflow: str
@@ -88,7 +88,7 @@ INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, start_seq, 
 VALUES (:run_id, :workflow, 'running', NULL, 0, 0, :newest, :ready_at)"""
 
 
-async def record(joint: Joint, step: StepRecord) -> None:
+async def record(joint: SharedTransaction, step: StepCommitWrite) -> None:
     """`LeaseLostError` if the run is another worker's now; the driver's own error if the step is done already."""
     done = step.done
     values = {
@@ -111,7 +111,7 @@ async def record(joint: Joint, step: StepRecord) -> None:
     await send(joint, step.outgoing)
 
 
-async def wait_for_others(joint: Joint, run_id: RunId) -> None:
+async def wait_for_others(joint: SharedTransaction, run_id: RunId) -> None:
     """Until no other transaction is about to record a step of the run: who was is committed or rolled back then. On a
     cluster that holds once this one is committed: the other's COMMIT came first and refuses this one, or is refused."""
     if joint.is_certified:
@@ -120,7 +120,7 @@ async def wait_for_others(joint: Joint, run_id: RunId) -> None:
     await joint.fetch(_LOCK + _ALONE[joint.dialect], {"run_id": run_id})
 
 
-async def take(joint: Joint, key: bytes) -> bytes | None:
+async def take(joint: SharedTransaction, key: bytes) -> bytes | None:
     """The first message under a `once` key, where nobody else can write meanwhile: it is gone with the commit."""
     rows = await joint.fetch(_FIRST, {"key": key})
     if not rows:
@@ -130,18 +130,18 @@ async def take(joint: Joint, key: bytes) -> bytes | None:
     return bytes(body)
 
 
-async def give_back(joint: Joint, offers: Sequence[int]) -> None:
+async def give_back(joint: SharedTransaction, offers: Sequence[int]) -> None:
     """Messages that were taken and not used: they are offered again now, not when the lease is over."""
     for seq in offers:
         await joint.execute("UPDATE edda_dispatch SET due = 0 WHERE seq = :seq", {"seq": seq})
 
 
-async def dispatch(joint: Joint, dispatches: Sequence[Dispatch]) -> None:
+async def dispatch(joint: SharedTransaction, dispatches: Sequence[StagedEvent]) -> None:
     for one in dispatches:
         await joint.execute(_DISPATCH, {"kind": str(one.kind), "body": one.body})
 
 
-async def send(joint: Joint, events: Sequence[Outgoing]) -> None:
+async def send(joint: SharedTransaction, events: Sequence[OutboxEvent]) -> None:
     for event in events:
         await joint.execute(
             _SEND,
@@ -157,7 +157,7 @@ async def send(joint: Joint, events: Sequence[Outgoing]) -> None:
         )
 
 
-async def start(joint: Joint, run: Start) -> bool:
+async def start(joint: SharedTransaction, run: Start) -> bool:
     """False if there is a run with this id."""
     values = {
         "run_id": run.run_id,
@@ -180,13 +180,13 @@ async def start(joint: Joint, run: Start) -> bool:
     return True
 
 
-async def find(joint: Joint, run_id: RunId) -> Known | None:
+async def find(joint: SharedTransaction, run_id: RunId) -> ExistingRun | None:
     """A run that is there, maybe since a moment ago in the same transaction."""
     rows = await joint.fetch(_KNOWN + _FRESH[joint.dialect], {"run_id": run_id})
     if not rows:
         return None
     ((workflow, gen, input),) = rows  # MySQL keeps the name as bytes, which no collation compares
-    return Known(workflow.decode() if isinstance(workflow, bytes) else workflow, gen, bytes(input))
+    return ExistingRun(workflow.decode() if isinstance(workflow, bytes) else workflow, gen, bytes(input))
 
 
 def _run_statement(dialect: Dialect) -> str:

@@ -11,56 +11,56 @@ from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from edda.core.model import (
-    Accepted,
-    Bundle,
+    AcceptResult,
+    RunWrite,
     CancelOutcome,
     Claim,
-    Delivery,
-    Done,
+    InboxItem,
+    StepCommit,
     Entry,
-    Fact,
+    RunValue,
     Fence,
-    Incoming,
-    Outgoing,
-    OutgoingRecord,
-    OutgoingState,
-    Receipt,
-    Registered,
+    NewEvent,
+    OutboxEvent,
+    OutboxRow,
+    OutboxState,
+    SendResult,
+    WorkerStatus,
     RunFilter,
     RunId,
     RunRecord,
-    Shapes,
+    MatchPaths,
     Start,
-    StoredDispatch,
+    StagedEventRow,
     StoredEvent,
     Takeover,
     Wait,
-    Watcher,
+    EndWatcher,
     WorkerId,
     WorkerInfo,
-    Written,
+    BatchResult,
 )
 from edda.core.states import RunStatus
 from edda.core.survey import (
     Audit,
     Backlog,
-    Bucket,
-    Consumer,
+    TimeBucket,
+    EventReceiver,
     Definition,
     EventQuery,
-    Form,
+    EventSchema,
     Generation,
     Latency,
-    Reopened,
+    ReopenOutcome,
     RunQuery,
-    StandingWait,
+    WaitRow,
     WorkerRecord,
 )
 from edda.errors import AppError, StorageUnavailableError
 
 from .memory_database import MemoryDatabase
 from .memory_tables import wall_clock
-from .ports import Joint, Probe
+from .ports import SharedTransaction, StatementProbe
 from .session_target import SessionTarget
 
 P = ParamSpec("P")
@@ -76,7 +76,7 @@ class MemoryStorage:
         self,
         *,
         now: Callable[[], int] = wall_clock,
-        probe: Probe | None = None,
+        probe: StatementProbe | None = None,
         database: MemoryDatabase | None = None,
     ) -> None:
         self.database = database or MemoryDatabase(now)
@@ -120,7 +120,7 @@ class MemoryStorage:
     async def now(self) -> int:
         return await self._commit(self.database.now)
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         return await self._commit(self.database.write, fence, batch, token)
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
@@ -138,7 +138,7 @@ class MemoryStorage:
     async def retire(self, worker: WorkerId, died: bool = False) -> None:
         await self._commit(self.database.retire, worker, died)
 
-    async def roster(self) -> tuple[Registered, ...]:
+    async def roster(self) -> tuple[WorkerStatus, ...]:
         return await self._commit(self.database.roster)
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
@@ -188,7 +188,7 @@ class MemoryStorage:
     async def unpark(self, workflows: Sequence[str]) -> int:
         return await self._commit(self.database.unpark, workflows)
 
-    async def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
+    async def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         return await self._commit(self.database.mail, worker)
 
     async def start(self, starts: Sequence[Start]) -> frozenset[RunId]:
@@ -200,10 +200,10 @@ class MemoryStorage:
     async def get(self, run_id: RunId) -> RunRecord | None:
         return await self._commit(self.database.get, run_id)
 
-    async def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+    async def watch(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
         return await self._commit(self.database.watch, run_id, watcher)
 
-    async def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
+    async def watchers(self, run_id: RunId) -> tuple[EndWatcher, ...]:
         return await self._commit(self.database.watchers, run_id)
 
     async def history(
@@ -222,14 +222,14 @@ class MemoryStorage:
         return await self._commit(self.database.find, filter)
 
     async def accept(
-        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
-    ) -> Accepted | None:
+        self, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> AcceptResult | None:
         return await self._commit(self.database.accept, post, versions, forwarded)
 
-    async def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+    async def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
         return await self._commit(self.database.dispatches, limit)
 
-    async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
+    async def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         return await self._commit(self.database.shapes, types)
 
     async def learn(self, type: str, shape: str) -> int:
@@ -253,30 +253,30 @@ class MemoryStorage:
     async def waits(self, run_id: RunId) -> tuple[Wait, ...]:
         return await self._commit(self.database.waits, run_id)
 
-    async def enqueue(self, events: Sequence[Outgoing]) -> None:
+    async def enqueue(self, events: Sequence[OutboxEvent]) -> None:
         await self._commit(self.database.enqueue, events)
 
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
+    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         return await self._commit(self.database.claim_outgoing, limit, lease)
 
-    async def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
+    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
         await self._commit(self.database.settle_outgoing, receipts)
 
     async def next_outgoing(self) -> int | None:
         return await self._commit(self.database.next_outgoing)
 
     async def find_outgoing(
-        self, state: OutgoingState | None = None, after: int = 0, limit: int = 50
-    ) -> tuple[OutgoingRecord, ...]:
+        self, state: OutboxState | None = None, after: int = 0, limit: int = 50
+    ) -> tuple[OutboxRow, ...]:
         return await self._commit(self.database.find_outgoing, state, after, limit)
 
     async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
         return await self._commit(self.database.retry_outgoing, ids)
 
-    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
+    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
         return await self._commit(self.database.facts, run_id, name)
 
-    async def begin(self, holder: str = "") -> Joint:
+    async def begin(self, holder: str = "") -> SharedTransaction:
         raise AppError("ctx.transaction() needs a database: memory:// has none; use sqlite:///file.db")
 
     @property
@@ -286,11 +286,11 @@ class MemoryStorage:
     async def take_turn(self, holder: str = "") -> MemoryTurn:
         return MemoryTurn()
 
-    async def done(self, run_id: RunId, gen: int, step: str) -> Done | None:
+    async def done(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
         """Always None: such a row comes only with a transaction of the user's own."""
         return None
 
-    async def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+    async def take(self, key: bytes, lease: int) -> StagedEventRow | None:
         return await self._commit(self.database.take, key, lease)
 
     async def prune_events(self, before: int, limit: int) -> int:
@@ -332,10 +332,10 @@ class MemoryStorage:
     async def event(self, seq: int) -> StoredEvent | None:
         return await self._commit(self.database.event, seq)
 
-    async def consumers(self, seq: int, limit: int) -> tuple[Consumer, ...]:
+    async def consumers(self, seq: int, limit: int) -> tuple[EventReceiver, ...]:
         return await self._commit(self.database.consumers, seq, limit)
 
-    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[StandingWait, ...]:
+    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
         return await self._commit(self.database.standing, type, after, limit)
 
     async def crew(self) -> tuple[WorkerRecord, ...]:
@@ -344,13 +344,13 @@ class MemoryStorage:
     async def backlog(self) -> Backlog:
         return await self._commit(self.database.backlog)
 
-    async def buckets(self, since: int, width: int, count: int) -> tuple[Bucket, ...]:
+    async def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
         return await self._commit(self.database.buckets, since, width, count)
 
     async def latency(self, since: int, most: int) -> Latency:
         return await self._commit(self.database.latency, since, most)
 
-    async def forms(self, workflow: str) -> tuple[Form, ...]:
+    async def forms(self, workflow: str) -> tuple[EventSchema, ...]:
         return await self._commit(self.database.forms, workflow)
 
     async def definitions(self) -> tuple[Definition, ...]:
@@ -359,7 +359,7 @@ class MemoryStorage:
     async def pulse_mark(self) -> str:
         return await self._commit(self.database.pulse_mark)
 
-    async def reopen(self, run_id: RunId, gen: int, keep: int) -> Reopened:
+    async def reopen(self, run_id: RunId, gen: int, keep: int) -> ReopenOutcome:
         return await self._commit(self.database.reopen, run_id, gen, keep)
 
     async def resume(self, run_id: RunId) -> bool:
@@ -377,7 +377,7 @@ class MemoryStorage:
     async def audits(self, before: int | None, limit: int) -> tuple[Audit, ...]:
         return await self._commit(self.database.audits, before, limit)
 
-    async def define(self, definitions: Sequence[Definition], forms: Sequence[Form]) -> None:
+    async def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
         await self._commit(self.database.define, definitions, forms)
 
 

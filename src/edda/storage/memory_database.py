@@ -11,52 +11,52 @@ from msgspec.structs import replace
 from edda.core.model import (
     NO_CRASHES,
     SUSPECT_DEATHS,
-    Absorb,
-    Bundle,
+    AckInbox,
+    RunWrite,
     CancelOutcome,
     Claim,
     ClaimedRun,
-    Delivery,
+    InboxItem,
     End,
     Entry,
     EntryKind,
     Fence,
-    OutgoingState,
+    OutboxState,
     Recur,
-    Registered,
-    Release,
+    WorkerStatus,
+    Suspend,
     RunFilter,
     RunId,
     RunRecord,
     Start,
     Takeover,
-    Watcher,
+    EndWatcher,
     WorkerId,
     WorkerInfo,
-    Written,
+    BatchResult,
     unpark_pause,
 )
 from edda.core.states import RunStatus
 from edda.errors import StorageDuplicateError
 
-from .memory_lineage import MemoryLineage
+from .memory_lineage import MemoryJournal
 from .memory_outbox import MemoryOutbox
 from .memory_steering import MemorySteering
 from .memory_survey import MemorySurvey
-from .memory_tables import Result, Sched, check_values, wall_clock
+from .memory_tables import Result, OpenRun, check_values, wall_clock
 from .ports import AT_ONCE, RECLAIM
 
 TAKEOVER_LIMIT = 5_000
 
 
-class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
+class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
     def __init__(self, now: Callable[[], int] = wall_clock) -> None:
         super().__init__(now)
         self.listeners: set[asyncio.Event] = set()
 
     # The journal
 
-    def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         stored = self.fences.get(fence.worker)
         if stored is None or stored.claims < fence.claims or replace(stored, claims=fence.claims) != fence:
             return None
@@ -77,9 +77,9 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
                 ready.add(bundle.run_id)
             if not refused:
                 self.send(bundle.letters)
-        return Written(frozenset(ready), unmet)
+        return BatchResult(frozenset(ready), unmet)
 
-    def _check(self, bundle: Bundle) -> None:
+    def _check(self, bundle: RunWrite) -> None:
         for record in _parts(bundle):
             check_values(record)
         seqs = {entry.seq for entry in bundle.entries}
@@ -91,7 +91,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
         if isinstance(bundle.move, End) and bundle.run_id in self.results:
             raise StorageDuplicateError(f"run {bundle.run_id} has a result")
 
-    def _add(self, worker: WorkerId, bundle: Bundle) -> None:
+    def _add(self, worker: WorkerId, bundle: RunWrite) -> None:
         if start := bundle.start:
             owner = worker if start.ready_at is None else None
             self.insert(
@@ -108,7 +108,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
         if bundle.undoing and (sched := self.scheds.get(bundle.run_id)):
             sched.undoing = True
 
-    def _settle_waits(self, bundle: Bundle) -> frozenset[str]:
+    def _settle_waits(self, bundle: RunWrite) -> frozenset[str]:
         """Returns the steps that are not registered, because there is mail to read first."""
         sched = self.scheds.get(bundle.run_id)
         if sched is None:
@@ -117,11 +117,11 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
         self.give_back(bundle)
         if not bundle.waits:
             return frozenset()
-        if isinstance(bundle.move, Absorb | Release) and sched.delivered != bundle.move.absorbed:
+        if isinstance(bundle.move, AckInbox | Suspend) and sched.delivered != bundle.move.absorbed:
             return frozenset(wait.step for wait in bundle.waits)
         return self.register_waits(sched, bundle.waits)
 
-    def _move(self, bundle: Bundle, stays: bool) -> bool:
+    def _move(self, bundle: RunWrite, stays: bool) -> bool:
         """Whether the run is ready again at once."""
         sched = self.scheds.get(bundle.run_id)
         match bundle.move:
@@ -131,9 +131,9 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
                     rows.pop(bundle.run_id, None)
             case Recur() as move if sched and not stays:
                 self.recur(sched, bundle.gen, move)
-            case Release() as move if sched and not stays:
+            case Suspend() as move if sched and not stays:
                 return sched.release(move, self.now())
-            case Absorb(absorbed) | Release(absorbed) | Recur(absorbed) | End(absorbed=int(absorbed)) if sched:
+            case AckInbox(absorbed) | Suspend(absorbed) | Recur(absorbed) | End(absorbed=int(absorbed)) if sched:
                 sched.absorbed = absorbed
         return False
 
@@ -143,7 +143,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
     def owned(self, worker: WorkerId) -> dict[RunId, int]:
         return {sched.run_id: sched.epoch for sched in self._owned_by(worker)}
 
-    def _owned_by(self, worker: WorkerId) -> list[Sched]:
+    def _owned_by(self, worker: WorkerId) -> list[OpenRun]:
         return [sched for sched in self.scheds.values() if sched.owner == worker]
 
     # Workers
@@ -158,9 +158,9 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
         self.registered[worker.id] = now
         return now
 
-    def roster(self) -> tuple[Registered, ...]:
+    def roster(self) -> tuple[WorkerStatus, ...]:
         now = self.now()
-        return tuple(Registered(self.infos[id], expires < now) for id, expires in self.workers.items())
+        return tuple(WorkerStatus(self.infos[id], expires < now) for id, expires in self.workers.items())
 
     def retire(self, worker: WorkerId, died: bool = False) -> None:
         self.fences.pop(worker, None)
@@ -181,7 +181,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
         orphans = [s for s in self.scheds.values() if s.owner is not None and s.owner not in self.fences]
         return self._free(orphans, died=True)
 
-    def _free(self, scheds: Sequence[Sched], died: bool) -> int:
+    def _free(self, scheds: Sequence[OpenRun], died: bool) -> int:
         now = self.now()
         for sched in scheds:
             if died:
@@ -190,7 +190,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
                 sched.free(now)
         return len(scheds)
 
-    def _last_seq(self, sched: Sched) -> int:
+    def _last_seq(self, sched: OpenRun) -> int:
         return max(self.histories.get((sched.run_id, sched.gen), {}), default=0)
 
     def disown(self, run_id: RunId) -> bool:
@@ -214,7 +214,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
         now = self.now()
         self.workers = {worker: min(expires, now + lease) for worker, expires in self.workers.items()}
         for seq, record in self.outbox.items():
-            if record.state is OutgoingState.PENDING and record.due > now + RECLAIM:
+            if record.state is OutboxState.PENDING and record.due > now + RECLAIM:
                 self.outbox[seq] = replace(record, due=now + RECLAIM)
         for seq, (due, dispatch) in self.waiting_dispatches.items():
             self.waiting_dispatches[seq] = min(due, now + RECLAIM), dispatch
@@ -223,7 +223,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
             sched.ready_at = 0
         return len(late)
 
-    def _is_late(self, sched: Sched, now: int) -> bool:
+    def _is_late(self, sched: OpenRun, now: int) -> bool:
         """Unowned and `running` was ready when it was written: only a start with a delay is due later."""
         ready_at = sched.ready_at
         if sched.owner is not None or sched.status is not RunStatus.RUNNING or ready_at is None or ready_at <= now:
@@ -285,12 +285,12 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
     def has_suspects(self, workflows: Sequence[str]) -> bool:
         return any(s.suspect_at is not None and s.workflow in workflows for s in self.scheds.values())
 
-    def _unowned(self, workflows: Sequence[str]) -> Iterable[tuple[int, Sched]]:
+    def _unowned(self, workflows: Sequence[str]) -> Iterable[tuple[int, OpenRun]]:
         for sched in self.scheds.values():
             if sched.owner is None and sched.ready_at is not None and sched.workflow in workflows:
                 yield sched.ready_at, sched
 
-    def _claim(self, worker: WorkerId, sched: Sched) -> ClaimedRun:
+    def _claim(self, worker: WorkerId, sched: OpenRun) -> ClaimedRun:
         sched.owner, sched.epoch, sched.ready_at = worker, sched.epoch + 1, None
         sched.status, sched.reason = RunStatus.RUNNING, None
         start = self.runs[sched.run_id][sched.gen]
@@ -335,15 +335,15 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
                 moved += 1
         return moved
 
-    def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
+    def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         owned = sorted(self._owned_by(worker), key=lambda sched: sched.run_id)
         return tuple(letter for sched in owned for letter in self._mail(sched))
 
-    def _mail(self, sched: Sched) -> tuple[Delivery, ...]:
+    def _mail(self, sched: OpenRun) -> tuple[InboxItem, ...]:
         inbox = self.inboxes.get(sched.run_id, {})
         return tuple(self._opened(inbox[n]) for n in range(sched.absorbed + 1, sched.delivered + 1) if n in inbox)
 
-    def _opened(self, letter: Delivery) -> Delivery:
+    def _opened(self, letter: InboxItem) -> InboxItem:
         """An event's letter has only its number."""
         stored = None if letter.event is None else self.events.get(letter.event)
         return replace(letter, value=stored.event.body) if stored else letter
@@ -370,7 +370,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
     def get(self, run_id: RunId) -> RunRecord | None:
         return self.record(run_id, self.now()) if run_id in self.runs else None
 
-    def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+    def watch(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
         check_values(watcher)
         self.add_watcher(run_id, watcher)
         return self.get(run_id)
@@ -394,7 +394,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryLineage, MemoryOutbox):
             listener.set()
 
 
-def _parts(bundle: Bundle) -> Iterator[Struct]:
+def _parts(bundle: RunWrite) -> Iterator[Struct]:
     """All that is stored of it."""
     yield bundle
     yield from (part for part in (bundle.start, bundle.move) if part is not None)

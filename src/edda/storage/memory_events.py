@@ -8,32 +8,32 @@ from heapq import nsmallest
 from msgspec.structs import replace
 
 from edda.core.model import (
-    Accepted,
-    Bundle,
+    AcceptResult,
+    RunWrite,
     EntryKind,
     EventKey,
-    Incoming,
+    NewEvent,
     RunId,
-    Shapes,
+    MatchPaths,
     StoredEvent,
     Wait,
 )
 
-from .memory_tables import Sched, check_text, check_values
-from .memory_talk import MemoryTalk
+from .memory_tables import OpenRun, check_text, check_values
+from .memory_talk import MemoryStaging
 
 
-class MemoryEvents(MemoryTalk):
+class MemoryEvents(MemoryStaging):
     # Accepting
 
     def accept(
-        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
-    ) -> Accepted | None:
+        self, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> AcceptResult | None:
         for incoming in post:
             for record in (incoming.event, *incoming.starts):
                 check_values(record)
         types = {incoming.event.type for incoming in post}
-        if any(self.types.get(type, Shapes()).version != versions.get(type, 0) for type in types):
+        if any(self.types.get(type, MatchPaths()).version != versions.get(type, 0) for type in types):
             return None
         self.forward(forwarded)
         fresh, woke = set[int](), False
@@ -41,9 +41,9 @@ class MemoryEvents(MemoryTalk):
             if (incoming.event.source, incoming.event.id) not in self.numbers:
                 fresh.add(position)
                 woke |= self._take_in(incoming)
-        return Accepted(frozenset(fresh), woke)
+        return AcceptResult(frozenset(fresh), woke)
 
-    def _take_in(self, incoming: Incoming) -> bool:
+    def _take_in(self, incoming: NewEvent) -> bool:
         """Whether there is something to do for somebody."""
         event, seq = incoming.event, self.newest + 1
         self.events[seq] = StoredEvent(seq, self.now(), event)
@@ -59,7 +59,7 @@ class MemoryEvents(MemoryTalk):
             self.insert(start, ready_at=self.now() if start.ready_at is None else start.ready_at, start_seq=seq)
         return bool(had or started)
 
-    def _tell_all(self, incoming: Incoming, seq: int) -> list[RunId]:
+    def _tell_all(self, incoming: NewEvent, seq: int) -> list[RunId]:
         plain = {key.plain for key in incoming.keys if not key.once}
         takers = list(self._first_steps(plain, incoming.event.target))
         for run_id, step in takers:
@@ -88,7 +88,7 @@ class MemoryEvents(MemoryTalk):
 
     # Waiting: what the journal asks for, inside its own transaction
 
-    def register_waits(self, sched: Sched, waits: Sequence[Wait]) -> frozenset[str]:
+    def register_waits(self, sched: OpenRun, waits: Sequence[Wait]) -> frozenset[str]:
         """Returns the steps that are not registered: each found its event, or one that another step found too."""
         found = self._look(sched, waits)
         rows = self.waiting.setdefault(sched.run_id, {})
@@ -102,7 +102,7 @@ class MemoryEvents(MemoryTalk):
             self.deliver(sched, kinds[step], step=step, event=seq)
         return frozenset(found)
 
-    def _look(self, sched: Sched, waits: Sequence[Wait]) -> dict[str, int]:
+    def _look(self, sched: OpenRun, waits: Sequence[Wait]) -> dict[str, int]:
         shared = ((wait.step, self._find(sched, wait)) for wait in waits if not wait.once)
         found = {step: seq for step, seq in shared if seq is not None}
         for wait in waits:
@@ -110,11 +110,11 @@ class MemoryEvents(MemoryTalk):
                 found[wait.step] = seq
         return found
 
-    def _find(self, sched: Sched, wait: Wait) -> int | None:
+    def _find(self, sched: OpenRun, wait: Wait) -> int | None:
         floor = sched.start_seq if wait.floor is None else wait.floor
         return min((seq for seq in self._unseen(sched, wait) if seq > floor), default=None)
 
-    def _take(self, sched: Sched, wait: Wait, found: Collection[int]) -> int | None:
+    def _take(self, sched: OpenRun, wait: Wait, found: Collection[int]) -> int | None:
         """Away from all others, and not what another step of the run has just found."""
         unseen = self._unseen(sched, wait).difference(found)
         if not unseen:
@@ -124,15 +124,15 @@ class MemoryEvents(MemoryTalk):
             self.keys.get(key, set()).discard(seq)
         return seq
 
-    def _unseen(self, sched: Sched, wait: Wait) -> set[int]:
+    def _unseen(self, sched: OpenRun, wait: Wait) -> set[int]:
         had = {letter.event for letter in self.inboxes.get(sched.run_id, {}).values()}
         return (self.keys.get(wait.key, set()) | self.keys.get(wait.own_key, set())) - had
 
-    def drop(self, bundle: Bundle) -> None:
+    def drop(self, bundle: RunWrite) -> None:
         for step in bundle.drops:
             self.waiting.get(bundle.run_id, {}).pop(step, None)
 
-    def give_back(self, bundle: Bundle) -> None:
+    def give_back(self, bundle: RunWrite) -> None:
         inbox = self.inboxes.get(bundle.run_id, {})
         for n in bundle.frees:
             if n in inbox:
@@ -140,7 +140,7 @@ class MemoryEvents(MemoryTalk):
 
     # Shapes
 
-    def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
+    def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         return {type: self.types[type] for type in types if type in self.types}
 
     def learn(self, type: str, shape: str) -> int:
@@ -148,8 +148,8 @@ class MemoryEvents(MemoryTalk):
         check_text(shape)
         if (type, shape) not in self.filled:
             self.filled[type, shape] = self.newest
-            before = self.types.get(type, Shapes())
-            self.types[type] = Shapes(before.version + 1, tuple(sorted((*before.known, shape))))
+            before = self.types.get(type, MatchPaths())
+            self.types[type] = MatchPaths(before.version + 1, tuple(sorted((*before.known, shape))))
         return self.filled[type, shape]
 
     def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:

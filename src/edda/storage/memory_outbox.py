@@ -7,18 +7,18 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from edda.core.model import Outgoing, OutgoingRecord, OutgoingState, Postponed, Receipt, Refused, Sent
+from edda.core.model import OutboxEvent, OutboxRow, OutboxState, SendLater, SendResult, Rejected, Sent
 
 from .memory_tables import Tables, check_values
 
 
 class MemoryOutbox(Tables):
-    def enqueue(self, events: Sequence[Outgoing]) -> None:
+    def enqueue(self, events: Sequence[OutboxEvent]) -> None:
         for event in events:
             check_values(event)
         self.post_out(events)
 
-    def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
+    def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         now = self.now()
         claimed = [
             replace(record, due=now + lease, attempts=record.attempts + 1)
@@ -27,7 +27,7 @@ class MemoryOutbox(Tables):
         self.outbox.update((record.seq, record) for record in claimed)
         return tuple(claimed)
 
-    def _due(self, now: int) -> Iterator[OutgoingRecord]:
+    def _due(self, now: int) -> Iterator[OutboxRow]:
         """By number, and none behind one of its key that is not due."""
         held = set[str]()
         for record in self._pending():
@@ -36,24 +36,24 @@ class MemoryOutbox(Tables):
             elif record.event.key not in held:
                 yield record
 
-    def _pending(self) -> Iterator[OutgoingRecord]:
-        return (record for record in self.outbox.values() if record.state is OutgoingState.PENDING)
+    def _pending(self) -> Iterator[OutboxRow]:
+        return (record for record in self.outbox.values() if record.state is OutboxState.PENDING)
 
-    def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
+    def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
         for receipt in receipts:
             check_values(receipt)
         for receipt in receipts:
             record = self.outbox.get(receipt.seq)
-            if record and record.state is OutgoingState.PENDING and _counts(receipt, record):
+            if record and record.state is OutboxState.PENDING and _counts(receipt, record):
                 self._settle(record, receipt)
 
-    def _settle(self, record: OutgoingRecord, receipt: Receipt) -> None:
+    def _settle(self, record: OutboxRow, receipt: SendResult) -> None:
         match receipt:
             case Sent(seq):
-                self.outbox[seq] = replace(record, state=OutgoingState.SENT, reason=None, ended_at=self.now())
-            case Refused(seq, _, reason):
-                self.outbox[seq] = replace(record, state=OutgoingState.DEAD, reason=reason, ended_at=self.now())
-            case Postponed(seq, _, due, reason):
+                self.outbox[seq] = replace(record, state=OutboxState.SENT, reason=None, ended_at=self.now())
+            case Rejected(seq, _, reason):
+                self.outbox[seq] = replace(record, state=OutboxState.DEAD, reason=reason, ended_at=self.now())
+            case SendLater(seq, _, due, reason):
                 self._hold(record.event.key, due)
                 self.outbox[seq] = replace(record, due=due, reason=reason)
 
@@ -66,16 +66,16 @@ class MemoryOutbox(Tables):
         return None if first is None else max(0, first - self.now())
 
     def find_outgoing(
-        self, state: OutgoingState | None = None, after: int = 0, limit: int = 50
-    ) -> tuple[OutgoingRecord, ...]:
+        self, state: OutboxState | None = None, after: int = 0, limit: int = 50
+    ) -> tuple[OutboxRow, ...]:
         fitting = (r for r in self.outbox.values() if r.seq > after and state in (None, r.state))
         return tuple(islice(fitting, limit))
 
     def retry_outgoing(self, ids: Sequence[str] | None) -> int:
         dead = [
-            replace(record, state=OutgoingState.PENDING, due=0, attempts=0, ended_at=None)
+            replace(record, state=OutboxState.PENDING, due=0, attempts=0, ended_at=None)
             for record in self.outbox.values()
-            if record.state is OutgoingState.DEAD and (ids is None or record.event.id in ids)
+            if record.state is OutboxState.DEAD and (ids is None or record.event.id in ids)
         ]
         self.outbox.update((record.seq, record) for record in dead)
         return len(dead)
@@ -84,7 +84,7 @@ class MemoryOutbox(Tables):
         old = [
             (record.ended_at, record.seq)
             for record in self.outbox.values()
-            if record.state is OutgoingState.SENT and record.ended_at is not None and record.ended_at < before
+            if record.state is OutboxState.SENT and record.ended_at is not None and record.ended_at < before
         ]
         chosen = sorted(old)[:limit]
         for _, seq in chosen:
@@ -92,6 +92,6 @@ class MemoryOutbox(Tables):
         return len(chosen)
 
 
-def _counts(receipt: Receipt, record: OutgoingRecord) -> bool:
+def _counts(receipt: SendResult, record: OutboxRow) -> bool:
     """What was sent was sent, whoever did it; all else is said by who still holds the claim."""
     return isinstance(receipt, Sent) or receipt.attempts == record.attempts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from edda.core.model import MICROSECONDS, Delivery, RunId
+from edda.core.model import MICROSECONDS, InboxItem, RunId
 
 from .memory_tables import Tables
 
@@ -45,7 +45,7 @@ class MemoryPruning(Tables):
             del self.inboxes[letter.run_id][letter.n]
         return len(spent)
 
-    def _is_spent(self, letter: Delivery) -> bool:
+    def _is_spent(self, letter: InboxItem) -> bool:
         """A read letter of an open run stays as long as its event: it is what keeps the run from getting it again."""
         sched = self.scheds.get(letter.run_id)
         return sched is None or (letter.n <= sched.absorbed and letter.event not in self.events)

@@ -7,9 +7,9 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from edda.core.model import Entry, EntryKind, OutgoingState, RunId
+from edda.core.model import Entry, EntryKind, OutboxState, RunId
 from edda.core.states import RunStatus
-from edda.core.survey import Audit, Definition, Form, Reopened
+from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome
 
 from .memory_events import MemoryEvents
 from .memory_pruning import MemoryPruning
@@ -17,18 +17,18 @@ from .memory_tables import Result, check_values
 
 
 class MemorySteering(MemoryEvents, MemoryPruning):
-    def reopen(self, run_id: RunId, gen: int, keep: int) -> Reopened:
+    def reopen(self, run_id: RunId, gen: int, keep: int) -> ReopenOutcome:
         if run_id not in self.runs:
-            return Reopened.MISSING
+            return ReopenOutcome.MISSING
         result = self.results.get(run_id)
         if result is None or result.gen != gen:
-            return Reopened.OPEN
+            return ReopenOutcome.OPEN
         self._follow(run_id, self.results.pop(run_id))
         history = self.histories.get((run_id, gen), {})
         kept = {seq: history[seq] for seq in islice(sorted(history), keep)}
         self.histories[run_id, gen + 1] = kept
         self._let_go(run_id, kept.values())
-        return Reopened.DONE
+        return ReopenOutcome.DONE
 
     def _follow(self, run_id: RunId, result: Result) -> None:
         """Nobody's run once more, ready at once, and with all its letters read."""
@@ -64,7 +64,7 @@ class MemorySteering(MemoryEvents, MemoryPruning):
         return True
 
     def drop_outgoing(self, ids: Sequence[str]) -> int:
-        dead = [r.seq for r in self.outbox.values() if r.state is OutgoingState.DEAD and r.event.id in ids]
+        dead = [r.seq for r in self.outbox.values() if r.state is OutboxState.DEAD and r.event.id in ids]
         for seq in dead:
             del self.outbox[seq]
         return len(dead)
@@ -77,7 +77,7 @@ class MemorySteering(MemoryEvents, MemoryPruning):
         older = (audit for audit in reversed(self.noted) if before is None or audit.seq < before)
         return tuple(islice(older, limit))
 
-    def define(self, definitions: Sequence[Definition], forms: Sequence[Form]) -> None:
+    def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
         for record in (*definitions, *forms):
             check_values(record)
         self.known_workflows.update((definition.workflow, definition) for definition in definitions)

@@ -9,25 +9,25 @@ from itertools import islice
 
 from msgspec.structs import astuple
 
-from edda.core.model import OutgoingState, RunId, RunRecord, StoredEvent
+from edda.core.model import OutboxState, RunId, RunRecord, StoredEvent
 from edda.core.states import WAITING, RunStatus
 from edda.core.survey import (
     MOST_COUNTED,
     Backlog,
-    Bucket,
-    Consumer,
+    TimeBucket,
+    EventReceiver,
     Definition,
     EventQuery,
-    Form,
+    EventSchema,
     Generation,
     Latency,
     RunQuery,
-    StandingWait,
+    WaitRow,
     WorkerRecord,
 )
 
 from .latency import measure
-from .memory_tables import Result, Sched, Tables
+from .memory_tables import Result, OpenRun, Tables
 
 _CHANNEL = "channel/"
 
@@ -93,12 +93,12 @@ class MemorySurvey(Tables):
     def event(self, seq: int) -> StoredEvent | None:
         return self.events.get(seq)
 
-    def consumers(self, seq: int, limit: int) -> tuple[Consumer, ...]:
+    def consumers(self, seq: int, limit: int) -> tuple[EventReceiver, ...]:
         letters = (letter for inbox in self.inboxes.values() for letter in inbox.values() if letter.event == seq)
         told = sorted(letters, key=lambda letter: (letter.at, letter.run_id))[:limit]
-        return tuple(Consumer(x.run_id, self.record(x.run_id, x.at).workflow, x.step, x.at) for x in told)
+        return tuple(EventReceiver(x.run_id, self.record(x.run_id, x.at).workflow, x.step, x.at) for x in told)
 
-    def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[StandingWait, ...]:
+    def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
         fitting = sorted(
             (run_id, step)
             for run_id, waits in self.waiting.items()
@@ -106,7 +106,7 @@ class MemorySurvey(Tables):
             if type in (None, wait.type) and (after is None or (run_id, step) > after)
         )
         return tuple(
-            StandingWait(run_id, self.scheds[run_id].workflow, self.waiting[run_id][step])
+            WaitRow(run_id, self.scheds[run_id].workflow, self.waiting[run_id][step])
             for run_id, step in fitting[:limit]
         )
 
@@ -126,7 +126,7 @@ class MemorySurvey(Tables):
         now = self.now()
         ready = [s for s in self.scheds.values() if s.owner is None and s.ready_at is not None and s.ready_at <= now]
         waiting = [s for s in self.scheds.values() if s.status_at(now) in WAITING]
-        pending = [record for record in self.outbox.values() if record.state is OutgoingState.PENDING]
+        pending = [record for record in self.outbox.values() if record.state is OutboxState.PENDING]
         return Backlog(
             ready=min(len(ready), MOST_COUNTED),
             oldest_ready=min(map(self._ready_since, ready), default=None),
@@ -134,25 +134,25 @@ class MemorySurvey(Tables):
             oldest_wait=min(map(self._created, waiting), default=None),
             parked=_count(s.status_at(now) is RunStatus.PARKED for s in self.scheds.values()),
             outbox_pending=min(len(pending), MOST_COUNTED),
-            outbox_dead=_count(record.state is OutgoingState.DEAD for record in self.outbox.values()),
+            outbox_dead=_count(record.state is OutboxState.DEAD for record in self.outbox.values()),
             oldest_outgoing=pending[0].event.created_at if pending else None,
             dispatches=min(len(self.waiting_dispatches), MOST_COUNTED),
         )
 
-    def _ready_since(self, sched: Sched) -> int:
+    def _ready_since(self, sched: OpenRun) -> int:
         """Who is ready at once is so since its mail came, or else from its beginning."""
         letter = self.inboxes.get(sched.run_id, {}).get(sched.absorbed + 1)
         return sched.ready_at or (letter.at if letter else self._created(sched))
 
-    def _created(self, sched: Sched) -> int:
+    def _created(self, sched: OpenRun) -> int:
         return self.runs[sched.run_id][sched.gen].created_at
 
-    def buckets(self, since: int, width: int, count: int) -> tuple[Bucket, ...]:
+    def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
         started = (gens[0].created_at for gens in self.runs.values() if 0 in gens)
         starts = Counter((at - since) // width for at in started)
         ends = Counter(((result.ended_at - since) // width, result.status) for result in self.results.values())
         return tuple(
-            Bucket(
+            TimeBucket(
                 since + n * width,
                 starts[n],
                 ends[n, RunStatus.COMPLETED],
@@ -170,7 +170,7 @@ class MemorySurvey(Tables):
     def _duration(self, run_id: RunId, result: Result) -> int:
         return result.ended_at - self.runs[run_id][result.gen].created_at
 
-    def forms(self, workflow: str) -> tuple[Form, ...]:
+    def forms(self, workflow: str) -> tuple[EventSchema, ...]:
         return tuple(form for (of, _), form in sorted(self.known_forms.items()) if of == workflow)
 
     def definitions(self) -> tuple[Definition, ...]:

@@ -11,28 +11,28 @@ from msgspec.structs import astuple
 from edda.core.model import (
     NO_CRASHES,
     Crashes,
-    Delivery,
+    InboxItem,
     End,
     Entry,
     EntryKind,
-    Fact,
+    RunValue,
     Fence,
-    Outgoing,
-    OutgoingRecord,
-    OutgoingState,
-    Release,
+    OutboxEvent,
+    OutboxRow,
+    OutboxState,
+    Suspend,
     RunId,
-    Shapes,
+    MatchPaths,
     Start,
-    StoredDispatch,
+    StagedEventRow,
     StoredEvent,
     Wait,
-    Watcher,
+    EndWatcher,
     WorkerId,
     WorkerInfo,
 )
 from edda.core.states import ENDED, WAITING, RunStatus
-from edda.core.survey import Audit, Definition, Form
+from edda.core.survey import Audit, Definition, EventSchema
 from edda.errors import StorageRejectedError
 
 _RESTING = WAITING | {RunStatus.PARKED}
@@ -43,7 +43,7 @@ def wall_clock() -> int:
     return time.time_ns() // 1_000
 
 
-class Sched(Struct):
+class OpenRun(Struct):
     """The row of an open run, as `edda_sched` has it."""
 
     run_id: RunId
@@ -94,7 +94,7 @@ class Sched(Struct):
         self.ready_at, self.status, self.reason = 0, RunStatus.RUNNING, None
         self.crashes = NO_CRASHES
 
-    def release(self, move: Release, now: int) -> bool:
+    def release(self, move: Suspend, now: int) -> bool:
         """Whether mail had come, so that the run is ready again at once."""
         is_parked = move.status is RunStatus.PARKED
         mail = self.delivered != move.absorbed and not is_parked
@@ -133,9 +133,9 @@ class Tables:
         """Run -> generation -> how it was started."""
         self.histories: dict[tuple[RunId, int], dict[int, Entry]] = {}
         self.results: dict[RunId, Result] = {}
-        self.scheds: dict[RunId, Sched] = {}
-        self.inboxes: dict[RunId, dict[int, Delivery]] = {}
-        self.watching: dict[RunId, set[Watcher]] = {}
+        self.scheds: dict[RunId, OpenRun] = {}
+        self.inboxes: dict[RunId, dict[int, InboxItem]] = {}
+        self.watching: dict[RunId, set[EndWatcher]] = {}
         """Open run -> who is told its end."""
         self.events: dict[int, StoredEvent] = {}
         self.numbers: dict[tuple[str, str], int] = {}
@@ -143,20 +143,20 @@ class Tables:
         self.keys: dict[bytes, set[int]] = {}
         """Key -> the numbers of the events kept under it."""
         self.waiting: dict[RunId, dict[str, Wait]] = {}
-        self.types: dict[str, Shapes] = {}
+        self.types: dict[str, MatchPaths] = {}
         self.filled: dict[tuple[str, str], int] = {}
         """(type, shape) -> events after this number have their keys."""
         self.dispatched = 0
         """The number of the last dispatch; none is given out twice."""
-        self.waiting_dispatches: dict[int, tuple[int, StoredDispatch]] = {}
+        self.waiting_dispatches: dict[int, tuple[int, StagedEventRow]] = {}
         """Its number -> when it is due, and what it is."""
         self.queued = 0
         """The number of the last event for others."""
-        self.outbox: dict[int, OutgoingRecord] = {}
-        self.said: dict[RunId, dict[str, Fact]] = {}
+        self.outbox: dict[int, OutboxRow] = {}
+        self.said: dict[RunId, dict[str, RunValue]] = {}
         self.noted: list[Audit] = []
         self.known_workflows: dict[str, Definition] = {}
-        self.known_forms: dict[tuple[str, str], Form] = {}
+        self.known_forms: dict[tuple[str, str], EventSchema] = {}
         """(workflow, type of event) -> the form."""
 
     @property
@@ -175,7 +175,7 @@ class Tables:
         owner: WorkerId | None = None,
     ) -> None:
         self.runs.setdefault(start.run_id, {})[gen] = start
-        self.scheds[start.run_id] = Sched(start.run_id, start.workflow, gen, epoch, owner, ready_at, start_seq)
+        self.scheds[start.run_id] = OpenRun(start.run_id, start.workflow, gen, epoch, owner, ready_at, start_seq)
 
     def insert_unowned(self, starts: Iterable[Start]) -> frozenset[RunId]:
         """Returns the ids that are new."""
@@ -188,16 +188,16 @@ class Tables:
         return frozenset(new)
 
     def deliver(
-        self, sched: Sched, kind: EntryKind, *, step: str = "", value: bytes = b"", event: int | None = None
+        self, sched: OpenRun, kind: EntryKind, *, step: str = "", value: bytes = b"", event: int | None = None
     ) -> None:
         sched.delivered += 1
-        letter = Delivery(sched.run_id, sched.delivered, kind, self.now(), step, value, event)
+        letter = InboxItem(sched.run_id, sched.delivered, kind, self.now(), step, value, event)
         self.inboxes.setdefault(sched.run_id, {})[letter.n] = letter
 
-    def post_out(self, events: Iterable[Outgoing]) -> None:
+    def post_out(self, events: Iterable[OutboxEvent]) -> None:
         for event in events:
             self.queued += 1
-            record = OutgoingRecord(self.queued, event, OutgoingState.PENDING, 0, 0, reason=None, ended_at=None)
+            record = OutboxRow(self.queued, event, OutboxState.PENDING, 0, 0, reason=None, ended_at=None)
             self.outbox[record.seq] = record
 
 
@@ -208,7 +208,7 @@ def check_values(record: Struct) -> None:
             check_text(value)
         elif isinstance(value, int) and value not in _INT64:
             raise StorageRejectedError(f"{value} does not fit into 64 bits")
-    if isinstance(record, End | Release) and (record.status in ENDED) is not isinstance(record, End):
+    if isinstance(record, End | Suspend) and (record.status in ENDED) is not isinstance(record, End):
         raise StorageRejectedError(f"{record.status} is no status for {type(record).__name__}")
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from edda.core.model import Bundle, DispatchKind, Fact, RunId, StoredDispatch
+from edda.core.model import RunWrite, StagedKind, RunValue, RunId, StagedEventRow
 from edda.errors import StorageConflictError
 
 from .memory_tables import Tables
 
 
-class MemoryTalk(Tables):
-    def say(self, bundle: Bundle) -> None:
+class MemoryStaging(Tables):
+    def say(self, bundle: RunWrite) -> None:
         """What goes in with a bundle's entries."""
         for dispatch in bundle.dispatches:
             self._dispatch(dispatch.kind, dispatch.body, due=0)
@@ -20,21 +20,21 @@ class MemoryTalk(Tables):
         if bundle.facts:
             self.said.setdefault(bundle.run_id, {}).update((fact.name, fact) for fact in bundle.facts)
 
-    def _dispatch(self, kind: DispatchKind, body: bytes, due: int) -> StoredDispatch:
+    def _dispatch(self, kind: StagedKind, body: bytes, due: int) -> StagedEventRow:
         self.dispatched += 1
-        stored = StoredDispatch(self.dispatched, kind, body)
+        stored = StagedEventRow(self.dispatched, kind, body)
         self.waiting_dispatches[stored.seq] = due, stored
         return stored
 
-    def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+    def take(self, key: bytes, lease: int) -> StagedEventRow | None:
         kept = self.keys.get(key)
         if not kept:
             return None
         seq = min(kept)
         kept.remove(seq)
-        return self._dispatch(DispatchKind.OFFER, self.events[seq].event.body, due=self.now() + lease)
+        return self._dispatch(StagedKind.OFFER, self.events[seq].event.body, due=self.now() + lease)
 
-    def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+    def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
         now = self.now()
         return tuple(islice((stored for due, stored in self.waiting_dispatches.values() if due <= now), limit))
 
@@ -45,5 +45,5 @@ class MemoryTalk(Tables):
         for number in set(numbers):
             del self.waiting_dispatches[number]
 
-    def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
+    def facts(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
         return tuple(fact for _, fact in sorted(self.said.get(run_id, {}).items()) if name in (None, fact.name))

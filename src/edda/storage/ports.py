@@ -12,49 +12,49 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from edda.core.model import (
     MICROSECONDS,
-    Accepted,
-    Bundle,
+    AcceptResult,
+    RunWrite,
     CancelOutcome,
     Claim,
-    Delivery,
-    Done,
+    InboxItem,
+    StepCommit,
     Entry,
-    Fact,
+    RunValue,
     Fence,
-    Incoming,
-    Outgoing,
-    OutgoingRecord,
-    OutgoingState,
-    Receipt,
-    Registered,
+    NewEvent,
+    OutboxEvent,
+    OutboxRow,
+    OutboxState,
+    SendResult,
+    WorkerStatus,
     RunFilter,
     RunId,
     RunRecord,
-    Shapes,
+    MatchPaths,
     Start,
-    StoredDispatch,
+    StagedEventRow,
     StoredEvent,
     Takeover,
     Wait,
-    Watcher,
+    EndWatcher,
     WorkerId,
     WorkerInfo,
-    Written,
+    BatchResult,
 )
 from edda.core.states import RunStatus
 from edda.core.survey import (
     Audit,
     Backlog,
-    Bucket,
-    Consumer,
+    TimeBucket,
+    EventReceiver,
     Definition,
     EventQuery,
-    Form,
+    EventSchema,
     Generation,
     Latency,
-    Reopened,
+    ReopenOutcome,
     RunQuery,
-    StandingWait,
+    WaitRow,
     WorkerRecord,
 )
 
@@ -67,7 +67,7 @@ AT_ONCE = 5 * MICROSECONDS
 """A new run whose due time is no further than this from its start was to begin at once."""
 
 
-class Probe(Protocol):
+class StatementProbe(Protocol):
     """Stands beside every statement; tests crash or cut the connection there by raising."""
 
     def before(self, statement: str) -> None: ...
@@ -76,7 +76,7 @@ class Probe(Protocol):
 
 
 class Journal(Protocol):
-    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         """Write the batch in one commit if the fence row still says `fence`; None if it does not.
 
         The same statement stores `token` in the fence row, so that the writer can tell after a lost answer whether it
@@ -108,7 +108,7 @@ class Workers(Protocol):
         """
         ...
 
-    async def roster(self) -> tuple[Registered, ...]:
+    async def roster(self) -> tuple[WorkerStatus, ...]:
         """Everybody who is registered."""
         ...
 
@@ -145,12 +145,12 @@ class Workers(Protocol):
         """Forget the deaths of a run whose steps in flight have ended since, if its owner still holds this epoch."""
         ...
 
-    async def pulse(self) -> Pulse:
+    async def pulse(self) -> HeartbeatConnection:
         """A heartbeat connection of its own, for the thread and loop that calls this."""
         ...
 
 
-class Pulse(Protocol):
+class HeartbeatConnection(Protocol):
     async def beat(self, worker: WorkerId, lease: int) -> int | None:
         """Prolong the lease; the database's time, or None if the worker was taken over."""
         ...
@@ -162,7 +162,7 @@ class Pulse(Protocol):
     async def close(self) -> None: ...
 
 
-class Queue(Protocol):
+class ClaimQueue(Protocol):
     async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, seen: int = 0) -> Claim:
         """Take due runs, and count the claim in the same commit. Nothing is claimed if fewer than `seen` claims of
         this worker are counted: the database has lost some of them, and with them the runs they brought."""
@@ -189,7 +189,7 @@ class Queue(Protocol):
         worker may bring the code they need. Those parked without a `ready_at` stay. Returns how many it moved."""
         ...
 
-    async def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
+    async def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         """Letters not absorbed yet, for runs this worker owns."""
         ...
 
@@ -206,14 +206,14 @@ class Runs(Protocol):
 
     async def get(self, run_id: RunId) -> RunRecord | None: ...
 
-    async def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+    async def watch(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
         """Have the end of a run told to a step of another one, once however often it is asked.
 
         Returns the run as it is now: if it has ended already, nobody is told. None if there is no such run.
         """
         ...
 
-    async def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
+    async def watchers(self, run_id: RunId) -> tuple[EndWatcher, ...]:
         """Who asked to be told; the parent is not among them."""
         ...
 
@@ -241,8 +241,8 @@ class Events(Protocol):
     """
 
     async def accept(
-        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
-    ) -> Accepted | None:
+        self, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> AcceptResult | None:
         """Store the events that are new by (source, id), give each to the waits under its keys (at most one of a
         run, and of a key that is `once` one of all), and start their runs, in one commit; numbered in the order of
         the post. The dispatches it was made of go in the same commit.
@@ -252,11 +252,11 @@ class Events(Protocol):
         """
         ...
 
-    async def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+    async def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
         """What is due to be forwarded, the lowest numbers first."""
         ...
 
-    async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
+    async def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         """Of the types that have any."""
         ...
 
@@ -290,11 +290,11 @@ class Events(Protocol):
 class Outbox(Protocol):
     """Events for others. Whoever sends them claims them for a while; who dies lets go of them by that."""
 
-    async def enqueue(self, events: Sequence[Outgoing]) -> None:
+    async def enqueue(self, events: Sequence[OutboxEvent]) -> None:
         """Store events that no run's commit brings; due at once."""
         ...
 
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
+    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         """Those that are due, lowest numbers first, and none whose key has an earlier one that is not due yet.
 
         Each is then due again after the lease (microseconds), with one attempt more. Claimers go one after another, so
@@ -302,7 +302,7 @@ class Outbox(Protocol):
         """
         ...
 
-    async def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
+    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
         """What became of claimed events, in one commit; one that is no longer pending is left alone."""
         ...
 
@@ -311,8 +311,8 @@ class Outbox(Protocol):
         ...
 
     async def find_outgoing(
-        self, state: OutgoingState | None = None, after: int = 0, limit: int = 50
-    ) -> tuple[OutgoingRecord, ...]:
+        self, state: OutboxState | None = None, after: int = 0, limit: int = 50
+    ) -> tuple[OutboxRow, ...]:
         """By number, those above `after`."""
         ...
 
@@ -321,8 +321,8 @@ class Outbox(Protocol):
         ...
 
 
-class Facts(Protocol):
-    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
+class RunValues(Protocol):
+    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
         """What a run has said of itself, all of it or under one name; by name."""
         ...
 
@@ -330,7 +330,7 @@ class Facts(Protocol):
 Dialect = Literal["sqlite", "postgresql", "mysql"]
 
 
-class Joint(Protocol):
+class SharedTransaction(Protocol):
     """An open transaction that the user's code and Edda share. Parameters are written `:name` for every database.
 
     Errors of the driver are passed on as they are, for the user's statements go the same way; only `commit` raises
@@ -365,24 +365,24 @@ class Joint(Protocol):
     async def rollback(self) -> None: ...
 
 
-class Joints(Protocol):
+class Transactions(Protocol):
     @property
     def is_certified(self) -> bool:
         """As for a joint."""
         ...
 
-    async def begin(self, holder: str = "") -> Joint:
+    async def begin(self, holder: str = "") -> SharedTransaction:
         """A transaction on a connection of its own; on SQLite it holds the file's turn until it ends, and `holder` is
         what the log calls it if others wait for it."""
         ...
 
-    async def take_turn(self, holder: str = "") -> Turn:
+    async def take_turn(self, holder: str = "") -> WriteLock:
         """The right to write on SQLite, for somebody else's connection; elsewhere nothing."""
         ...
 
-    async def done(self, run_id: RunId, gen: int, step: str) -> Done | None: ...
+    async def done(self, run_id: RunId, gen: int, step: str) -> StepCommit | None: ...
 
-    async def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+    async def take(self, key: bytes, lease: int) -> StagedEventRow | None:
         """Take the first message under a `once` key away from the others; None if there is none.
 
         In the same commit it becomes a dispatch that is due after the lease (microseconds): unless somebody deletes it
@@ -391,7 +391,7 @@ class Joints(Protocol):
         ...
 
 
-class Turn(Protocol):
+class WriteLock(Protocol):
     async def end(self) -> None: ...
 
 
@@ -417,7 +417,7 @@ class Pruning(Protocol):
         ...
 
 
-class News(Protocol):
+class Notifications(Protocol):
     async def announce(self) -> None:
         """Tell the other processes that there is something to claim or to read."""
         ...
@@ -427,7 +427,7 @@ class News(Protocol):
         ...
 
 
-class Survey(Protocol):
+class Queries(Protocol):
     """For people who look: nothing here takes a lock that a run would wait for, and each page is one of a keyset."""
 
     async def search(self, query: RunQuery) -> tuple[RunRecord, ...]:
@@ -452,11 +452,11 @@ class Survey(Protocol):
 
     async def event(self, seq: int) -> StoredEvent | None: ...
 
-    async def consumers(self, seq: int, limit: int) -> tuple[Consumer, ...]:
+    async def consumers(self, seq: int, limit: int) -> tuple[EventReceiver, ...]:
         """Runs to which the event was given, in the order they got it."""
         ...
 
-    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[StandingWait, ...]:
+    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
         """All that is waited for, by (run, step)."""
         ...
 
@@ -466,7 +466,7 @@ class Survey(Protocol):
 
     async def backlog(self) -> Backlog: ...
 
-    async def buckets(self, since: int, width: int, count: int) -> tuple[Bucket, ...]:
+    async def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
         """One for each stretch of `width` microseconds from `since` on, also where nothing happened."""
         ...
 
@@ -474,7 +474,7 @@ class Survey(Protocol):
         """Of at most so many runs that ended last, after the moment."""
         ...
 
-    async def forms(self, workflow: str) -> tuple[Form, ...]: ...
+    async def forms(self, workflow: str) -> tuple[EventSchema, ...]: ...
 
     async def definitions(self) -> tuple[Definition, ...]:
         """By name."""
@@ -485,10 +485,10 @@ class Survey(Protocol):
         ...
 
 
-class Steering(Protocol):
+class Admin(Protocol):
     """For people who act."""
 
-    async def reopen(self, run_id: RunId, gen: int, keep: int) -> Reopened:
+    async def reopen(self, run_id: RunId, gen: int, keep: int) -> ReopenOutcome:
         """Begin the next generation of a run that ended, with the input and the first `keep` entries of that one.
 
         Its inbox is taken to be read; what ended it is forgotten; whoever waited for its end was told and stays so.
@@ -513,13 +513,13 @@ class Steering(Protocol):
         """Newest first, those with lower numbers."""
         ...
 
-    async def define(self, definitions: Sequence[Definition], forms: Sequence[Form]) -> None:
+    async def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
         """Keep what the code says of its workflows; the newest word counts."""
         ...
 
 
 @runtime_checkable
-class Storage(Journal, Workers, Queue, Runs, Events, Outbox, Facts, Joints, Pruning, News, Survey, Steering, Protocol):
+class Storage(Journal, Workers, ClaimQueue, Runs, Events, Outbox, RunValues, Transactions, Pruning, Notifications, Queries, Admin, Protocol):
     """All of it, plus a life of its own."""
 
     @property

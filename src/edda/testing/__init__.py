@@ -2,6 +2,6 @@
 
 from edda.testing.app import VirtualApp
 from edda.testing.clock import VirtualClock
-from edda.testing.crash import CrashPoints, How, Point, SimulatedCrash
+from edda.testing.crash import CrashPoints, CrashMode, CrashPoint, SimulatedCrash
 
-__all__ = ["CrashPoints", "How", "Point", "SimulatedCrash", "VirtualApp", "VirtualClock"]
+__all__ = ["CrashPoints", "CrashMode", "CrashPoint", "SimulatedCrash", "VirtualApp", "VirtualClock"]

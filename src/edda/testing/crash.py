@@ -23,7 +23,7 @@ class SimulatedCrash(BaseException):
     """The process is dead from here on. Not an error that code could handle."""
 
 
-class How(StrEnum):
+class CrashMode(StrEnum):
     BEFORE = "before"
     """Die; the statement was never sent."""
     AFTER = "after"
@@ -32,7 +32,7 @@ class How(StrEnum):
     """Live on; the statement had its effect, the connection broke before the answer."""
 
 
-class Point(Struct, frozen=True):
+class CrashPoint(Struct, frozen=True):
     """The n-th time a statement was sent."""
 
     statement: str
@@ -42,7 +42,7 @@ class Point(Struct, frozen=True):
 class CrashPoints:
     """A probe for `EddaApp(probe=...)`. Counts statements; at the chosen point it strikes, once."""
 
-    def __init__(self, point: Point | None = None, how: How = How.AFTER, on_strike: Callable[[], object] | None = None):
+    def __init__(self, point: CrashPoint | None = None, how: CrashMode = CrashMode.AFTER, on_strike: Callable[[], object] | None = None):
         self._point = point
         self._how = how
         self._on_strike = on_strike
@@ -51,26 +51,26 @@ class CrashPoints:
         self.struck = False
         self.dead = False
 
-    def seen(self) -> Iterator[Point]:
+    def seen(self) -> Iterator[CrashPoint]:
         for statement, times in sorted(self._counts.items()):
             for nth in range(1, times + 1):
-                yield Point(statement, nth)
+                yield CrashPoint(statement, nth)
 
     def before(self, statement: str) -> None:
         self._refuse_if_dead()
         with self._lock:
             self._counts[statement] += 1
-            strike = self._how is How.BEFORE and self._is_here(statement)
+            strike = self._how is CrashMode.BEFORE and self._is_here(statement)
         if strike:
             self._die(statement)
 
     def after(self, statement: str) -> None:
         self._refuse_if_dead()
         with self._lock:
-            strike = self._how is not How.BEFORE and self._is_here(statement)
+            strike = self._how is not CrashMode.BEFORE and self._is_here(statement)
         if not strike:
             return
-        if self._how is How.AFTER:
+        if self._how is CrashMode.AFTER:
             self._die(statement)
         self._struck()
         raise StorageUnavailableError(f"simulated: the answer to {statement[:60]!r} was lost")

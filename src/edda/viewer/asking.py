@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from edda.control.controller import Controller
-from edda.control.views import Done, EventOrder, MessageOrder, RunDetail, StartOrder, WaitView
+from edda.control.views import ActionResult, EventOrder, MessageOrder, RunDetail, StartRequest, WaitView
 from edda.core.channels import ChannelMode
 from edda.errors import ArgumentError, EddaError, InstanceConflictError
-from edda.viewer.forms import Field, Filled, read_form, show_form
-from edda.viewer.visits import Moved, Reply, Shown, Visit
+from edda.viewer.forms import Field, FormResult, read_form, show_form
+from edda.viewer.visits import Redirect, Reply, Rendered, PageRequest
 
 # What it waits for
 
@@ -21,12 +21,12 @@ def asked_by(detail: RunDetail) -> tuple[tuple[WaitView, Field], ...]:
     return tuple((wait, show_form(wait.schema, _nest(wait.match))) for wait in detail.waits)
 
 
-async def answer_wait(visit: Visit, control: Controller) -> Reply:
+async def answer_wait(visit: PageRequest, control: Controller) -> Reply:
     run_id, step = visit.parts[1], visit.form.exact("_step")
     detail = await control.get_run(run_id)
     wait = next((wait for wait in detail.waits if wait.step == step), None)
     if wait is None:
-        return Moved(visit.link("runs", run_id), "It does not wait for that any more: nothing was sent.")
+        return Redirect(visit.link("runs", run_id), "It does not wait for that any more: nothing was sent.")
     filled = read_form(wait.schema, visit.form.pairs)
     if not filled.is_good:
         return _ask_again("answer.html", filled, detail=detail, wait=wait)
@@ -34,10 +34,10 @@ async def answer_wait(visit: Visit, control: Controller) -> Reply:
         done = await _send(control, wait, filled.value)
     except ArgumentError as error:
         return _ask_again("answer.html", _blamed(filled, error), detail=detail, wait=wait)
-    return Moved(visit.link("runs", run_id), done.words)
+    return Redirect(visit.link("runs", run_id), done.words)
 
 
-async def _send(control: Controller, wait: WaitView, data: Any) -> Done:
+async def _send(control: Controller, wait: WaitView, data: Any) -> ActionResult:
     if wait.kind == "event":
         return await control.send_event(EventOrder(wait.type, data=data, target=wait.run_id))
     target = wait.run_id if wait.mode == ChannelMode.DIRECT else None
@@ -56,12 +56,12 @@ def _nest(known: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _ask_again(template: str, filled: Filled, **values: Any) -> Shown:
+def _ask_again(template: str, filled: FormResult, **values: Any) -> Rendered:
     """With what was entered, and what is wrong with it beside it."""
-    return Shown(template, {"asked": filled.field, **values}, 200 if filled.is_adding else 422)
+    return Rendered(template, {"asked": filled.field, **values}, 200 if filled.is_adding else 422)
 
 
-def _blamed(filled: Filled, error: EddaError) -> Filled:
+def _blamed(filled: FormResult, error: EddaError) -> FormResult:
     """What only the code itself could find wrong, such as what a validator says."""
     return replace(filled, field=replace(filled.field, error=str(error)))
 
@@ -69,18 +69,18 @@ def _blamed(filled: Filled, error: EddaError) -> Filled:
 # Starting one
 
 
-async def ask_start(visit: Visit, control: Controller) -> Reply:
+async def ask_start(visit: PageRequest, control: Controller) -> Reply:
     definition = await control.get_definition(visit.parts[1])
-    return Shown("start.html", {"definition": definition, "asked": show_form(definition.schema, {})})
+    return Rendered("start.html", {"definition": definition, "asked": show_form(definition.schema, {})})
 
 
-async def start(visit: Visit, control: Controller) -> Reply:
+async def start(visit: PageRequest, control: Controller) -> Reply:
     definition = await control.get_definition(visit.parts[1])
     filled = read_form(definition.schema, visit.form.pairs)
     if not filled.is_good:
         return _ask_again("start.html", filled, definition=definition)
     try:
-        done = await control.start_run(StartOrder(definition.workflow, filled.value or {}, visit.form.get("_id")))
+        done = await control.start_run(StartRequest(definition.workflow, filled.value or {}, visit.form.get("_id")))
     except (ArgumentError, InstanceConflictError) as error:
         return _ask_again("start.html", _blamed(filled, error), definition=definition)
-    return Moved(visit.link("runs", done.subject) if done.subject else visit.link("runs"), done.words)
+    return Redirect(visit.link("runs", done.subject) if done.subject else visit.link("runs"), done.words)

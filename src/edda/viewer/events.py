@@ -6,12 +6,12 @@ from edda.control.controller import Controller
 from edda.control.views import EventOrder, EventSearch, MessageOrder, OutboxOrder
 from edda.errors import ArgumentError, NotFoundError
 from edda.viewer.forms import read_form, show_form
-from edda.viewer.visits import Moved, Reply, Shown, Visit
+from edda.viewer.visits import Redirect, Reply, Rendered, PageRequest
 
 _PAGE = 50
 
 
-async def show_events(visit: Visit, control: Controller) -> Reply:
+async def show_events(visit: PageRequest, control: Controller) -> Reply:
     query = visit.query
     search = EventSearch(
         type=query.get("type"),
@@ -25,89 +25,89 @@ async def show_events(visit: Visit, control: Controller) -> Reply:
     )
     page = await control.list_events(search)
     is_filtered = bool(query.without("cursor", "messages").pairs)
-    return Shown("events.html", {"page": page, "search": search, "is_filtered": is_filtered})
+    return Rendered("events.html", {"page": page, "search": search, "is_filtered": is_filtered})
 
 
-async def show_event(visit: Visit, control: Controller) -> Reply:
-    return Shown("event.html", {"detail": await control.get_event(_number(visit))})
+async def show_event(visit: PageRequest, control: Controller) -> Reply:
+    return Rendered("event.html", {"detail": await control.get_event(_number(visit))})
 
 
-async def ask_resend(visit: Visit, control: Controller) -> Reply:
-    return Shown("resend.html", {"detail": await control.get_event(_number(visit))})
+async def ask_resend(visit: PageRequest, control: Controller) -> Reply:
+    return Rendered("resend.html", {"detail": await control.get_event(_number(visit))})
 
 
-async def resend(visit: Visit, control: Controller) -> Reply:
+async def resend(visit: PageRequest, control: Controller) -> Reply:
     number = _number(visit)
     done = await control.resend_event(number)
-    return Moved(visit.link("events", str(number)), done.words)
+    return Redirect(visit.link("events", str(number)), done.words)
 
 
-def _number(visit: Visit) -> int:
+def _number(visit: PageRequest) -> int:
     text = visit.parts[1]
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise NotFoundError(f"no event has the number {text!r}")
     return int(text)
 
 
-async def ask_event(visit: Visit, control: Controller) -> Reply:
-    return Shown("send.html", {"asked": show_form(None, {}), "given": visit.query})
+async def ask_event(visit: PageRequest, control: Controller) -> Reply:
+    return Rendered("send.html", {"asked": show_form(None, {}), "given": visit.query})
 
 
-async def send_event(visit: Visit, control: Controller) -> Reply:
+async def send_event(visit: PageRequest, control: Controller) -> Reply:
     form = visit.form
     filled, type = read_form(None, form.pairs), form.get("type")
     if not filled.is_good:
-        return Shown("send.html", {"asked": filled.field, "given": form}, 422)
+        return Rendered("send.html", {"asked": filled.field, "given": form}, 422)
     if type is None:
         raise ArgumentError("an event needs a type")
     source = form.get("source") or EventOrder(type).source
     order = EventOrder(type, source, filled.value, form.get("id"), form.get("subject"), form.get("target"))
     done = await control.send_event(order)
-    return Moved(visit.link("events"), done.words)
+    return Redirect(visit.link("events"), done.words)
 
 
-async def show_waits(visit: Visit, control: Controller) -> Reply:
+async def show_waits(visit: PageRequest, control: Controller) -> Reply:
     query = visit.query
     page = await control.list_waits(query.get("type"), query.get("cursor"), _PAGE)
-    return Shown("waits.html", {"page": page, "type": query.get("type")})
+    return Rendered("waits.html", {"page": page, "type": query.get("type")})
 
 
-async def show_channels(visit: Visit, control: Controller) -> Reply:
-    return Shown("channels.html", {"channels": await control.list_channels()})
+async def show_channels(visit: PageRequest, control: Controller) -> Reply:
+    return Rendered("channels.html", {"channels": await control.list_channels()})
 
 
-async def ask_message(visit: Visit, control: Controller) -> Reply:
-    return Shown("publish.html", {"asked": show_form(None, {}), "given": visit.query})
+async def ask_message(visit: PageRequest, control: Controller) -> Reply:
+    return Rendered("publish.html", {"asked": show_form(None, {}), "given": visit.query})
 
 
-async def publish(visit: Visit, control: Controller) -> Reply:
+async def publish(visit: PageRequest, control: Controller) -> Reply:
     form = visit.form
     filled = read_form(None, form.pairs)
     if not filled.is_good:
-        return Shown("publish.html", {"asked": filled.field, "given": form}, 422)
+        return Rendered("publish.html", {"asked": filled.field, "given": form}, 422)
     order = MessageOrder(form.exact("channel") or "", filled.value, target=form.get("target"))
     done = await control.publish_message(order)
-    return Moved(visit.link("channels"), done.words)
+    return Redirect(visit.link("channels"), done.words)
 
 
-async def show_outbox(visit: Visit, control: Controller) -> Reply:
+async def show_outbox(visit: PageRequest, control: Controller) -> Reply:
     state = visit.query.get("state")
     page = await control.list_outbox(state, visit.query.get("cursor"), _PAGE)
-    return Shown("outbox.html", {"page": page, "state": state})
+    return Rendered("outbox.html", {"page": page, "state": state})
 
 
-async def ask_outbox(visit: Visit, control: Controller) -> Reply:
+async def ask_outbox(visit: PageRequest, control: Controller) -> Reply:
     order = _outbox_order(visit, from_query=True)
-    return Shown("outgoing.html", {"order": order, "name": visit.parts[1]})
+    return Rendered("outgoing.html", {"order": order, "name": visit.parts[1]})
 
 
-async def act_outbox(visit: Visit, control: Controller) -> Reply:
+async def act_outbox(visit: PageRequest, control: Controller) -> Reply:
     order = _outbox_order(visit, from_query=False)
     done = await (control.drop_outbox if visit.parts[1] == "drop" else control.retry_outbox)(order)
-    return Moved(visit.link("outbox"), done.words)
+    return Redirect(visit.link("outbox"), done.words)
 
 
-def _outbox_order(visit: Visit, *, from_query: bool) -> OutboxOrder:
+def _outbox_order(visit: PageRequest, *, from_query: bool) -> OutboxOrder:
     fields = visit.query if from_query else visit.form
     order = OutboxOrder(fields.every("event"), fields.get("every") is not None)
     if not order.ids and not order.every:

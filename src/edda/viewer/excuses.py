@@ -14,7 +14,7 @@ from edda.errors import (
     PayloadError,
     UnknownWorkflowError,
 )
-from edda.viewer.visits import Shown
+from edda.viewer.visits import Rendered
 
 _STATUSES: tuple[tuple[tuple[type[EddaError], ...], int], ...] = (
     ((InstanceNotFoundError, NotFoundError, UnknownWorkflowError), 404),
@@ -38,7 +38,7 @@ _WORDS = {
 _OTHERWISE = ("Something went wrong", "Try again. If it stays so, tell whoever runs this server.")
 
 
-def excuse_error(error: EddaError) -> Shown:
+def excuse_error(error: EddaError) -> Rendered:
     """What is not to be told to people is raised again."""
     for kinds, status in _STATUSES:
         if isinstance(error, kinds):
@@ -46,6 +46,6 @@ def excuse_error(error: EddaError) -> Shown:
     raise error
 
 
-def excuse(status: int, reason: str) -> Shown:
+def excuse(status: int, reason: str) -> Rendered:
     title, advice = _WORDS.get(status, _OTHERWISE)
-    return Shown("error.html", {"title": title, "reason": reason, "advice": advice}, status)
+    return Rendered("error.html", {"title": title, "reason": reason, "advice": advice}, status)

@@ -72,7 +72,7 @@ class Field:
             yield from inner.walk()
 
 
-class Given:
+class FormData:
     """The pairs of a form."""
 
     def __init__(self, pairs: Iterable[Pair] = ()) -> None:
@@ -99,7 +99,7 @@ class Given:
 
 
 @dataclass
-class Notes:
+class FormErrors:
     """Taken while a form is read."""
 
     errors: dict[str, str] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class Slot:
+class FieldSpec:
     """Where a value goes."""
 
     name: str
@@ -123,7 +123,7 @@ class Slot:
     is_nullable: bool = False
     default: Any = ABSENT
 
-    def empty(self, notes: Notes) -> Any:
+    def empty(self, notes: FormErrors) -> Any:
         """What it means that nothing was entered."""
         if self.is_nullable and (self.is_required or self.default not in (ABSENT, None)):
             return None
@@ -132,17 +132,17 @@ class Slot:
         return ABSENT
 
 
-class Shape(Protocol):
+class Widget(Protocol):
     """How values of one schema are asked for."""
 
-    def ask(self, slot: Slot, given: Given) -> Field: ...
+    def ask(self, slot: FieldSpec, given: FormData) -> Field: ...
 
-    def read(self, slot: Slot, given: Given, path: Path, notes: Notes) -> Any: ...
+    def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any: ...
 
     def write(self, name: str, value: Any) -> Iterator[Pair]:
         """What a form with this value would send."""
         ...
 
 
-def make_field(slot: Slot, kind: FieldKind, **more: Any) -> Field:
+def make_field(slot: FieldSpec, kind: FieldKind, **more: Any) -> Field:
     return Field(slot.name, slot.label, kind, slot.is_required and not slot.is_nullable, help=slot.help, **more)

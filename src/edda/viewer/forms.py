@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edda.control.schema_errors import References, Schema, find_errors, variants_of
-from edda.viewer.fields import ABSENT, ADD, DROP, ON, ROOT, Field, FieldKind, Given, Notes, Option, Pair, Shape, Slot
-from edda.viewer.shapes import AnyJson, Checkbox, Choice, Listing, Member, Object, Scalar, Variants
+from edda.viewer.fields import ABSENT, ADD, DROP, ON, ROOT, Field, FieldKind, FormData, FormErrors, Option, Pair, Widget, FieldSpec
+from edda.viewer.shapes import JsonWidget, Checkbox, Choice, ListWidget, Member, Object, Scalar, UnionWidget
 
-__all__ = ["ABSENT", "ADD", "DROP", "ON", "Field", "FieldKind", "Filled", "Option", "Pair", "read_form", "show_form"]
+__all__ = ["ABSENT", "ADD", "DROP", "ON", "Field", "FieldKind", "FormResult", "Option", "Pair", "read_form", "show_form"]
 
 
 @dataclass(frozen=True)
-class Filled:
+class FormResult:
     """What came of a form: the value, or what is wrong with it; and the form again, as it was filled in."""
 
     value: Any
@@ -38,20 +38,20 @@ class Filled:
 
 def show_form(schema: Schema | None, value: Any = ABSENT, name: str = ROOT) -> Field:
     shape = _shape_of(schema)
-    slot = Slot(name, is_required=True)
-    return shape.ask(slot, Given(shape.write(name, value)))
+    slot = FieldSpec(name, is_required=True)
+    return shape.ask(slot, FormData(shape.write(name, value)))
 
 
-def read_form(schema: Schema | None, pairs: Iterable[Pair], name: str = ROOT) -> Filled:
-    shape, given, notes = _shape_of(schema), Given(pairs), Notes(names={(): name})
-    slot = Slot(name, is_required=True)
+def read_form(schema: Schema | None, pairs: Iterable[Pair], name: str = ROOT) -> FormResult:
+    shape, given, notes = _shape_of(schema), FormData(pairs), FormErrors(names={(): name})
+    slot = FieldSpec(name, is_required=True)
     value = shape.read(slot, given, (), notes)
     if value is ABSENT:
         value = None
     for error in find_errors(schema or {}, value):
         notes.errors.setdefault(notes.name_of(error.path), error.reason)
     asked = _with_errors(shape.ask(slot, given), notes.errors)
-    return Filled(value, notes.errors, asked, given.text(ADD) is not None)
+    return FormResult(value, notes.errors, asked, given.text(ADD) is not None)
 
 
 def _with_errors(asked: Field, errors: Mapping[str, str]) -> Field:
@@ -62,30 +62,30 @@ def _with_errors(asked: Field, errors: Mapping[str, str]) -> Field:
 # From the schema
 
 
-def _shape_of(schema: Schema | None) -> Shape:
-    return AnyJson() if schema is None else _Maker(References(schema)).make(schema, is_sure=True)[0]
+def _shape_of(schema: Schema | None) -> Widget:
+    return JsonWidget() if schema is None else _WidgetFactory(References(schema)).make(schema, is_sure=True)[0]
 
 
 _SCALARS = {"integer": FieldKind.INTEGER, "number": FieldKind.NUMBER, "string": FieldKind.TEXT}
 _FORMATS = {"date": FieldKind.DATE, "date-time": FieldKind.DATETIME}
 
 
-class _Maker:
+class _WidgetFactory:
     def __init__(self, references: References, around: frozenset[str] = frozenset()) -> None:
         self._references = references
         self._around = around
         """What it is within: a model that holds itself would never end."""
 
-    def make(self, schema: Any, *, is_sure: bool) -> tuple[Shape, bool]:
+    def make(self, schema: Any, *, is_sure: bool) -> tuple[Widget, bool]:
         """Also whether it may be null. `is_sure`: what is left empty means one thing only, false for a checkbox."""
         references = _references_in(schema)
         if not isinstance(schema, Mapping) or references & self._around:
-            return AnyJson(), False
+            return JsonWidget(), False
         schema, is_nullable = self._without_null(self._references.resolve(schema))
-        inside = _Maker(self._references, self._around | references)
+        inside = _WidgetFactory(self._references, self._around | references)
         return inside._make(schema, is_nullable, is_sure), is_nullable
 
-    def _make(self, schema: Schema, is_nullable: bool, is_sure: bool) -> Shape:
+    def _make(self, schema: Schema, is_nullable: bool, is_sure: bool) -> Widget:
         choices = [schema["const"]] if "const" in schema else schema.get("enum")
         if choices:
             return Choice(choices)
@@ -103,7 +103,7 @@ class _Maker:
         beside = {key: part for key, part in schema.items() if key not in ("anyOf", "oneOf")}
         return {**rest[0], **beside}, True
 
-    def _typed(self, schema: Schema, is_nullable: bool) -> Shape:
+    def _typed(self, schema: Schema, is_nullable: bool) -> Widget:
         type, format = schema.get("type"), schema.get("format")
         if type == "string" and format in _FORMATS:
             return Scalar(schema, _FORMATS[format])
@@ -113,13 +113,13 @@ class _Maker:
             return Object(self._members(schema))
         if type == "array" and not is_nullable and "prefixItems" not in schema:
             return self._listing(schema.get("items"))
-        return AnyJson()
+        return JsonWidget()
 
-    def _listing(self, items: Any) -> Shape:
+    def _listing(self, items: Any) -> Widget:
         item, is_nullable = self.make(items, is_sure=False)
-        if is_nullable or isinstance(item, Listing | AnyJson):
-            return AnyJson()
-        return Listing(item)
+        if is_nullable or isinstance(item, ListWidget | JsonWidget):
+            return JsonWidget()
+        return ListWidget(item)
 
     def _members(self, schema: Schema) -> list[Member]:
         required = schema.get("required", ())
@@ -132,7 +132,7 @@ class _Maker:
         label, help = known.get("title") or key, known.get("description") or ""
         return Member(key, shape, str(label), str(help), is_required, is_nullable, default)
 
-    def _variants(self, schema: Schema) -> Shape:
+    def _variants(self, schema: Schema) -> Widget:
         discriminator = schema.get("discriminator", {})
         key, mapping = discriminator.get("propertyName"), discriminator.get("mapping")
         if key and mapping:
@@ -140,10 +140,10 @@ class _Maker:
             if all(one.get("properties") for one in found.values()):
                 kind = Member(key, Choice(list(found)), key, "", True, False, ABSENT)
                 members = {name: [one for one in self._members(each) if one.key != key] for name, each in found.items()}
-                return Variants(kind, members)
+                return UnionWidget(kind, members)
         types = {one.get("type") for one in variants_of(schema) if isinstance(one, Mapping)}
         # A decimal: written as text, nothing of it is lost.
-        return Scalar(schema, FieldKind.TEXT) if types == {"number", "string"} else AnyJson()
+        return Scalar(schema, FieldKind.TEXT) if types == {"number", "string"} else JsonWidget()
 
 
 def _references_in(schema: Any) -> frozenset[str]:

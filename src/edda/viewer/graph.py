@@ -51,7 +51,7 @@ class EdgeKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Mark:
+class NodeMark:
     """What a run did at one place of the code."""
 
     state: NodeState = NodeState.UNREACHED
@@ -101,7 +101,7 @@ class Graph:
 def draw(structure: Structure, bars: Sequence[Bar] = (), *, is_over: bool = False) -> Graph:
     """`is_over`: the run completed, so its way led to the end."""
     marks = mark(structure, bars, is_over=is_over)
-    whole = _Draftsman(marks).whole(structure)
+    whole = _FlowchartLayout(marks).whole(structure)
     return Graph(
         whole.width + 2 * MARGIN,
         whole.height + 2 * MARGIN,
@@ -120,14 +120,14 @@ _HERE = (NodeState.UNREACHED, NodeState.RUNNING, NodeState.WAITING)
 _STATES = {state: NodeState(state.value) for state in BarState}
 
 
-def mark(structure: Structure, bars: Sequence[Bar], *, is_over: bool = False) -> dict[str, Mark]:
+def mark(structure: Structure, bars: Sequence[Bar], *, is_over: bool = False) -> dict[str, NodeMark]:
     """By node; places that the run was not at are left out."""
     matched = match_steps(structure, bars, is_over=is_over)
     found: dict[str, list[Bar]] = {}
     for bar in bars:
         if bar.step in matched:
             found.setdefault(matched[bar.step], []).append(bar)
-    marks = {id: Mark(_state_of(known), tuple(bar.step for bar in known)) for id, known in found.items()}
+    marks = {id: NodeMark(_state_of(known), tuple(bar.step for bar in known)) for id, known in found.items()}
     _mark_around(structure.nodes, marks, is_over)
     return marks
 
@@ -138,12 +138,12 @@ def _state_of(bars: Sequence[Bar]) -> NodeState:
     return next((state for state in _FIRST[:2] if state in states), states[-1])
 
 
-def _mark_around(nodes: Sequence[Node], marks: dict[str, Mark], is_over: bool) -> None:
+def _mark_around(nodes: Sequence[Node], marks: dict[str, NodeMark], is_over: bool) -> None:
     for node in nodes:
         _mark_around(node.children, marks, is_over)
         states = [marks[child.id].state for child in node.children if child.id in marks]
         if node.id not in marks and states and node.kind is not NodeKind.STEP:
-            marks[node.id] = Mark(_whole_state(states))
+            marks[node.id] = NodeMark(_whole_state(states))
     _mark_return(nodes, marks, is_over)
     _mark_passed(nodes, marks)
 
@@ -155,22 +155,22 @@ def _whole_state(states: Sequence[NodeState]) -> NodeState:
     return min(states, key=_FIRST.index)
 
 
-def _mark_return(nodes: Sequence[Node], marks: dict[str, Mark], is_over: bool) -> None:
+def _mark_return(nodes: Sequence[Node], marks: dict[str, NodeMark], is_over: bool) -> None:
     """It is not recorded: what came right before it was."""
     for before, node in pairwise(nodes):
         if is_over and node.kind is NodeKind.RETURN and _is_done(marks.get(before.id)):
-            marks[node.id] = Mark(NodeState.DONE)
+            marks[node.id] = NodeMark(NodeState.DONE)
 
 
-def _mark_passed(nodes: Sequence[Node], marks: dict[str, Mark]) -> None:
+def _mark_passed(nodes: Sequence[Node], marks: dict[str, NodeMark]) -> None:
     """What leaves no record, though the run must have come by: it was further on."""
     is_further_on = False
     for node in reversed(nodes):
         if is_further_on and node.id not in marks and node.kind not in _RECORDED | {NodeKind.ARM}:
-            marks[node.id] = Mark(NodeState.DONE)
+            marks[node.id] = NodeMark(NodeState.DONE)
             silent = [arm for arm in node.children if node.kind is NodeKind.BRANCH and _is_silent(arm)]
             if len(silent) == 1:
-                marks[silent[0].id] = Mark(NodeState.DONE)
+                marks[silent[0].id] = NodeMark(NodeState.DONE)
         is_further_on = is_further_on or node.id in marks
 
 
@@ -180,7 +180,7 @@ def _is_silent(arm: Node) -> bool:
     return not kinds & (_RECORDED | _TURNS)
 
 
-def _is_done(mark: Mark | None) -> bool:
+def _is_done(mark: NodeMark | None) -> bool:
     return mark is not None and mark.state is NodeState.DONE
 
 
@@ -188,7 +188,7 @@ def _is_done(mark: Mark | None) -> bool:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _LayoutBlock:
     left: float
     """From its left border to its axis."""
     right: float
@@ -205,7 +205,7 @@ class _Piece:
     def width(self) -> float:
         return self.left + self.right
 
-    def moved(self, x: float, y: float) -> _Piece:
+    def moved(self, x: float, y: float) -> _LayoutBlock:
         boxes = tuple(_move_box(box, x, y) for box in self.boxes)
         return replace(self, boxes=boxes, edges=tuple(_move_edge(edge, x, y) for edge in self.edges))
 
@@ -219,7 +219,7 @@ def _move_edge(edge: Edge, x: float, y: float) -> Edge:
     return replace(edge, points=points, label_at=(edge.label_at[0] + x, edge.label_at[1] + y))
 
 
-def _stack(pieces: Sequence[_Piece]) -> _Piece:
+def _stack(pieces: Sequence[_LayoutBlock]) -> _LayoutBlock:
     """One below the other, on one axis."""
     boxes: list[Box] = []
     edges: list[Edge] = []
@@ -233,7 +233,7 @@ def _stack(pieces: Sequence[_Piece]) -> _Piece:
         boxes += moved.boxes
         edges += moved.edges
         y, before = y + piece.height, piece
-    return _Piece(
+    return _LayoutBlock(
         max((piece.left for piece in pieces), default=0),
         max((piece.right for piece in pieces), default=0),
         y,
@@ -245,30 +245,30 @@ def _stack(pieces: Sequence[_Piece]) -> _Piece:
     )
 
 
-class _Draftsman:
-    def __init__(self, marks: Mapping[str, Mark]) -> None:
+class _FlowchartLayout:
+    def __init__(self, marks: Mapping[str, NodeMark]) -> None:
         self._marks = marks
 
-    def whole(self, structure: Structure) -> _Piece:
+    def whole(self, structure: Structure) -> _LayoutBlock:
         """With its beginning and its end; moved so that nothing is left of zero."""
         is_begun = bool(self._marks)
         state = NodeState.DONE if is_begun else NodeState.UNREACHED
         title = structure.name
         pieces = [
-            self._single("start", "start", title, structure.line, Mark(state)),
+            self._single("start", "start", title, structure.line, NodeMark(state)),
             *map(self._piece, structure.nodes),
         ]
         if pieces[-1].is_open:
             last = self._marks.get(structure.nodes[-1].id) if structure.nodes else None
-            ended = Mark(NodeState.DONE if _is_done(last) else NodeState.UNREACHED)
+            ended = NodeMark(NodeState.DONE if _is_done(last) else NodeState.UNREACHED)
             pieces.append(self._single("end", "end", "end", structure.line, ended))
         whole = _stack(pieces)
         return whole.moved(whole.left, 0)
 
-    def _column(self, nodes: Iterable[Node]) -> _Piece:
+    def _column(self, nodes: Iterable[Node]) -> _LayoutBlock:
         return _stack([self._piece(node) for node in nodes])
 
-    def _piece(self, node: Node) -> _Piece:
+    def _piece(self, node: Node) -> _LayoutBlock:
         match node.kind:
             case NodeKind.BRANCH | NodeKind.PARALLEL | NodeKind.RACE:
                 return self._fan(node)
@@ -283,20 +283,20 @@ class _Draftsman:
             case _:
                 return replace(self._head(node), is_open=node.kind not in _TURNS)
 
-    def _mark_of(self, node: Node) -> Mark:
-        return self._marks.get(node.id, Mark())
+    def _mark_of(self, node: Node) -> NodeMark:
+        return self._marks.get(node.id, NodeMark())
 
-    def _head(self, node: Node) -> _Piece:
+    def _head(self, node: Node) -> _LayoutBlock:
         return self._single(node.id, node.kind, _title(node), node.line, self._mark_of(node))
 
-    def _single(self, id: str, kind: str, title: str, line: int, mark: Mark) -> _Piece:
+    def _single(self, id: str, kind: str, title: str, line: int, mark: NodeMark) -> _LayoutBlock:
         label = shorten(title, LONGEST_LABEL)
         half = max(30.0, (len(label) * CHARACTER + 28) / 2)
         box = Box(id, kind, label, title, line, -half, 0, 2 * half, state=mark.state, steps=mark.steps)
         is_entered, is_left = mark.state is not NodeState.UNREACHED, mark.state not in _HERE
-        return _Piece(half, half, BOX_HEIGHT, (box,), is_entered=is_entered, is_left=is_left)
+        return _LayoutBlock(half, half, BOX_HEIGHT, (box,), is_entered=is_entered, is_left=is_left)
 
-    def _step(self, node: Node) -> _Piece:
+    def _step(self, node: Node) -> _LayoutBlock:
         """What undoes it stands beside it."""
         piece = self._head(node)
         for undo in node.children:
@@ -309,7 +309,7 @@ class _Draftsman:
             piece = replace(piece, right=x + beside.width, boxes=boxes, edges=edges)
         return piece
 
-    def _fan(self, node: Node) -> _Piece:
+    def _fan(self, node: Node) -> _LayoutBlock:
         """Arms side by side, below what they fork from."""
         head = self._head(node)
         arms = [self._arm(arm) for arm in node.children]
@@ -318,7 +318,7 @@ class _Draftsman:
         labels = [_arm_label(node, arm) for arm in node.children]
         return self._join(head, list(zip(labels, arms, (place - middle for place in places), strict=True)))
 
-    def _arm(self, arm: Node) -> _Piece:
+    def _arm(self, arm: Node) -> _LayoutBlock:
         column = self._column(arm.children)
         state = self._mark_of(arm).state
         label = len(shorten(arm.text, LONGEST_ARM)) * CHARACTER + 8
@@ -330,7 +330,7 @@ class _Draftsman:
             is_left=state not in _HERE,
         )
 
-    def _join(self, head: _Piece, arms: Sequence[tuple[str, _Piece, float]]) -> _Piece:
+    def _join(self, head: _LayoutBlock, arms: Sequence[tuple[str, _LayoutBlock, float]]) -> _LayoutBlock:
         top = head.height + ARM_GAP
         bottom = top + max(piece.height for _, piece, _ in arms) + TURN
         boxes, edges = list(head.boxes), list(head.edges)
@@ -342,7 +342,7 @@ class _Draftsman:
             if piece.is_open:
                 end = top + piece.height
                 edges.append(_line((x, end), (x, bottom), (0, bottom), is_taken=piece.is_left, has_arrow=False))
-        return _Piece(
+        return _LayoutBlock(
             max(head.left, *(piece.left - x for _, piece, x in arms)),
             max(head.right, *(piece.right + x for _, piece, x in arms)),
             bottom,
@@ -353,7 +353,7 @@ class _Draftsman:
             head.is_left,
         )
 
-    def _loop(self, node: Node) -> _Piece:
+    def _loop(self, node: Node) -> _LayoutBlock:
         """What is repeated, with a line back on its left, and one that leaves it on its right."""
         head, body = self._head(node), self._column(node.children)
         top = head.height + ROW_GAP
@@ -369,9 +369,9 @@ class _Draftsman:
         way_out = ((head.right, middle), (right, middle), (right, bottom), (0, bottom))
         edges.append(Edge(way_out, is_taken=head.is_left, has_arrow=False))
         boxes = (*head.boxes, *moved.boxes)
-        return _Piece(left, right, bottom, boxes, tuple(edges), True, head.is_entered, head.is_left)
+        return _LayoutBlock(left, right, bottom, boxes, tuple(edges), True, head.is_entered, head.is_left)
 
-    def _try(self, node: Node) -> _Piece:
+    def _try(self, node: Node) -> _LayoutBlock:
         """What may fail in the middle, what catches on its right, what is done in any case below."""
         body, *others = node.children
         final = [arm for arm in others if arm.text == "finally"]
@@ -379,7 +379,7 @@ class _Draftsman:
         whole = self._caught(self._head(node), self._column(body.children), handlers)
         return _stack([whole, *map(self._piece, final)])
 
-    def _caught(self, head: _Piece, body: _Piece, handlers: Sequence[_Piece]) -> _Piece:
+    def _caught(self, head: _LayoutBlock, body: _LayoutBlock, handlers: Sequence[_LayoutBlock]) -> _LayoutBlock:
         top, middle = head.height + ROW_GAP, BOX_HEIGHT / 2
         bottom = top + max(piece.height for piece in (body, *handlers)) + TURN
         moved = body.moved(0, top)
@@ -401,7 +401,7 @@ class _Draftsman:
             right = x + piece.right
         is_open = body.is_open or any(piece.is_open for piece in handlers)
         left = max(head.left, body.left)
-        return _Piece(left, right, bottom, tuple(boxes), tuple(edges), is_open, head.is_entered, head.is_left)
+        return _LayoutBlock(left, right, bottom, tuple(boxes), tuple(edges), is_open, head.is_entered, head.is_left)
 
 
 def _line(*points: Point, is_taken: bool, has_arrow: bool = True) -> Edge:
@@ -414,7 +414,7 @@ def _arm_label(branch: Node, arm: Node) -> str:
     return shorten(arm.text, LONGEST_ARM)
 
 
-def _down_to_arm(label: str, piece: _Piece, x: float, start: float, top: float) -> Edge:
+def _down_to_arm(label: str, piece: _LayoutBlock, x: float, start: float, top: float) -> Edge:
     turn = start + TURN
     return Edge(
         ((0, start), (0, turn), (x, turn), (x, top)),
@@ -425,7 +425,7 @@ def _down_to_arm(label: str, piece: _Piece, x: float, start: float, top: float) 
     )
 
 
-def _side_by_side(pieces: Sequence[_Piece]) -> list[float]:
+def _side_by_side(pieces: Sequence[_LayoutBlock]) -> list[float]:
     """Where the axis of each is."""
     places, x = [], 0.0
     for piece in pieces:
@@ -434,11 +434,11 @@ def _side_by_side(pieces: Sequence[_Piece]) -> list[float]:
     return places
 
 
-def _steps_in(piece: _Piece) -> list[str]:
+def _steps_in(piece: _LayoutBlock) -> list[str]:
     return [step for box in piece.boxes for step in box.steps]
 
 
-def _places_in(piece: _Piece) -> list[str]:
+def _places_in(piece: _LayoutBlock) -> list[str]:
     return [box.id for box in piece.boxes if box.steps]
 
 

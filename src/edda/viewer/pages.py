@@ -12,13 +12,13 @@ from edda.control.controller import Controller
 from edda.errors import EddaError
 from edda.viewer import asking, events, runs, site, whole
 from edda.viewer.excuses import excuse, excuse_error
-from edda.viewer.visits import Download, Fields, Moved, Reply, Shown, Visit
-from edda.web.answers import Answer
-from edda.web.callers import Caller
+from edda.viewer.visits import Download, QueryParams, Redirect, Reply, Rendered, PageRequest
+from edda.web.answers import Response
+from edda.web.callers import Principal
 from edda.web.request import Request
 
 T = TypeVar("T")
-PageMaker = Callable[[Visit, Controller], Awaitable[Reply]]
+PageMaker = Callable[[PageRequest, Controller], Awaitable[Reply]]
 
 _SAID = "edda_said"
 _LONGEST_SAID = 400
@@ -61,32 +61,32 @@ _ACTING: dict[tuple[str, ...], tuple[str, PageMaker]] = {
 
 
 class Viewer:
-    def __init__(self, control: Callable[[Caller], Controller]) -> None:
+    def __init__(self, control: Callable[[Principal], Controller]) -> None:
         self._control = control
 
-    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
         """None for what is no page. Without a caller there is a login, and nothing else."""
         parts = request.parts[1:]
         if parts and parts[0] == "static":
             return _file(parts[1:])
         visit = _read_visit(request, parts, caller, body)
         if parts == ("login",):
-            return _say(visit, Shown("login.html"))
+            return _say(visit, Rendered("login.html"))
         if caller is None:
-            return _move(visit, Moved(visit.link("login", query=_come_back(visit))))
+            return _move(visit, Redirect(visit.link("login", query=_come_back(visit))))
         try:
             reply = await self._reply(visit, self._control(caller))
         except EddaError as error:
             reply = excuse_error(error)
         return None if reply is None else _say(visit, reply)
 
-    def excuse(self, request: Request, caller: Caller | None, refusal: Answer) -> Answer:
+    def excuse(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
         visit = _read_visit(request, request.parts[1:], caller, b"")
         page = _say(visit, excuse(refusal.status, refusal.reason))
         kept = tuple(header for header in refusal.headers if header[0] != b"content-type")
         return replace(page, headers=(*page.headers, *kept))
 
-    async def _reply(self, visit: Visit, control: Controller) -> Reply | None:
+    async def _reply(self, visit: PageRequest, control: Controller) -> Reply | None:
         if visit.method in {"GET", "HEAD"}:
             page = _find(_LOOKING, visit.parts)
             return None if page is None else await page(visit, control)
@@ -99,13 +99,13 @@ class Viewer:
         return await page(visit, control)
 
 
-def _read_visit(request: Request, parts: tuple[str, ...], caller: Caller | None, body: bytes) -> Visit:
-    return Visit(
+def _read_visit(request: Request, parts: tuple[str, ...], caller: Principal | None, body: bytes) -> PageRequest:
+    return PageRequest(
         method=request.method,
         parts=tuple(part for part in parts if part),
         base=request.base,
-        query=Fields.read(request.query),
-        form=Fields.read(body),
+        query=QueryParams.read(request.query),
+        form=QueryParams.read(body),
         who=caller.name if caller else "",
         may=frozenset(scope.value for scope in caller.scopes) if caller else frozenset(),
         said=_read_said(request),
@@ -118,31 +118,31 @@ def _find(table: Mapping[tuple[str, ...], T], parts: tuple[str, ...]) -> T | Non
     return table.get(parts) or (table.get((parts[0], "*", *parts[2:])) if len(parts) > 1 else None)
 
 
-def _say(visit: Visit, reply: Reply) -> Answer:
+def _say(visit: PageRequest, reply: Reply) -> Response:
     match reply:
-        case Shown():
+        case Rendered():
             body = site.render(reply.template, {"visit": visit, **reply.values})
-            return Answer(reply.status, body, (_HTML, *_forget(visit)))
+            return Response(reply.status, body, (_HTML, *_forget(visit)))
         case Download():
             name = quote(reply.name, safe="")
             disposition = (b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode())
-            return Answer(200, reply.body, ((b"content-type", b"application/json"), disposition))
-        case Moved():
+            return Response(200, reply.body, ((b"content-type", b"application/json"), disposition))
+        case Redirect():
             return _move(visit, reply)
 
 
-def _move(visit: Visit, moved: Moved) -> Answer:
+def _move(visit: PageRequest, moved: Redirect) -> Response:
     headers = [(b"location", moved.to.encode("ascii"))]
     if moved.said:
         headers.append(_cookie(visit, quote(moved.said[:_LONGEST_SAID], safe=""), 60))
-    return Answer(303, b"", tuple(headers))
+    return Response(303, b"", tuple(headers))
 
 
-def _forget(visit: Visit) -> tuple[tuple[bytes, bytes], ...]:
+def _forget(visit: PageRequest) -> tuple[tuple[bytes, bytes], ...]:
     return (_cookie(visit, "", 0),) if visit.said else ()
 
 
-def _cookie(visit: Visit, value: str, seconds: int) -> tuple[bytes, bytes]:
+def _cookie(visit: PageRequest, value: str, seconds: int) -> tuple[bytes, bytes]:
     """What came of an action travels in a cookie: in the address, anybody could make a page say anything."""
     secure = "; Secure" if visit.is_secure else ""
     text = f"{_SAID}={value}; Path={visit.base or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
@@ -163,13 +163,13 @@ def _read_said(request: Request) -> str | None:
     return None
 
 
-def _come_back(visit: Visit) -> Fields:
-    return Fields((("next", visit.link(*visit.parts, query=visit.query)),))
+def _come_back(visit: PageRequest) -> QueryParams:
+    return QueryParams((("next", visit.link(*visit.parts, query=visit.query)),))
 
 
-def _file(parts: tuple[str, ...]) -> Answer | None:
+def _file(parts: tuple[str, ...]) -> Response | None:
     content = site.read_file(parts[-1]) if len(parts) == 1 else None
     if content is None:
         return None
     kind = site.TYPES.get(parts[-1].rpartition(".")[2], "text/plain")
-    return Answer(200, content, ((b"content-type", kind.encode()), _KEPT))
+    return Response(200, content, ((b"content-type", kind.encode()), _KEPT))

@@ -12,23 +12,23 @@ _LEAST = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarSegment:
     y: float
     height: float
     tone: str
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class StackedBar:
     x: float
     width: float
-    parts: tuple[Part, ...]
+    parts: tuple[BarSegment, ...]
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    columns: tuple[Column, ...]
+    columns: tuple[StackedBar, ...]
     highest: int
     total: int
 
@@ -39,7 +39,7 @@ def draw_columns(labels: Sequence[str], series: Sequence[tuple[str, Sequence[int
     highest = max(sums, default=0)
     room = 100 / max(1, len(labels))
     columns = tuple(
-        Column(
+        StackedBar(
             round(index * room, 3),
             round(room * (1 - _GAP), 3),
             _stack([(tone, values[index]) for tone, values in series], highest),
@@ -50,11 +50,11 @@ def draw_columns(labels: Sequence[str], series: Sequence[tuple[str, Sequence[int
     return Plot(columns, highest, sum(sums))
 
 
-def _stack(values: Sequence[tuple[str, int]], highest: int) -> tuple[Part, ...]:
+def _stack(values: Sequence[tuple[str, int]], highest: int) -> tuple[BarSegment, ...]:
     parts, foot = [], 100.0
     for tone, value in values:
         if value:
             height = min(foot, max(_LEAST, value / highest * 100))
             foot -= height
-            parts.append(Part(round(foot, 3), round(height, 3), tone))
+            parts.append(BarSegment(round(foot, 3), round(height, 3), tone))
     return tuple(parts)

@@ -12,7 +12,7 @@ from edda.control.controller import Controller
 from edda.control.views import (
     BulkOrder,
     DefinitionView,
-    Done,
+    ActionResult,
     EntryView,
     HistorySearch,
     Page,
@@ -26,8 +26,8 @@ from edda.viewer import timeline as waterfall
 from edda.viewer.asking import asked_by
 from edda.viewer.charts import draw_chart
 from edda.viewer.states import GROUPS
-from edda.viewer.stretches import Stretch
-from edda.viewer.visits import Download, Fields, Moved, Reply, Shown, Visit
+from edda.viewer.stretches import Window
+from edda.viewer.visits import Download, QueryParams, Redirect, Reply, Rendered, PageRequest
 from edda.viewer.words import say_span
 
 _PAGE = 50
@@ -58,18 +58,18 @@ ACTIONS = {
 # The list
 
 
-async def show_runs(visit: Visit, control: Controller) -> Reply:
+async def show_runs(visit: PageRequest, control: Controller) -> Reply:
     search = read_search(visit.query)
     page, counts = await asyncio.gather(control.list_runs(search), control.count_runs(search))
     chips = [(group, sum(counts.get(one, 0) for one in group.statuses)) for group in GROUPS]
     filters = visit.query.without("cursor", "status")
-    return Shown(
+    return Rendered(
         "runs.html",
         {"page": page, "search": search, "chips": chips, "is_filtered": bool(filters.pairs), "actions": ACTIONS},
     )
 
 
-def read_search(query: Fields) -> RunSearch:
+def read_search(query: QueryParams) -> RunSearch:
     return RunSearch(
         status=query.every("status"),
         workflow=query.get("workflow"),
@@ -87,21 +87,21 @@ def read_search(query: Fields) -> RunSearch:
 # Several at once
 
 
-async def ask_bulk(visit: Visit, control: Controller) -> Reply:
+async def ask_bulk(visit: PageRequest, control: Controller) -> Reply:
     order = _bulk_order(visit.query, count_only=True)
     counted = await control.act_on_runs(order)
-    return Shown(
+    return Rendered(
         "bulk.html", {"order": order, "count": counted.count, "action": ACTIONS[order.action], "fields": visit.query}
     )
 
 
-async def act_bulk(visit: Visit, control: Controller) -> Reply:
+async def act_bulk(visit: PageRequest, control: Controller) -> Reply:
     done = await control.act_on_runs(_bulk_order(visit.form, count_only=False))
-    back = Fields(tuple(pair for pair in visit.form.pairs if pair[0] in _SEARCH))
-    return Moved(visit.link("runs", query=back), done.words)
+    back = QueryParams(tuple(pair for pair in visit.form.pairs if pair[0] in _SEARCH))
+    return Redirect(visit.link("runs", query=back), done.words)
 
 
-def _bulk_order(fields: Fields, *, count_only: bool) -> BulkOrder:
+def _bulk_order(fields: QueryParams, *, count_only: bool) -> BulkOrder:
     action = fields.get("action") or ""
     if action not in ACTIONS:
         raise ArgumentError(f"action={action!r}: expected one of {', '.join(ACTIONS)}")
@@ -122,7 +122,7 @@ def _bulk_order(fields: Fields, *, count_only: bool) -> BulkOrder:
 # One run
 
 
-async def show_run(visit: Visit, control: Controller) -> Reply:
+async def show_run(visit: PageRequest, control: Controller) -> Reply:
     run_id = visit.parts[1]
     detail = await control.get_run(run_id)
     view = visit.query.get("view") or "timeline"
@@ -142,15 +142,15 @@ async def show_run(visit: Visit, control: Controller) -> Reply:
                     await _definition(control, detail.run.workflow), timeline, is_over=detail.run.status == "completed"
                 )
             values |= await _chosen(visit, control, timeline)
-    return Shown("run.html", values | {"asked": asked_by(detail)})
+    return Rendered("run.html", values | {"asked": asked_by(detail)})
 
 
-def _timeline_values(visit: Visit, timeline: Timeline) -> dict[str, Any]:
+def _timeline_values(visit: PageRequest, timeline: Timeline) -> dict[str, Any]:
     begin = visit.query.number("from")
     first = max(0, len(timeline.bars) - _MOST_BARS) if begin is None else begin
     shown = _part_of(timeline, first)
     even = visit.query.get("scale") == "even"
-    stretch = Stretch(first, len(shown.bars), len(timeline.bars), _MOST_BARS)
+    stretch = Window(first, len(shown.bars), len(timeline.bars), _MOST_BARS)
     after = say_span(timeline.since, shown.since)
     return {"drawing": waterfall.draw(shown, even=even), "stretch": stretch, "after": after, "even": even}
 
@@ -168,11 +168,11 @@ def _history_values(detail: RunDetail, generation: int | None, page: Page[EntryV
     shown = detail.run.generation if generation is None else generation
     total = next((one.entries for one in detail.generations if one.number == shown), 0)
     first = page.items[0].seq - 1 if page.items else 0
-    stretch = Stretch(first, len(page.items), max(total, first + len(page.items)), _MOST_LINES)
+    stretch = Window(first, len(page.items), max(total, first + len(page.items)), _MOST_LINES)
     return {"history": page.items, "stretch": stretch}
 
 
-async def _chosen(visit: Visit, control: Controller, timeline: Timeline) -> dict[str, Any]:
+async def _chosen(visit: PageRequest, control: Controller, timeline: Timeline) -> dict[str, Any]:
     step = visit.query.exact("step")
     bar = next((bar for bar in timeline.bars if bar.step == step), None) if step else None
     if bar is None:
@@ -190,27 +190,27 @@ async def _definition(control: Controller, workflow: str) -> DefinitionView | No
         return None
 
 
-async def export_run(visit: Visit, control: Controller) -> Reply:
+async def export_run(visit: PageRequest, control: Controller) -> Reply:
     run_id = visit.parts[1]
     whole = await control.export_run(run_id)
     return Download(f"{run_id}.json", msgspec.json.format(msgspec.json.encode(whole), indent=2))
 
 
-async def ask_action(visit: Visit, control: Controller) -> Reply:
+async def ask_action(visit: PageRequest, control: Controller) -> Reply:
     name = visit.parts[2]
     detail = await control.get_run(visit.parts[1])
-    return Shown("action.html", {"detail": detail, "name": name, "action": ACTIONS[name]})
+    return Rendered("action.html", {"detail": detail, "name": name, "action": ACTIONS[name]})
 
 
-async def act(visit: Visit, control: Controller) -> Reply:
+async def act(visit: PageRequest, control: Controller) -> Reply:
     run_id, name = visit.parts[1:]
     done = await _act(visit.form, control, run_id, name)
     if name == "delete":
-        return Moved(visit.link("runs"), done.words)
-    return Moved(visit.link("runs", run_id), done.words)
+        return Redirect(visit.link("runs"), done.words)
+    return Redirect(visit.link("runs", run_id), done.words)
 
 
-async def _act(form: Fields, control: Controller, run_id: str, name: str) -> Done:
+async def _act(form: QueryParams, control: Controller, run_id: str, name: str) -> ActionResult:
     match name:
         case "cancel":
             return await control.cancel_run(run_id, form.get("reason") or "cancelled")

@@ -17,12 +17,12 @@ from edda.viewer.fields import (
     ON,
     Field,
     FieldKind,
-    Given,
-    Notes,
+    FormData,
+    FormErrors,
     Option,
     Pair,
-    Shape,
-    Slot,
+    Widget,
+    FieldSpec,
     make_field,
 )
 
@@ -34,13 +34,13 @@ class Scalar:
         self._schema = schema
         self._kind = kind
 
-    def ask(self, slot: Slot, given: Given) -> Field:
+    def ask(self, slot: FieldSpec, given: FormData) -> Field:
         text = given.text(slot.name) or ""
         kind = FieldKind.TEXTAREA if self._kind is FieldKind.TEXT and "\n" in text else self._kind
         limits = {name: str(self._schema.get(name, "")) for name in ("format", "minimum", "maximum")}
         return make_field(slot, kind, value=text, **limits)
 
-    def read(self, slot: Slot, given: Given, path: Path, notes: Notes) -> Any:
+    def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         text = given.text(slot.name) or ""
         if not text.strip() and (self._kind is not FieldKind.TEXT or not text):
             return slot.empty(notes)
@@ -108,10 +108,10 @@ _WANTED = {
 class Checkbox:
     """Only where false and nothing are the same; elsewhere there is a choice."""
 
-    def ask(self, slot: Slot, given: Given) -> Field:
+    def ask(self, slot: FieldSpec, given: FormData) -> Field:
         return make_field(slot, FieldKind.CHECKBOX, value=given.text(slot.name) or "")
 
-    def read(self, slot: Slot, given: Given, path: Path, notes: Notes) -> Any:
+    def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         return given.text(slot.name) is not None
 
     def write(self, name: str, value: Any) -> Iterator[Pair]:
@@ -125,13 +125,13 @@ class Choice:
         self._is_text = all(isinstance(choice, str) and choice for choice in choices)
         """Else as JSON: 1 is not "1", and an empty text is not nothing."""
 
-    def _is_settled(self, slot: Slot) -> bool:
+    def _is_settled(self, slot: FieldSpec) -> bool:
         return len(self._choices) == 1 and slot.is_required and not slot.is_nullable
 
     def _show(self, choice: Any) -> str:
         return choice if self._is_text else json.dumps(choice)
 
-    def ask(self, slot: Slot, given: Given) -> Field:
+    def ask(self, slot: FieldSpec, given: FormData) -> Field:
         chosen = given.text(slot.name)
         if chosen is None and self._is_settled(slot):
             chosen = self._show(self._choices[0])
@@ -140,7 +140,7 @@ class Choice:
             options.insert(0, Option("", "", not chosen))
         return make_field(slot, FieldKind.SELECT, value=chosen or "", options=tuple(options))
 
-    def read(self, slot: Slot, given: Given, path: Path, notes: Notes) -> Any:
+    def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         text = given.text(slot.name)
         if text is None and self._is_settled(slot):
             return self._choices[0]
@@ -157,11 +157,11 @@ class Choice:
             yield name, self._show(value)
 
 
-class AnyJson:
-    def ask(self, slot: Slot, given: Given) -> Field:
+class JsonWidget:
+    def ask(self, slot: FieldSpec, given: FormData) -> Field:
         return make_field(slot, FieldKind.JSON, value=given.text(slot.name) or "")
 
-    def read(self, slot: Slot, given: Given, path: Path, notes: Notes) -> Any:
+    def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         text = given.text(slot.name) or ""
         if not text.strip():
             return slot.empty(notes)
@@ -184,38 +184,38 @@ class AnyJson:
 @dataclass(frozen=True)
 class Member:
     key: str
-    shape: Shape
+    shape: Widget
     label: str
     help: str
     is_required: bool
     is_nullable: bool
     default: Any
 
-    def slot(self, owner: str) -> Slot:
+    def slot(self, owner: str) -> FieldSpec:
         name = f"{owner}.{self.key.replace('%', '%25').replace('.', '%2E')}"
-        return Slot(name, self.label, self.help, self.is_required, self.is_nullable, self.default)
+        return FieldSpec(name, self.label, self.help, self.is_required, self.is_nullable, self.default)
 
 
 class Object:
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = members
 
-    def _members_of(self, name: str, given: Given) -> Sequence[Member]:
+    def _members_of(self, name: str, given: FormData) -> Sequence[Member]:
         return self._members
 
-    def ask(self, slot: Slot, given: Given) -> Field:
+    def ask(self, slot: FieldSpec, given: FormData) -> Field:
         is_optional = slot.is_nullable or not slot.is_required
         is_present = not is_optional or self.is_present(slot, given)
         fields = self._ask_members(slot.name, given) if is_present else self._ask_blank(slot.name)
         return make_field(slot, FieldKind.OBJECT, fields=fields, is_optional=is_optional, is_present=is_present)
 
-    def _ask_members(self, name: str, given: Given) -> tuple[Field, ...]:
+    def _ask_members(self, name: str, given: FormData) -> tuple[Field, ...]:
         return tuple(one.shape.ask(one.slot(name), given) for one in self._members_of(name, given))
 
     def _ask_blank(self, name: str) -> tuple[Field, ...]:
-        return self._ask_members(name, Given(self.write(name, ABSENT)))
+        return self._ask_members(name, FormData(self.write(name, ABSENT)))
 
-    def is_present(self, slot: Slot, given: Given) -> bool:
+    def is_present(self, slot: FieldSpec, given: FormData) -> bool:
         if given.says(slot.name, DROP):
             return False
         if given.says(slot.name, ON):
@@ -226,7 +226,7 @@ class Object:
         blank = {inner.name: inner.value for one in self._ask_blank(slot.name) for inner in one.walk()}
         return any(given.text(name) != blank.get(name) for name in filled)
 
-    def read(self, slot: Slot, given: Given, path: Path, notes: Notes) -> Any:
+    def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         notes.names[path] = slot.name
         if (slot.is_nullable or not slot.is_required) and not self.is_present(slot, given):
             return slot.empty(notes)
@@ -249,7 +249,7 @@ class Object:
             yield from member.shape.write(member.slot(name).name, inner)
 
 
-class Variants(Object):
+class UnionWidget(Object):
     """Objects of several kinds, told apart by one member."""
 
     def __init__(self, kind: Member, variants: Mapping[str, Sequence[Member]]) -> None:
@@ -257,7 +257,7 @@ class Variants(Object):
         self._kind = kind
         self._variants = variants
 
-    def _members_of(self, name: str, given: Given) -> Sequence[Member]:
+    def _members_of(self, name: str, given: FormData) -> Sequence[Member]:
         chosen = given.text(self._kind.slot(name).name) or ""
         return [self._kind, *self._variants.get(chosen, ())]
 
@@ -267,30 +267,30 @@ class Variants(Object):
         yield from Object([self._kind, *members]).write(name, value)
 
 
-class Listing:
-    def __init__(self, item: Shape) -> None:
+class ListWidget:
+    def __init__(self, item: Widget) -> None:
         self._item = item
 
-    def _slot(self, name: str, row: int) -> Slot:
-        return Slot(f"{name}.{row}", f"{row + 1}")
+    def _slot(self, name: str, row: int) -> FieldSpec:
+        return FieldSpec(f"{name}.{row}", f"{row + 1}")
 
-    def _rows(self, name: str, given: Given) -> list[int]:
+    def _rows(self, name: str, given: FormData) -> list[int]:
         """Those that are filled in."""
         item = self._item
         if isinstance(item, Object):
             return [row for row in given.rows(name) if item.is_present(self._slot(name, row), given)]
         return [row for row in given.rows(name) if given.text(self._slot(name, row).name)]
 
-    def ask(self, slot: Slot, given: Given) -> Field:
+    def ask(self, slot: FieldSpec, given: FormData) -> Field:
         rows = self._rows(slot.name, given)
         end = rows[-1] + 1 if rows else 0
         more = 2 if given.text(ADD) == slot.name else 1
         blanks = [self._slot(slot.name, row) for row in range(end, end + more)]
         fields = [self._item.ask(self._slot(slot.name, row), given) for row in rows]
-        fields += [self._item.ask(blank, Given(self._item.write(blank.name, ABSENT))) for blank in blanks]
+        fields += [self._item.ask(blank, FormData(self._item.write(blank.name, ABSENT))) for blank in blanks]
         return make_field(slot, FieldKind.LIST, fields=tuple(fields))
 
-    def read(self, slot: Slot, given: Given, path: Path, notes: Notes) -> Any:
+    def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         notes.names[path] = slot.name
         items: list[Any] = []
         for row in self._rows(slot.name, given):

@@ -9,7 +9,7 @@ from edda.core.states import WAITING, RunStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StatusStyle:
     tone: str
     """The class that gives the colour: good, bad, busy, calm, warn, gone."""
     shape: str
@@ -18,52 +18,52 @@ class Look:
 
 
 _RUNS = {
-    RunStatus.RUNNING: Look("busy", "play", "running"),
-    RunStatus.WAITING_FOR_EVENT: Look("calm", "ring", "waits for an event"),
-    RunStatus.WAITING_FOR_TIMER: Look("calm", "clock", "waits for a timer"),
-    RunStatus.WAITING_FOR_MESSAGE: Look("calm", "ring", "waits for a message"),
-    RunStatus.WAITING_FOR_CHILD: Look("calm", "rings", "waits for a child"),
-    RunStatus.COMPENSATING: Look("warn", "back", "undoing"),
-    RunStatus.PARKED: Look("warn", "pause", "parked"),
-    RunStatus.COMPLETED: Look("good", "tick", "completed"),
-    RunStatus.FAILED: Look("bad", "cross", "failed"),
-    RunStatus.CANCELLED: Look("gone", "slash", "cancelled"),
-    RunStatus.RECURRED: Look("gone", "loop", "recurred"),
+    RunStatus.RUNNING: StatusStyle("busy", "play", "running"),
+    RunStatus.WAITING_FOR_EVENT: StatusStyle("calm", "ring", "waits for an event"),
+    RunStatus.WAITING_FOR_TIMER: StatusStyle("calm", "clock", "waits for a timer"),
+    RunStatus.WAITING_FOR_MESSAGE: StatusStyle("calm", "ring", "waits for a message"),
+    RunStatus.WAITING_FOR_CHILD: StatusStyle("calm", "rings", "waits for a child"),
+    RunStatus.COMPENSATING: StatusStyle("warn", "back", "undoing"),
+    RunStatus.PARKED: StatusStyle("warn", "pause", "parked"),
+    RunStatus.COMPLETED: StatusStyle("good", "tick", "completed"),
+    RunStatus.FAILED: StatusStyle("bad", "cross", "failed"),
+    RunStatus.CANCELLED: StatusStyle("gone", "slash", "cancelled"),
+    RunStatus.RECURRED: StatusStyle("gone", "loop", "recurred"),
 }
 _BARS = {
-    BarState.DONE: Look("good", "tick", "done"),
-    BarState.FAILED: Look("bad", "cross", "failed"),
-    BarState.RUNNING: Look("busy", "play", "running"),
-    BarState.WAITING: Look("calm", "ring", "waiting"),
-    BarState.OVER: Look("gone", "slash", "over"),
+    BarState.DONE: StatusStyle("good", "tick", "done"),
+    BarState.FAILED: StatusStyle("bad", "cross", "failed"),
+    BarState.RUNNING: StatusStyle("busy", "play", "running"),
+    BarState.WAITING: StatusStyle("calm", "ring", "waiting"),
+    BarState.OVER: StatusStyle("gone", "slash", "over"),
 }
 _OTHERS = {
-    "pending": Look("calm", "ring", "pending"),
-    "sending": Look("busy", "play", "sending"),
-    "sent": Look("good", "tick", "sent"),
-    "dead": Look("bad", "cross", "dead"),
-    "alive": Look("good", "tick", "alive"),
-    "lapsed": Look("bad", "cross", "lapsed"),
+    "pending": StatusStyle("calm", "ring", "pending"),
+    "sending": StatusStyle("busy", "play", "sending"),
+    "sent": StatusStyle("good", "tick", "sent"),
+    "dead": StatusStyle("bad", "cross", "dead"),
+    "alive": StatusStyle("good", "tick", "alive"),
+    "lapsed": StatusStyle("bad", "cross", "lapsed"),
 }
 _LOOKS = _OTHERS | {bar.value: look for bar, look in _BARS.items()} | {run.value: look for run, look in _RUNS.items()}
 
 
-def look_of(state: str) -> Look:
-    return _LOOKS.get(state) or Look("gone", "ring", state)
+def look_of(state: str) -> StatusStyle:
+    return _LOOKS.get(state) or StatusStyle("gone", "ring", state)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StatusGroup:
     """Statuses that people filter by together."""
 
     word: str
     statuses: tuple[str, ...]
-    look: Look
+    look: StatusStyle
 
 
-def _group(status: RunStatus, *more: RunStatus, word: str | None = None) -> Group:
+def _group(status: RunStatus, *more: RunStatus, word: str | None = None) -> StatusGroup:
     look = _RUNS[status]
-    return Group(word or look.word, tuple(one.value for one in (status, *more)), look)
+    return StatusGroup(word or look.word, tuple(one.value for one in (status, *more)), look)
 
 
 GROUPS = (

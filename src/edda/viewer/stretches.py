@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Window:
     """What is shown of something long."""
 
     first: int

@@ -25,7 +25,7 @@ _SHORTEST = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class BarSegment:
     x: float
     width: float
     tone: str
@@ -36,7 +36,7 @@ class Row:
     bar: Bar
     x: float
     width: float
-    attempts: tuple[Span, ...]
+    attempts: tuple[BarSegment, ...]
     """More than one only if it was tried more than once."""
     seconds: float
     is_open: bool
@@ -49,16 +49,16 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class Waterfall:
     rows: tuple[Row, ...]
     ticks: tuple[Tick, ...]
 
 
-def draw(timeline: Timeline, *, even: bool = False) -> Drawing:
+def draw(timeline: Timeline, *, even: bool = False) -> Waterfall:
     """`even` gives every stretch in which something happened room to be seen, beside waits of days."""
     place = _even_scale(timeline) if even else _true_scale(timeline)
     rows = tuple(_row(bar, timeline.until, place) for bar in timeline.bars)
-    return Drawing(rows, () if even else _ticks(timeline))
+    return Waterfall(rows, () if even else _ticks(timeline))
 
 
 def _row(bar: Bar, end: datetime, place: Place) -> Row:
@@ -68,9 +68,9 @@ def _row(bar: Bar, end: datetime, place: Place) -> Row:
     return Row(bar, x, width, attempts, max(0.0, (until - bar.since).total_seconds()), bar.until is None)
 
 
-def _attempt(attempt: AttemptView, end: datetime, place: Place) -> Span:
+def _attempt(attempt: AttemptView, end: datetime, place: Place) -> BarSegment:
     x, width = _extent(attempt.since, attempt.until or end, place)
-    return Span(x, width, "busy" if attempt.ok is None else "good" if attempt.ok else "bad")
+    return BarSegment(x, width, "busy" if attempt.ok is None else "good" if attempt.ok else "bad")
 
 
 def _extent(since: datetime, until: datetime, place: Place) -> tuple[float, float]:

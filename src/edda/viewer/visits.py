@@ -16,14 +16,14 @@ _MOST_FIELDS = 2_000
 Pairs = tuple[tuple[str, str], ...]
 
 
-class Fields:
+class QueryParams:
     """The pairs of a query or of a form, by name."""
 
     def __init__(self, pairs: Pairs = ()) -> None:
         self.pairs = pairs
 
     @classmethod
-    def read(cls, text: bytes) -> Fields:
+    def read(cls, text: bytes) -> QueryParams:
         if text.count(b"&") >= _MOST_FIELDS:  # each may become a row of a page, which is made while everybody waits
             raise refuse(413, f"more than {_MOST_FIELDS} fields: start it by the API, or from code")
         return cls(tuple(parse_qsl(text.decode("latin-1"), keep_blank_values=True, errors="replace")))
@@ -54,14 +54,14 @@ class Fields:
     def every(self, name: str) -> tuple[str, ...]:
         return tuple(value for key, value in self.pairs if key == name and value.strip())
 
-    def without(self, *names: str) -> Fields:
-        return Fields(tuple(pair for pair in self.pairs if pair[0] not in names and pair[1]))
+    def without(self, *names: str) -> QueryParams:
+        return QueryParams(tuple(pair for pair in self.pairs if pair[0] not in names and pair[1]))
 
-    def given(self, name: str, *values: str) -> Fields:
+    def given(self, name: str, *values: str) -> QueryParams:
         """With these values under the name, instead of those that it had."""
-        return Fields(self.without(name).pairs + tuple((name, value) for value in values))
+        return QueryParams(self.without(name).pairs + tuple((name, value) for value in values))
 
-    def toggled(self, name: str, values: tuple[str, ...]) -> Fields:
+    def toggled(self, name: str, values: tuple[str, ...]) -> QueryParams:
         """Without these values if all of them are there, else with them."""
         there = self.every(name)
         if set(values) <= set(there):
@@ -73,14 +73,14 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class PageRequest:
     method: str
     parts: tuple[str, ...]
     """Of the path, below the prefix."""
     base: str
     """The prefix with what is in front of it: where every link begins."""
-    query: Fields
-    form: Fields
+    query: QueryParams
+    form: QueryParams
     who: str
     may: frozenset[str]
     """view, control, events."""
@@ -89,20 +89,20 @@ class Visit:
     is_secure: bool = False
     """Came by https."""
 
-    def link(self, *parts: str, query: Fields | None = None) -> str:
+    def link(self, *parts: str, query: QueryParams | None = None) -> str:
         path = "/".join((self.base, *(quote(part, safe="") for part in parts)))
         return f"{path}?{query}" if query and query.pairs else path
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Rendered:
     template: str
     values: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class Redirect:
     """On to another page, which says what came of it."""
 
     to: str
@@ -115,4 +115,4 @@ class Download:
     body: bytes
 
 
-Reply = Shown | Moved | Download
+Reply = Rendered | Redirect | Download

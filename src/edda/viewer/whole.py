@@ -8,7 +8,7 @@ from edda.control.controller import Controller
 from edda.control.views import BucketView, RunSearch
 from edda.core.states import WAITING, RunStatus
 from edda.viewer.plots import draw_columns
-from edda.viewer.visits import Reply, Shown, Visit
+from edda.viewer.visits import Reply, Rendered, PageRequest
 
 _LONG = timedelta(days=1)
 """A wait that lasts longer is worth a look."""
@@ -16,14 +16,14 @@ _FEW = 8
 _PAGE = 50
 
 
-async def show_overview(visit: Visit, control: Controller) -> Reply:
+async def show_overview(visit: PageRequest, control: Controller) -> Reply:
     stats = await control.get_stats()
     troubled = await control.list_runs(RunSearch(status=(RunStatus.FAILED, RunStatus.PARKED), limit=_FEW))
     patient = await control.list_runs(RunSearch(status=tuple(WAITING), until=stats.at - _LONG, limit=_FEW))
     recent = await control.list_runs(RunSearch(limit=_FEW))
     labels = [_label(bucket) for bucket in stats.buckets]
     ended = [("good", [b.completed for b in stats.buckets]), ("gone", [b.cancelled for b in stats.buckets])]
-    return Shown(
+    return Rendered(
         "overview.html",
         {
             "stats": stats,
@@ -42,13 +42,13 @@ def _label(bucket: BucketView) -> str:
     return f"{bucket.since:%H:%M}: {counts}, {bucket.cancelled} cancelled"
 
 
-async def show_workers(visit: Visit, control: Controller) -> Reply:
-    return Shown("workers.html", {"workers": await control.list_workers()})
+async def show_workers(visit: PageRequest, control: Controller) -> Reply:
+    return Rendered("workers.html", {"workers": await control.list_workers()})
 
 
-async def show_workflows(visit: Visit, control: Controller) -> Reply:
-    return Shown("workflows.html", {"definitions": await control.list_definitions()})
+async def show_workflows(visit: PageRequest, control: Controller) -> Reply:
+    return Rendered("workflows.html", {"definitions": await control.list_definitions()})
 
 
-async def show_audit(visit: Visit, control: Controller) -> Reply:
-    return Shown("audit.html", {"page": await control.list_audits(visit.query.get("cursor"), _PAGE)})
+async def show_audit(visit: PageRequest, control: Controller) -> Reply:
+    return Rendered("audit.html", {"page": await control.list_audits(visit.query.get("cursor"), _PAGE)})

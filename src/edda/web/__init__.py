@@ -1,6 +1,6 @@
 """The HTTP side of an app: an ASGI application that stores events before it answers."""
 
-from edda.web.application import Web
+from edda.web.application import WebApp
 from edda.web.options import WebOptions
 from edda.web.service import Service, State
 from edda.web.tokens import Token, TokenScope, find_tokens, read_tokens
@@ -14,7 +14,7 @@ __all__ = [
     "Stripe",
     "Token",
     "TokenScope",
-    "Web",
+    "WebApp",
     "WebOptions",
     "Webhook",
     "find_tokens",

@@ -29,7 +29,7 @@ _PRIVATE = (b"cache-control", b"private, no-store")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     status: int
     body: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -55,16 +55,16 @@ def protection(*, private: bool = False) -> Headers:
     return [*_ALWAYS, _PRIVATE if private else _NO_STORE]
 
 
-class RefusedError(Exception):
+class HTTPError(Exception):
     """Carries an answer out of wherever it was found that the request cannot be served."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Response) -> None:
         super().__init__(answer.status)
         self.answer = answer
 
 
-def say(status: int, body: Mapping[str, str]) -> Answer:
-    return Answer(status, msgspec.json.encode(body))
+def say(status: int, body: Mapping[str, str]) -> Response:
+    return Response(status, msgspec.json.encode(body))
 
 
 def problem(
@@ -74,7 +74,7 @@ def problem(
     error_type: str | None = None,
     attribute: str | None = None,
     headers: Mapping[str, str] | None = None,
-) -> Answer:
+) -> Response:
     body: dict[str, str | bool] = {
         "error": error,
         "error_type": error_type or _type_of(status),
@@ -83,23 +83,23 @@ def problem(
     if attribute is not None:
         body["attribute"] = attribute
     fields = tuple((name.lower().encode(), value.encode()) for name, value in (headers or {}).items())
-    return Answer(status, msgspec.json.encode(body), fields, error)
+    return Response(status, msgspec.json.encode(body), fields, error)
 
 
-def refuse(status: int, error: str, *, headers: Mapping[str, str] | None = None) -> RefusedError:
-    return RefusedError(problem(status, error, headers=headers))
+def refuse(status: int, error: str, *, headers: Mapping[str, str] | None = None) -> HTTPError:
+    return HTTPError(problem(status, error, headers=headers))
 
 
-def move_on(path: str, *headers: tuple[bytes, bytes]) -> Answer:
+def move_on(path: str, *headers: tuple[bytes, bytes]) -> Response:
     """To a page of ours: the caller has seen to it that the path is one."""
-    return Answer(303, headers=((b"location", path.encode("ascii")), *headers))
+    return Response(303, headers=((b"location", path.encode("ascii")), *headers))
 
 
-def come_back(status: int, error: str, seconds: int, *, error_type: str | None = None) -> Answer:
+def come_back(status: int, error: str, seconds: int, *, error_type: str | None = None) -> Response:
     return problem(status, error, error_type=error_type, headers={"Retry-After": str(seconds)})
 
 
-def wrong_method(allowed: str) -> RefusedError:
+def wrong_method(allowed: str) -> HTTPError:
     return refuse(405, f"this address takes {allowed} only", headers={"Allow": allowed})
 
 

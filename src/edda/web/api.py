@@ -11,16 +11,16 @@ from msgspec import Struct
 
 from edda.control.controller import Controller
 from edda.control.operations import EXPORT_RUN, OPERATIONS, PREFIX, Operation
-from edda.web.answers import Answer, RefusedError, problem, refuse, wrong_method
-from edda.web.backing import Backing
-from edda.web.body import Intake
-from edda.web.callers import Caller, Callers
+from edda.web.answers import Response, HTTPError, problem, refuse, wrong_method
+from edda.web.backing import ServiceGate
+from edda.web.body import BodyReader
+from edda.web.callers import Principal, Authenticator
 from edda.web.door import check_may_act
 from edda.web.openapi import describe
 from edda.web.options import WebOptions
 from edda.web.queries import read_body, read_query
 from edda.web.request import Request
-from edda.web.stream import Stream, Streams
+from edda.web.stream import EventStream, EventStreams
 from edda.web.tokens import TokenScope
 
 Control = Callable[[], Controller]
@@ -35,10 +35,10 @@ class ControlEndpoint:
     def __init__(
         self,
         options: WebOptions,
-        callers: Callers,
-        intake: Intake,
-        backing: Backing,
-        streams: Streams,
+        callers: Authenticator,
+        intake: BodyReader,
+        backing: ServiceGate,
+        streams: EventStreams,
         control: Control,
     ) -> None:
         self._options = options
@@ -48,7 +48,7 @@ class ControlEndpoint:
         self._streams = streams
         self._control = control
 
-    async def answer(self, request: Request) -> Answer | Stream:
+    async def answer(self, request: Request) -> Response | EventStream:
         caller = self._callers.identify(request)
         parts = tuple(request.raw_path.removeprefix(PREFIX).split("/")[1:])
         if parts in {(_DESCRIPTION,), (_STREAM,)}:
@@ -62,12 +62,12 @@ class ControlEndpoint:
         body = await self._read_order(request, operation)
         return await self._call(operation, caller, operation.arguments(values, query, body))
 
-    def _answer_special(self, request: Request, caller: Caller, name: str) -> Answer | Stream:
+    def _answer_special(self, request: Request, caller: Principal, name: str) -> Response | EventStream:
         if request.method not in {"GET", "HEAD"}:
             raise wrong_method("GET, HEAD")
         caller.check(TokenScope.VIEW)
         if name == _DESCRIPTION:
-            return Answer(200, msgspec.json.encode(describe()))
+            return Response(200, msgspec.json.encode(describe()))
         self._backing.check_started()
         return self._streams.open(request, self._control())
 
@@ -81,15 +81,15 @@ class ControlEndpoint:
         finally:
             self._intake.release(len(body))
 
-    async def _call(self, operation: Operation[Any], caller: Caller, arguments: tuple[Any, ...]) -> Answer:
+    async def _call(self, operation: Operation[Any], caller: Principal, arguments: tuple[Any, ...]) -> Response:
         method = getattr(controller_for(self._control(), caller), operation.name)
         async with self._backing.turn(operation.seconds):
             found = await method(*arguments)
         headers = (_as_file(arguments[0]),) if operation is EXPORT_RUN else ()
-        return Answer(200, msgspec.json.encode(found), headers)
+        return Response(200, msgspec.json.encode(found), headers)
 
 
-def controller_for(control: Controller, caller: Caller) -> Controller:
+def controller_for(control: Controller, caller: Principal) -> Controller:
     """One that notes what is done under the caller's name, if it can."""
     with_caller = getattr(control, "with_caller", None)
     if with_caller is None:
@@ -136,7 +136,7 @@ def _value(part: str, segment: str) -> str | int:
 def _check_media(request: Request) -> None:
     media = request.header(b"content-type")
     if media is not None and media.partition(b";")[0].strip().lower() != b"application/json":
-        raise RefusedError(problem(415, "expected Content-Type: application/json"))
+        raise HTTPError(problem(415, "expected Content-Type: application/json"))
 
 
 def _as_file(run_id: str) -> tuple[bytes, bytes]:

@@ -8,26 +8,26 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from edda.web import lifespan
-from edda.web.answers import RefusedError, refuse
+from edda.web.answers import HTTPError, refuse
 from edda.web.asgi import Message, Receive, Scope, Send
-from edda.web.backing import Backing
-from edda.web.body import DisconnectedError, Intake
+from edda.web.backing import ServiceGate
+from edda.web.body import DisconnectedError, BodyReader
 from edda.web.cancelling import CancelEndpoint
-from edda.web.door import Door
+from edda.web.door import AccessPolicy
 from edda.web.events import EventEndpoint
 from edda.web.excuses import explain
-from edda.web.inside import Control, Inside, Pages
+from edda.web.inside import Control, InternalRoutes, Viewer
 from edda.web.metrics import Metrics
 from edda.web.options import WebOptions
 from edda.web.request import Request, read_request
 from edda.web.service import Service, State
-from edda.web.signed import SignedEndpoint
-from edda.web.stream import Sendable, Streams
+from edda.web.signed import WebhookEndpoint
+from edda.web.stream import ASGIResponse, EventStreams
 
 logger = logging.getLogger("edda.web")
 
 
-class Web:
+class WebApp:
     """POST to any path takes events, but for `/cancel/...`, what is below `/_edda`, and the paths of webhooks."""
 
     def __init__(
@@ -36,18 +36,18 @@ class Web:
         options: WebOptions | None = None,
         *,
         control: Control | None = None,
-        pages: Pages | None = None,
+        pages: Viewer | None = None,
     ) -> None:
         self.options = options or WebOptions()
         self._service = service
-        door = Door(self.options)
-        backing, intake = Backing(service, self.options), Intake(self.options)
+        door = AccessPolicy(self.options)
+        backing, intake = ServiceGate(service, self.options), BodyReader(self.options)
         self._events = EventEndpoint(self.options, door, intake, backing)
-        self._signed = SignedEndpoint(self.options, intake, backing)
+        self._signed = WebhookEndpoint(self.options, intake, backing)
         self._cancelling = CancelEndpoint(door, intake, backing)
-        self._streams = Streams(lambda: service.state is State.STARTED)
+        self._streams = EventStreams(lambda: service.state is State.STARTED)
         self._metrics = Metrics()
-        self._inside = Inside(self.options, door, intake, backing, self._streams, self._metrics, control, pages)
+        self._inside = InternalRoutes(self.options, door, intake, backing, self._streams, self._metrics, control, pages)
 
     def end_streams(self) -> None:
         """Servers wait for those that are connected before they stop the app: whoever stops one calls this first."""
@@ -77,10 +77,10 @@ class Web:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = read_request(scope, receive)
         try:
-            answer: Sendable = await self._answer(request)
+            answer: ASGIResponse = await self._answer(request)
         except DisconnectedError:
             return
-        except RefusedError as refusal:
+        except HTTPError as refusal:
             answer = self._inside.excuse(request, refusal.answer)
         except Exception as error:  # a client gets an answer whatever happens, and never a traceback
             answer = self._inside.excuse(request, explain(error, self.options.retry_after))
@@ -109,7 +109,7 @@ class Web:
 
         return send_in_time
 
-    async def _answer(self, request: Request) -> Sendable:
+    async def _answer(self, request: Request) -> ASGIResponse:
         self._check_headers(request)
         path = request.path
         if path == "/_edda" or path.startswith("/_edda/"):

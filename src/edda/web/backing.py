@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from edda.cloudevents.event import CloudEvent
-from edda.web.answers import RefusedError, come_back
+from edda.web.answers import HTTPError, come_back
 from edda.web.options import WebOptions
 from edda.web.service import Service, State
 
@@ -20,7 +20,7 @@ _NEVER_STARTED = (
 )
 
 
-class Backing:
+class ServiceGate:
     def __init__(self, service: Service, options: WebOptions) -> None:
         self._service = service
         self._options = options
@@ -36,10 +36,10 @@ class Backing:
         if state is State.STARTED:
             self._told = False
         elif state is State.DRAINING:
-            raise RefusedError(come_back(503, "the app is shutting down", self.retry_after))
+            raise HTTPError(come_back(503, "the app is shutting down", self.retry_after))
         else:
             self._tell()
-            raise RefusedError(come_back(503, _NEVER_STARTED, self.retry_after))
+            raise HTTPError(come_back(503, _NEVER_STARTED, self.retry_after))
 
     async def receive(self, events: Sequence[CloudEvent]) -> None:
         async with self.turn():
@@ -59,7 +59,7 @@ class Backing:
     async def turn(self, seconds: float | None = None) -> AsyncIterator[None]:
         """Without `seconds` for as long as the settings say."""
         if self._waiting >= self._options.max_concurrent:
-            raise RefusedError(come_back(429, "too many requests at once (max_concurrent)", 1))
+            raise HTTPError(come_back(429, "too many requests at once (max_concurrent)", 1))
         self._waiting += 1
         try:
             async with asyncio.timeout(seconds or self._options.service_timeout):

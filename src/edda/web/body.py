@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edda.web.answers import RefusedError, come_back, refuse
+from edda.web.answers import HTTPError, come_back, refuse
 from edda.web.options import WebOptions
 from edda.web.request import Request
 
@@ -17,7 +17,7 @@ class DisconnectedError(Exception):
     """Nobody is there to be answered."""
 
 
-class Intake:
+class BodyReader:
     """Reads bodies and keeps account of the memory that they hold together."""
 
     def __init__(self, options: WebOptions) -> None:
@@ -73,7 +73,7 @@ class Intake:
 
     def _hold(self, size: int) -> None:
         if self._held + size > self._options.max_buffered:
-            raise RefusedError(come_back(503, "too many large requests at once", self._options.retry_after))
+            raise HTTPError(come_back(503, "too many large requests at once", self._options.retry_after))
         self._held += size
 
     def _seconds_for(self, size: int) -> float:
@@ -90,5 +90,5 @@ def _check_encoding(request: Request) -> None:
         raise refuse(415, error, headers={"Accept-Encoding": "identity"})
 
 
-def _too_slow() -> RefusedError:
+def _too_slow() -> HTTPError:
     return refuse(408, "the body came too slowly", headers={"Connection": "close"})

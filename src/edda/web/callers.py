@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edda.web.answers import refuse
-from edda.web.door import SAFE, Door, is_own_origin, told_origin, unauthorized
+from edda.web.door import SAFE, AccessPolicy, is_own_origin, told_origin, unauthorized
 from edda.web.options import WebOptions
 from edda.web.request import Request
-from edda.web.sessions import Sessions
+from edda.web.sessions import LoginSessions
 from edda.web.tokens import Token, TokenScope
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Principal:
     name: str
     """Of the token; what is done is noted under it."""
     origin: str
@@ -30,20 +30,20 @@ class Caller:
             raise refuse(403, f"the token lacks the scope {scope.value!r}")
 
 
-class Callers:
-    def __init__(self, options: WebOptions, door: Door, sessions: Sessions) -> None:
+class Authenticator:
+    def __init__(self, options: WebOptions, door: AccessPolicy, sessions: LoginSessions) -> None:
         self._options = options
         self._door = door
         self._sessions = sessions
         self._possible = frozenset({TokenScope.VIEW}) if options.read_only else frozenset(TokenScope)
 
-    def identify(self, request: Request) -> Caller:
+    def identify(self, request: Request) -> Principal:
         caller = self.recognise(request)
         if caller is None:
             raise unauthorized("a token is needed: Authorization: Bearer <token>, or log in")
         return caller
 
-    def recognise(self, request: Request) -> Caller | None:
+    def recognise(self, request: Request) -> Principal | None:
         """None for somebody who has shown nothing; a token that is wrong is refused."""
         self._door.check_place(request)
         if self._options.tokens and self._door.has_token(request):
@@ -51,11 +51,11 @@ class Callers:
         session = self._sessions.find(request)
         check_origin(request, by_cookie=session is not None)
         if not self._options.tokens:
-            return Caller("local" if self._options.local_only else "anybody", _address(request), self._possible)
+            return Principal("local" if self._options.local_only else "anybody", _address(request), self._possible)
         return None if session is None else self._caller(request, session)
 
-    def _caller(self, request: Request, token: Token) -> Caller:
-        return Caller(token.name, _address(request), token.scopes & self._possible)
+    def _caller(self, request: Request, token: Token) -> Principal:
+        return Principal(token.name, _address(request), token.scopes & self._possible)
 
 
 def check_origin(request: Request, *, by_cookie: bool) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from edda.web.answers import Answer, problem, refuse, say, wrong_method
-from edda.web.backing import Backing
-from edda.web.body import Intake
-from edda.web.door import Door
+from edda.web.answers import Response, problem, refuse, say, wrong_method
+from edda.web.backing import ServiceGate
+from edda.web.body import BodyReader
+from edda.web.door import AccessPolicy
 from edda.web.request import Request
 from edda.web.tokens import TokenScope
 
@@ -16,12 +16,12 @@ _LONGEST_REASON = 1000
 
 
 class CancelEndpoint:
-    def __init__(self, door: Door, intake: Intake, backing: Backing) -> None:
+    def __init__(self, door: AccessPolicy, intake: BodyReader, backing: ServiceGate) -> None:
         self._door = door
         self._intake = intake
         self._backing = backing
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: Request) -> Response:
         self._door.check_caller(request)
         if request.method != "POST":
             raise wrong_method("POST")

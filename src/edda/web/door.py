@@ -9,21 +9,21 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 
-from edda.web.answers import RefusedError, refuse
+from edda.web.answers import HTTPError, refuse
 from edda.web.hosts import fits, is_loopback_address, is_loopback_name, name_of
 from edda.web.options import WebOptions
 from edda.web.request import Request
-from edda.web.tokens import Keyring, Token, TokenScope
+from edda.web.tokens import TokenStore, Token, TokenScope
 
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _SETTINGS = 'give tokens (EddaApp(tokens=...) or EDDA_TOKENS), or auth="none" to serve everybody'
 
 
-class Door:
+class AccessPolicy:
     def __init__(self, options: WebOptions) -> None:
         self._options = options
-        self._keyring = Keyring(options.tokens)
+        self._keyring = TokenStore(options.tokens)
 
     def check_place(self, request: Request) -> None:
         """Where it came from, and what it takes this server for."""
@@ -125,5 +125,5 @@ def _bearer(header: bytes) -> bytes:
     return token.strip()
 
 
-def unauthorized(error: str) -> RefusedError:
+def unauthorized(error: str) -> HTTPError:
     return refuse(HTTPStatus.UNAUTHORIZED, error, headers={"WWW-Authenticate": "Bearer"})

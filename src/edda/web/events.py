@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from edda.cloudevents import http_binding
-from edda.web.answers import Answer, say, wrong_method
-from edda.web.backing import Backing
-from edda.web.body import Intake
-from edda.web.door import Door
-from edda.web.handshake import Handshaking
+from edda.web.answers import Response, say, wrong_method
+from edda.web.backing import ServiceGate
+from edda.web.body import BodyReader
+from edda.web.door import AccessPolicy
+from edda.web.handshake import WebhookHandshake
 from edda.web.options import WebOptions
 from edda.web.request import Request
 from edda.web.tokens import TokenScope
@@ -16,14 +16,14 @@ _ACCEPTED = say(202, {"status": "accepted"})
 
 
 class EventEndpoint:
-    def __init__(self, options: WebOptions, door: Door, intake: Intake, backing: Backing) -> None:
+    def __init__(self, options: WebOptions, door: AccessPolicy, intake: BodyReader, backing: ServiceGate) -> None:
         self._max_batch = options.max_batch
         self._door = door
         self._intake = intake
         self._backing = backing
-        self._handshake = Handshaking(options)
+        self._handshake = WebhookHandshake(options)
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: Request) -> Response:
         self._door.check_caller(request)
         if request.method == "OPTIONS":
             return self._handshake.answer(request)

@@ -21,12 +21,12 @@ from edda.errors import (
     StorageUnavailableError,
     UnknownWorkflowError,
 )
-from edda.web.answers import Answer, come_back, problem
+from edda.web.answers import Response, come_back, problem
 
 logger = logging.getLogger("edda.web")
 
 
-def explain(error: Exception, retry_after: int) -> Answer:
+def explain(error: Exception, retry_after: int) -> Response:
     kind = type(error).__name__
     match error:
         case EventError():

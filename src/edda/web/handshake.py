@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from edda.cloudevents import webhook
-from edda.web.answers import Answer
+from edda.web.answers import Response
 from edda.web.options import WebOptions
 from edda.web.request import Request
 
@@ -17,18 +17,18 @@ logger = logging.getLogger("edda.web")
 _ALLOW = (b"allow", b"POST, OPTIONS")
 
 
-class Handshaking:
+class WebhookHandshake:
     def __init__(self, options: WebOptions) -> None:
         self._policy = webhook.Policy(frozenset(options.allowed_origins), options.allowed_rate)
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Response:
         handshake = webhook.read(request.headers)
         if handshake is None:
-            return Answer(204, headers=(_ALLOW,))
+            return Response(204, headers=(_ALLOW,))
         granted = webhook.answer(handshake, self._policy)
         _log(handshake, bool(granted))
         headers = tuple((name.lower().encode(), value.encode()) for name, value in granted)
-        return Answer(200, headers=headers or (_ALLOW,))
+        return Response(200, headers=headers or (_ALLOW,))
 
 
 def _log(handshake: webhook.Handshake, granted: bool) -> None:

@@ -7,13 +7,13 @@ import logging
 
 from edda.engine.tasks import start_task
 from edda.errors import EddaError
-from edda.web.answers import Answer, RefusedError, come_back, say
-from edda.web.backing import Backing
+from edda.web.answers import Response, HTTPError, come_back, say
+from edda.web.backing import ServiceGate
 
 logger = logging.getLogger("edda.web")
 
 
-def live() -> Answer:
+def live() -> Response:
     """Whoever gets this answer has seen the event loop turn."""
     return say(200, {"status": "ok"})
 
@@ -21,24 +21,24 @@ def live() -> Answer:
 class Readiness:
     """Asks the database; however many ask at once, it is one question."""
 
-    def __init__(self, backing: Backing) -> None:
+    def __init__(self, backing: ServiceGate) -> None:
         self._backing = backing
-        self._asking: asyncio.Task[Answer] | None = None
+        self._asking: asyncio.Task[Response] | None = None
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> Response:
         if self._asking is None:
             self._asking = start_task(self._ask())
             self._asking.add_done_callback(self._forget)
         return await asyncio.shield(self._asking)
 
-    def _forget(self, _: asyncio.Task[Answer]) -> None:
+    def _forget(self, _: asyncio.Task[Response]) -> None:
         self._asking = None
 
-    async def _ask(self) -> Answer:
+    async def _ask(self) -> Response:
         try:
             self._backing.check_started()
             await self._backing.ping()
-        except RefusedError as refusal:
+        except HTTPError as refusal:
             return refusal.answer
         except (EddaError, OSError) as error:
             logger.warning("not ready: %s", error)

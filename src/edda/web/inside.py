@@ -6,49 +6,49 @@ from dataclasses import replace
 from typing import Protocol
 
 from edda.control.operations import LONGEST
-from edda.web.answers import Answer, RefusedError, refuse, wrong_method
+from edda.web.answers import Response, HTTPError, refuse, wrong_method
 from edda.web.api import Control, ControlEndpoint
-from edda.web.backing import Backing
-from edda.web.body import Intake
-from edda.web.callers import Caller, Callers, check_origin
-from edda.web.door import SAFE, Door
+from edda.web.backing import ServiceGate
+from edda.web.body import BodyReader
+from edda.web.callers import Principal, Authenticator, check_origin
+from edda.web.door import SAFE, AccessPolicy
 from edda.web.health import Readiness, live
 from edda.web.metrics import Metrics
 from edda.web.options import WebOptions
 from edda.web.request import Request
-from edda.web.sessions import Sessions
-from edda.web.stream import Sendable, Streams
+from edda.web.sessions import LoginSessions
+from edda.web.stream import ASGIResponse, EventStreams
 from edda.web.tokens import TokenScope
 
-__all__ = ["Control", "Inside", "Pages"]
+__all__ = ["Control", "InternalRoutes", "Viewer"]
 
 _READ_ONLY = "GET, HEAD"
 # Under "no-referrer" a browser says `Origin: null` of our own forms, and by plain http nothing else of their origin.
 _TELLING_US = (b"referrer-policy", b"same-origin")
 
 
-class Pages(Protocol):
+class Viewer(Protocol):
     """What people see."""
 
-    async def answer(self, request: Request, caller: Caller | None, body: bytes = b"") -> Answer | None:
+    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
         """None if there is no such page. Without a caller there is a form to log in with, and nothing else."""
 
-    def excuse(self, request: Request, caller: Caller | None, refusal: Answer) -> Answer:
+    def excuse(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
         """The same refusal as a page."""
         ...
 
 
-class Inside:
+class InternalRoutes:
     def __init__(
         self,
         options: WebOptions,
-        door: Door,
-        intake: Intake,
-        backing: Backing,
-        streams: Streams,
+        door: AccessPolicy,
+        intake: BodyReader,
+        backing: ServiceGate,
+        streams: EventStreams,
         metrics: Metrics,
         control: Control | None,
-        pages: Pages | None,
+        pages: Viewer | None,
     ) -> None:
         self._door = door
         self._intake = intake
@@ -59,12 +59,12 @@ class Inside:
         self._pages = pages
         self._readiness = Readiness(backing)
         self._api: ControlEndpoint | None = None
-        self._sessions = Sessions(options)
-        self._callers = Callers(options, door, self._sessions)
+        self._sessions = LoginSessions(options)
+        self._callers = Authenticator(options, door, self._sessions)
         if control is not None:
             self._api = ControlEndpoint(options, self._callers, intake, backing, streams, control)
 
-    async def answer(self, request: Request) -> Sendable:
+    async def answer(self, request: Request) -> ASGIResponse:
         self._door.check_probe(request)
         path = request.path
         if path in {"/_edda/livez", "/_edda/readyz"}:
@@ -78,24 +78,24 @@ class Inside:
             return await self._show(request, self._pages)
         raise refuse(404, "there is nothing at this address")
 
-    def excuse(self, request: Request, refusal: Answer) -> Answer:
+    def excuse(self, request: Request, refusal: Response) -> Response:
         """As a page if a person would read it: programs do not ask for HTML."""
         if self._pages is None or not _is_for_people(request):
             return refusal
         try:
             caller = self._callers.recognise(request)
-        except RefusedError:
+        except HTTPError:
             caller = None
         return self._pages.excuse(request, caller, refusal)
 
-    async def _measure(self, request: Request, control: Control) -> Answer:
+    async def _measure(self, request: Request, control: Control) -> Response:
         self._callers.identify(request).check(TokenScope.VIEW)
         _check_safe(request)
         self._backing.check_started()
         async with self._backing.turn():
             return await self._metrics.answer(control().get_stats, self._streams.count)
 
-    async def _show(self, request: Request, pages: Pages) -> Answer:
+    async def _show(self, request: Request, pages: Viewer) -> Response:
         action = {"/_edda/login": self._log_in, "/_edda/logout": self._log_out}.get(request.path)
         if action is not None and request.method == "POST":
             return await action(request)
@@ -111,12 +111,12 @@ class Inside:
             raise refuse(404, "there is nothing at this address")
         return replace(found, headers=(*found.headers, _TELLING_US))
 
-    async def _log_in(self, request: Request) -> Answer:
+    async def _log_in(self, request: Request) -> Response:
         self._door.check_place(request)
         check_origin(request, by_cookie=False)
         return self._sessions.log_in(request, await self._read(request))
 
-    async def _log_out(self, request: Request) -> Answer:
+    async def _log_out(self, request: Request) -> Response:
         self._door.check_place(request)
         check_origin(request, by_cookie=True)
         return self._sessions.log_out(request)

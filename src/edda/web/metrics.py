@@ -10,7 +10,7 @@ from datetime import datetime
 
 from edda.control.views import StatsView
 from edda.version import __version__
-from edda.web.answers import Answer
+from edda.web.answers import Response
 
 MEDIA = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 FRESH = 5.0
@@ -30,13 +30,13 @@ class Metrics:
         """A request that was answered."""
         self._requests[status] = self._requests.get(status, 0) + 1
 
-    async def answer(self, get_stats: Callable[[], Awaitable[StatsView]], streams: int) -> Answer:
+    async def answer(self, get_stats: Callable[[], Awaitable[StatsView]], streams: int) -> Response:
         async with self._asking:
             now = time.monotonic()
             if self._kept is None or now - self._kept[0] > FRESH:
                 self._kept = (now, await get_stats())
         text = "".join((*_describe(self._kept[1]), *self._describe_process(streams)))
-        return Answer(200, text.encode(), (MEDIA,))
+        return Response(200, text.encode(), (MEDIA,))
 
     def _describe_process(self, streams: int) -> Iterable[str]:
         build = {"version": __version__, "python": platform.python_version()}

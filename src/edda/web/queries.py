@@ -13,7 +13,7 @@ from msgspec import Struct, inspect, structs
 from edda.cloudevents.strict_json import read_raw
 from edda.control.operations import MOST_ROWS
 from edda.errors import EventError
-from edda.web.answers import RefusedError, problem
+from edda.web.answers import HTTPError, problem
 
 _MOST_FIELDS = 200
 _LARGEST = 2**31 - 1
@@ -63,7 +63,7 @@ def read_body(body: bytes, kind: type[T]) -> T:
     try:
         found = msgspec.json.decode(read_raw(body or b"{}", "body"), type=kind)
     except EventError as error:
-        raise RefusedError(problem(400, str(error))) from None
+        raise HTTPError(problem(400, str(error))) from None
     except msgspec.ValidationError as error:
         raise _misfit(error) from None
     search = getattr(found, "search", None)
@@ -72,8 +72,8 @@ def read_body(body: bytes, kind: type[T]) -> T:
     return found
 
 
-def wrong(field: str | None, expected: str) -> RefusedError:
-    return RefusedError(problem(422, f"{field}: {expected}" if field else expected, attribute=field))
+def wrong(field: str | None, expected: str) -> HTTPError:
+    return HTTPError(problem(422, f"{field}: {expected}" if field else expected, attribute=field))
 
 
 def _pairs(query: bytes) -> list[tuple[str, str]]:
@@ -136,7 +136,7 @@ def _check_texts(found: Struct) -> None:
             raise wrong(name, "expected a text without the character 0")
 
 
-def _misfit(error: msgspec.ValidationError) -> RefusedError:
+def _misfit(error: msgspec.ValidationError) -> HTTPError:
     """What the library says, in words for who asks; it names the place at the end."""
     text, place = str(error), ""
     if placed := _PLACE.fullmatch(text):

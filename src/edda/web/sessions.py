@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from urllib.parse import parse_qs, quote, unquote
 
-from edda.web.answers import Answer, RefusedError, come_back, move_on, refuse
+from edda.web.answers import Response, HTTPError, come_back, move_on, refuse
 from edda.web.options import WebOptions
 from edda.web.request import Request
-from edda.web.tokens import Keyring, Token
+from edda.web.tokens import TokenStore, Token
 
 COOKIE = "edda_session"
 SECONDS = 12 * 3600
@@ -28,18 +28,18 @@ _PURPOSE = b"edda session 1"
 _DOTS = re.compile(r"\.{1,2}")
 
 
-class Sessions:
+class LoginSessions:
     def __init__(self, options: WebOptions, now: Callable[[], float] = time.time) -> None:
         self._tokens = options.tokens
-        self._keyring = Keyring(options.tokens)
-        self._failures = Failures()
+        self._keyring = TokenStore(options.tokens)
+        self._failures = LoginThrottle()
         self._now = now
 
     def find(self, request: Request) -> Token | None:
         """The token that a cookie of ours speaks for; scopes are those that it has now."""
         return next((token for cookie in _cookies(request) if (token := self._read(cookie))), None)
 
-    def log_in(self, request: Request, body: bytes) -> Answer:
+    def log_in(self, request: Request, body: bytes) -> Response:
         """What a form with `token` and `next` is answered: back to the form if the token is not known."""
         form = _read_form(body)
         wanted = own_path(request, form.get("next", [""])[0])
@@ -51,7 +51,7 @@ class Sessions:
             return move_on(f"{request.base}/login?failed=1&next={quote(wanted, safe='')}")
         return move_on(wanted, self._cookie(request, self._write(token), SECONDS))
 
-    def log_out(self, request: Request) -> Answer:
+    def log_out(self, request: Request) -> Response:
         return move_on(f"{request.base}/login", self._cookie(request, "", 0))
 
     def _write(self, token: Token) -> str:
@@ -73,7 +73,7 @@ class Sessions:
         return b"set-cookie", text.encode("ascii")
 
 
-class Failures:
+class LoginThrottle:
     """Wrong tokens of the last minute, from wherever they came.
 
     Not by address: behind a proxy it is one for everybody, or what the sender wrote into a header. And the right token
@@ -88,7 +88,7 @@ class Failures:
         """Raises `RefusedError` for one too many."""
         if len(self._times) == MOST_FAILURES and now - self._times[0] < 60:
             seconds = int(60 - (now - self._times[0])) + 1
-            raise RefusedError(come_back(429, "too many wrong tokens were tried here: wait a minute", seconds))
+            raise HTTPError(come_back(429, "too many wrong tokens were tried here: wait a minute", seconds))
         self._times.append(now)
 
 

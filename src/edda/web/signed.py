@@ -6,9 +6,9 @@ import logging
 import time
 
 from edda.cloudevents.signatures import SignatureError
-from edda.web.answers import Answer, RefusedError, refuse, say, wrong_method
-from edda.web.backing import Backing
-from edda.web.body import Intake
+from edda.web.answers import Response, HTTPError, refuse, say, wrong_method
+from edda.web.backing import ServiceGate
+from edda.web.body import BodyReader
 from edda.web.door import check_may_act
 from edda.web.options import WebOptions
 from edda.web.request import Request
@@ -20,8 +20,8 @@ logger = logging.getLogger("edda.web")
 _ACCEPTED = say(202, {"status": "accepted"})
 
 
-class SignedEndpoint:
-    def __init__(self, options: WebOptions, intake: Intake, backing: Backing) -> None:
+class WebhookEndpoint:
+    def __init__(self, options: WebOptions, intake: BodyReader, backing: ServiceGate) -> None:
         self._options = options
         self._webhooks = {webhook.path: webhook for webhook in options.webhooks}
         self._intake = intake
@@ -31,7 +31,7 @@ class SignedEndpoint:
         """A handshake is for the endpoint of events, at every path."""
         return request.path in self._webhooks and request.method != "OPTIONS"
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: Request) -> Response:
         if request.method != "POST":
             raise wrong_method("POST, OPTIONS")
         check_may_act(self._options, TokenScope.EVENTS)
@@ -55,7 +55,7 @@ class SignedEndpoint:
             self._intake.release(len(body))
 
 
-def _unauthorized(webhook: Webhook, error: str) -> RefusedError:
+def _unauthorized(webhook: Webhook, error: str) -> HTTPError:
     logger.info("refused what came to %s: %s", webhook.path, error)
     challenge = f'Signature headers="{webhook.header.decode()}"'
     return refuse(401, error, headers={"WWW-Authenticate": challenge})

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from edda.control.controller import Controller
 from edda.engine.tasks import start_task
 from edda.errors import EddaError
-from edda.web.answers import RefusedError, come_back, protection
+from edda.web.answers import HTTPError, come_back, protection
 from edda.web.asgi import Receive, Send
 from edda.web.request import Request
 
@@ -29,7 +29,7 @@ _UNBUFFERED = (b"x-accel-buffering", b"no")
 _BEGINNING = b"retry: 1000\n\n"
 
 
-class Sendable(Protocol):
+class ASGIResponse(Protocol):
     """Whatever can be sent back: an answer, or a stream of them."""
 
     @property
@@ -38,7 +38,7 @@ class Sendable(Protocol):
     async def send(self, send: Send, *, private: bool, head: bool) -> None: ...
 
 
-class Streams:
+class EventStreams:
     """Those that are open, and a way to end them all."""
 
     def __init__(self, is_open: Callable[[], bool]) -> None:
@@ -46,10 +46,10 @@ class Streams:
         self._ended = False
         self.count = 0
 
-    def open(self, request: Request, control: Controller) -> Stream:
+    def open(self, request: Request, control: Controller) -> EventStream:
         if self.count >= MOST_STREAMS:
-            raise RefusedError(come_back(429, f"{MOST_STREAMS} streams are open: close one", 10))
-        return Stream(self, control, request.receive)
+            raise HTTPError(come_back(429, f"{MOST_STREAMS} streams are open: close one", 10))
+        return EventStream(self, control, request.receive)
 
     def end(self) -> None:
         """For a server that is about to stop: each ends within a second."""
@@ -60,8 +60,8 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    streams: Streams
+class EventStream:
+    streams: EventStreams
     control: Controller
     receive: Receive
     status: int = 200
@@ -81,14 +81,14 @@ class Stream:
         await _say(send, _BEGINNING)
         gone = start_task(self._until_gone())
         try:
-            async with aclosing(_Marks(self.control.watch())) as marks:
+            async with aclosing(_ChangeIterator(self.control.watch())) as marks:
                 await self._pass_on(marks, gone, send)
         except EddaError:
             return  # the database is away: the client asks again
         finally:
             gone.cancel()
 
-    async def _pass_on(self, marks: _Marks, gone: asyncio.Task[None], send: Send) -> None:
+    async def _pass_on(self, marks: _ChangeIterator, gone: asyncio.Task[None], send: Send) -> None:
         now = asyncio.get_running_loop().time
         begun = spoken = now()
         while self.streams.go_on() and now() < begun + LIFE and not marks.is_over:
@@ -111,7 +111,7 @@ class Stream:
             await asyncio.sleep(_TICK)
 
 
-class _Marks:
+class _ChangeIterator:
     """One mark after the other, without losing the one that was waited for when the wait was given up."""
 
     def __init__(self, marks: AsyncIterator[str]) -> None:

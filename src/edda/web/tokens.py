@@ -59,7 +59,7 @@ class Token:
         object.__setattr__(self, "digest", _digest(secret.encode()))
 
 
-class Keyring:
+class TokenStore:
     """Knows tokens by their hashes."""
 
     def __init__(self, tokens: Iterable[Token]) -> None:
@@ -105,16 +105,16 @@ def _read_token(number: int, text: str) -> Token:
     return Token(name, _read_scopes(name, scopes.split("+")), secret)
 
 
-class _Written(msgspec.Struct, forbid_unknown_fields=True):
+class _TokenJSON(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     scopes: list[str]
     secret: str
 
 
 def _read_json(text: str) -> tuple[Token, ...]:
-    written: list[_Written] | None = None
+    written: list[_TokenJSON] | None = None
     with suppress(msgspec.DecodeError):  # whose text has the names of unknown fields, which may be secrets
-        written = msgspec.json.decode(text, type=list[_Written])
+        written = msgspec.json.decode(text, type=list[_TokenJSON])
     if written is None:
         raise ValueError('tokens: expected JSON like [{"name": ..., "scopes": [...], "secret": ...}]')
     return tuple(Token(one.name, _read_scopes(one.name, one.scopes), one.secret) for one in written)

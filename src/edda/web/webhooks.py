@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 from edda.cloudevents import http_binding, json_format, signatures
 from edda.cloudevents.data import JSON
 from edda.cloudevents.event import CloudEvent, check
-from edda.cloudevents.signatures import TOLERANCE, Claim, Headers
+from edda.cloudevents.signatures import TOLERANCE, SignatureClaim, Headers
 from edda.cloudevents.strict_json import read_raw
 from edda.errors import EventError
 
@@ -59,7 +59,7 @@ class Webhook(ABC):
         return signatures.plain_key(secret)
 
     @abstractmethod
-    def read_claim(self, headers: Headers, now: float) -> Claim:
+    def read_claim(self, headers: Headers, now: float) -> SignatureClaim:
         """`SignatureError` if the headers alone show that the request is not to be taken."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class GitHub(Webhook):
 
     header: ClassVar[bytes] = signatures.GITHUB
 
-    def read_claim(self, headers: Headers, now: float) -> Claim:
+    def read_claim(self, headers: Headers, now: float) -> SignatureClaim:
         return signatures.read_github(headers)
 
     def read_events(self, headers: Headers, body: bytes, max_batch: int) -> tuple[CloudEvent, ...]:
@@ -107,7 +107,7 @@ class Stripe(_Dated):
 
     header: ClassVar[bytes] = signatures.STRIPE
 
-    def read_claim(self, headers: Headers, now: float) -> Claim:
+    def read_claim(self, headers: Headers, now: float) -> SignatureClaim:
         return signatures.read_stripe(headers, now, self.tolerance)
 
     def read_events(self, headers: Headers, body: bytes, max_batch: int) -> tuple[CloudEvent, ...]:
@@ -126,7 +126,7 @@ class StandardWebhooks(_Dated):
     def make_key(secret: str) -> bytes:
         return signatures.standard_key(secret)
 
-    def read_claim(self, headers: Headers, now: float) -> Claim:
+    def read_claim(self, headers: Headers, now: float) -> SignatureClaim:
         return signatures.read_standard(headers, now, self.tolerance)
 
     def read_events(self, headers: Headers, body: bytes, max_batch: int) -> tuple[CloudEvent, ...]:

@@ -41,7 +41,7 @@ class Happened(Generic[R]):
     result: R
 
 
-class BoundRemedy(Protocol):
+class BoundCompensation(Protocol):
     """How one call of an activity is undone."""
 
     def check(self, result: Any) -> None:
@@ -49,13 +49,13 @@ class BoundRemedy(Protocol):
         ...
 
 
-class Remedy(Protocol):
+class CompensationSpec(Protocol):
     """How an activity is undone."""
 
-    def bound(self, ctx: WorkflowContext, input: bytes) -> BoundRemedy: ...
+    def bound(self, ctx: WorkflowContext, input: bytes) -> BoundCompensation: ...
 
 
-class StepCall:
+class ActivityCall:
     """What a driver needs to run a step's body."""
 
     __slots__ = (
@@ -82,7 +82,7 @@ class StepCall:
         returns: Any = Any,
         limits: Limits = UNLIMITED,
         reconcile: Callable[..., Any] | None = None,
-        undo: BoundRemedy | None = None,
+        undo: BoundCompensation | None = None,
     ) -> None:
         self.fn = fn
         self.args = args
@@ -112,7 +112,7 @@ class Activity(Generic[P, R]):
         *,
         limits: Limits = UNLIMITED,
         reconcile: Callable[..., Any] | None = None,
-        undo: Remedy | None = None,
+        undo: CompensationSpec | None = None,
     ) -> None:
         self.fn = fn
         self.name = name
@@ -174,7 +174,7 @@ class Activity(Generic[P, R]):
             self.name,
             input,
             decode=lambda entry: _decode(codec, entry, returns),
-            call=StepCall(
+            call=ActivityCall(
                 self.fn,
                 args,
                 kwargs,
@@ -215,7 +215,7 @@ def inline_step(
         name,
         codec.encode(list(args)),
         decode=lambda entry: _decode(codec, entry, returns),
-        call=StepCall(fn, args, {}, is_async=is_async(fn), takes_context=False, retry_policy=retry_policy),
+        call=ActivityCall(fn, args, {}, is_async=is_async(fn), takes_context=False, retry_policy=retry_policy),
     )
 
 

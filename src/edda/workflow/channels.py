@@ -28,9 +28,9 @@ from edda.core.channels import (
     unpack_message,
 )
 from edda.core.failure import decode_failure
-from edda.core.model import Dispatch, DispatchKind, EntryKind
+from edda.core.model import StagedEvent, StagedKind, EntryKind
 from edda.core.states import ENDED
-from edda.core.validation import Misfit, validate
+from edda.core.validation import ValidationFailure, validate
 from edda.errors import (
     ChannelError,
     EventValidationError,
@@ -258,7 +258,7 @@ def _as_received(message: Message, model: Any) -> ChannelMessage[Any]:
 def _fit(message: Message, model: Any) -> Any:
     try:
         return validate(message.data, None, model)
-    except Misfit as misfit:
+    except ValidationFailure as misfit:
         name = getattr(model, "__name__", None) or repr(model)
         fields = "\n".join(f"  {path}: {reason}" for path, reason in misfit.errors)
         raise EventValidationError(
@@ -331,7 +331,7 @@ async def _publish(channel: str, data: Any, metadata: dict[str, Any], target: st
     assert isinstance(ctx, ActivityContext)
     id = blake2b(ctx.next_effect_id().encode(), digest_size=16).hexdigest()
     message = Message(id, channel, target, data, metadata, ctx.microseconds)
-    ctx.work.dispatch(Dispatch(DispatchKind.MESSAGE, pack_message(ctx.values, message)))
+    ctx.work.dispatch(StagedEvent(StagedKind.MESSAGE, pack_message(ctx.values, message)))
     return id
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Ended(Struct, frozen=True):
+class RunEnded(Struct, frozen=True):
     """How a run ended, as it is told to those who wait for it."""
 
     run_id: RunId
@@ -38,7 +38,7 @@ class Ended(Struct, frozen=True):
         return msgspec.msgpack.encode(self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Ended:
+    def unpack(cls, data: bytes) -> RunEnded:
         return msgspec.msgpack.decode(data, type=cls)
 
     @property
@@ -53,7 +53,7 @@ class Ended(Struct, frozen=True):
         return encode_failure(codec, WorkflowCancelledError(f"run {self.run_id} was cancelled: {reason}"))
 
 
-class Started(Struct, frozen=True):
+class ChildStarted(Struct, frozen=True):
     """What is recorded of a run that was started."""
 
     run_id: str
@@ -134,5 +134,5 @@ def _decode(codec: Codec, entry: Entry, returns: Any) -> Any:
     if not entry.ok:
         return decode_failure(codec, entry.value)
     if entry.kind is EntryKind.START:
-        return codec.decode(entry.value, Started).run_id
+        return codec.decode(entry.value, ChildStarted).run_id
     return codec.decode(entry.value, returns)

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
 from uuid import UUID
 
 from edda.core.channels import can_be_stored
-from edda.core.model import MICROSECONDS, Fact
+from edda.core.model import MICROSECONDS, RunValue
 from edda.core.paths import show
 from edda.errors import NotInWorkflowError
 
 from .activity import inline_step
-from .execution import Recurrence
+from .execution import RecurRequested
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
     from edda.core.codec import Codec
-    from edda.core.model import Dispatch, Outgoing, Start
+    from edda.core.model import StagedEvent, OutboxEvent, Start
     from edda.core.retry import RetryPolicy
     from edda.core.signature import Signature
-    from edda.storage.joint import Known
+    from edda.storage.joint import ExistingRun
 
     from .channels import Subscription
     from .execution import Execution
@@ -191,7 +191,7 @@ class RunContext(WorkflowContext):
         self._rng: Random | None = None
         self._execution: Execution | None = None
         self.subscriptions: dict[str, Subscription] = {}
-        self.on_set: Callable[[Fact], None] | None = None
+        self.on_set: Callable[[RunValue], None] | None = None
 
     def attach(self, execution: Execution | None) -> None:
         self._execution = execution
@@ -219,12 +219,12 @@ class RunContext(WorkflowContext):
             raise ValueError(f"ctx.set({key!r}): expected a key of 1 to {LONGEST_KEY} characters")
         execution = self.execution
         if self.on_set is not None and not execution.loop.unwinding:
-            self.on_set(Fact(key, self._codec.encode(value)))
+            self.on_set(RunValue(key, self._codec.encode(value)))
 
     def recur(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, NoReturn]:
         if not self.execution.is_at_root:
             raise NotInWorkflowError("ctx.recur() belongs into the workflow's own code, not into a branch of it")
-        raise Recurrence(self._signature.encode(self._codec, self._signature.bind(args, kwargs)))
+        raise RecurRequested(self._signature.encode(self._codec, self._signature.bind(args, kwargs)))
 
     def now(self) -> datetime:
         """The time of the last recorded entry: the same on every replay."""
@@ -242,7 +242,7 @@ class RunContext(WorkflowContext):
         return inline_step(self, name, fn, args, retry_policy)
 
 
-class Pulse(Protocol):
+class ActivityHeartbeat(Protocol):
     """What an attempt says of itself while it runs."""
 
     is_given_up: bool
@@ -252,7 +252,7 @@ class Pulse(Protocol):
     def beat(self, details: bytes | None) -> None: ...
 
 
-class Work(Protocol):
+class StepEffects(Protocol):
     """What an attempt does through Edda: it counts only together with the attempt's outcome."""
 
     @property
@@ -265,11 +265,11 @@ class Work(Protocol):
 
     def transaction(self) -> AbstractAsyncContextManager[Any]: ...
 
-    def dispatch(self, dispatch: Dispatch) -> None: ...
+    def dispatch(self, dispatch: StagedEvent) -> None: ...
 
-    def send(self, event: Outgoing) -> None: ...
+    def send(self, event: OutboxEvent) -> None: ...
 
-    async def start(self, run: Start) -> Known | None:
+    async def start(self, run: Start) -> ExistingRun | None:
         """In the transaction; else the run that has its id already."""
         ...
 
@@ -278,13 +278,13 @@ class Work(Protocol):
         ...
 
 
-class Bench(Protocol):
+class LazyEffects(Protocol):
     """Where an attempt's work lies, once it does any."""
 
     @property
-    def work(self) -> Work | None: ...
+    def work(self) -> StepEffects | None: ...
 
-    def __call__(self) -> Work: ...
+    def __call__(self) -> StepEffects: ...
 
 
 class ActivityContext(WorkflowContext):
@@ -297,8 +297,8 @@ class ActivityContext(WorkflowContext):
         attempt: int,
         clock: Callable[[], int],
         codec: Codec,
-        pulse: Pulse,
-        work: Bench,
+        pulse: ActivityHeartbeat,
+        work: LazyEffects,
         effects: str = "",
     ) -> None:
         instance_id, workflow_name, self._gen = run
@@ -325,7 +325,7 @@ class ActivityContext(WorkflowContext):
         return f"{self.instance_id}/{self._gen}/{self._activity_id}"
 
     @property
-    def work(self) -> Work:
+    def work(self) -> StepEffects:
         """For verbs, not for users."""
         return self._work()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edda.cloudevents.event import CloudEvent
     from edda.core.channels import Message
     from edda.core.codec import Codec
-    from edda.core.model import CancelOutcome, Entry, Fact, RunRecord, Start
+    from edda.core.model import CancelOutcome, Entry, RunValue, RunRecord, Start
 
     from .context import WorkflowContext
     from .workflow import StartOptions, Workflow
@@ -60,9 +60,9 @@ class Client(Protocol):
         """The newest number of the log."""
         ...
 
-    async def read_fact(self, instance_id: str, name: str) -> Fact | None: ...
+    async def read_fact(self, instance_id: str, name: str) -> RunValue | None: ...
 
-    async def await_fact(self, instance_id: str, name: str, timeout: float | None) -> Fact: ...
+    async def await_fact(self, instance_id: str, name: str, timeout: float | None) -> RunValue: ...
 
     @property
     def microseconds(self) -> int: ...

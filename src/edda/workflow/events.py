@@ -20,7 +20,7 @@ from edda.core.failure import decode_failure
 from edda.core.logs import hides
 from edda.core.model import EntryKind
 from edda.core.options import hide_unknown, refuse_unknown
-from edda.core.validation import Misfit, validate
+from edda.core.validation import ValidationFailure, validate
 from edda.core.veil import HIDDEN
 from edda.errors import ArgumentError, EventTimeoutError, EventValidationError, NonDeterminismError
 
@@ -259,7 +259,7 @@ def _fit(event: CloudEvent, data: Any, model: Any) -> Any:
     raw = bytes(event.data) if isinstance(event.data, msgspec.Raw) else None
     try:
         return validate(data, raw, model)
-    except Misfit as misfit:
+    except ValidationFailure as misfit:
         name = getattr(model, "__name__", None) or repr(model)
         fields = "\n".join(f"  {path}: {message}" for path, message in misfit.errors)
         raise EventValidationError(

@@ -23,8 +23,8 @@ from edda.core.model import MICROSECONDS, Entry, EntryKind
 from edda.errors import NonDeterminismError, NotAwaitedError, NotInWorkflowError, ParkedError
 
 from . import ordering  # noqa: F401 - the workflow loop is deterministic only with it
-from .loop import Branch, Refused, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
-from .undoing import Undoing
+from .loop import TaskPath, SuspendedCall, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
+from .undoing import Compensator
 
 STOPS = (EntryKind.CANCEL, EntryKind.TIMEOUT, EntryKind.LIMIT)
 """They cancel the workflow's code."""
@@ -39,7 +39,7 @@ _CALLER = 3
 """Frames from the user's line to `Execution.call`: the verb and one function of ours are in between."""
 
 
-class Recurrence(BaseException):
+class RecurRequested(BaseException):
     """The workflow wants to begin anew, with this input. Not an error: do not catch it."""
 
     def __init__(self, input: bytes) -> None:
@@ -47,7 +47,7 @@ class Recurrence(BaseException):
         self.input = input
 
 
-class Idle(Enum):
+class IdleState(Enum):
     """Where a run stands when nothing in it can go on by itself."""
 
     DONE = "done"
@@ -159,7 +159,7 @@ class Execution:
         """Pending commands that die with the process."""
         self.orphans: set[str] = set()
         """Runs that were cancelled with their step here, and have not ended yet."""
-        self.undoing = Undoing()
+        self.undoing = Compensator()
         self.late_cancel: str | None = None
         """Why it was cancelled, if that was when its code was done already."""
         self.replaying = resumed
@@ -206,12 +206,12 @@ class Execution:
         return issued
 
     @property
-    def idle(self) -> Idle:
+    def idle(self) -> IdleState:
         if self._root is None or self._root.done():
-            return Idle.DONE
+            return IdleState.DONE
         if self.in_memory:
-            return Idle.BUSY
-        return Idle.WAITING if self.pending else Idle.STUCK
+            return IdleState.BUSY
+        return IdleState.WAITING if self.pending else IdleState.STUCK
 
     def outcome(self) -> Any:
         """The result of a run that is done, or its error raised."""
@@ -250,7 +250,7 @@ class Execution:
         """A plain function: the id is taken when the verb is CALLED, in the caller's branch; awaited maybe later."""
         loop = self.loop
         if loop.unwinding or loop.closing:
-            return Refused(loop)
+            return SuspendedCall(loop)
         task = asyncio.current_task(loop) if loop.thread == get_ident() else None
         if type(task) is not WorkflowTask:
             raise NotInWorkflowError(
@@ -281,7 +281,7 @@ class Execution:
     def is_at_root(self) -> bool:
         return self.loop.thread == get_ident() and asyncio.current_task(self.loop) is self._root
 
-    def set_timer(self, branch: Branch, handle: TimerHandle) -> None:
+    def set_timer(self, branch: TaskPath, handle: TimerHandle) -> None:
         command = Command(EntryKind.TIMER, branch.next_id("timer"), "timer", b"", _nothing)
         command.due = _due(handle.when())
         command.handle = handle
@@ -294,12 +294,12 @@ class Execution:
             self._root.cancel(message)
 
     async def _run(self) -> Any:
-        recurrence: Recurrence | None = None
+        recurrence: RecurRequested | None = None
         try:
             try:
                 result = await self._main()
                 self.unfinished = self._steps_under_way()
-            except Recurrence as wanted:
+            except RecurRequested as wanted:
                 recurrence = wanted
             finally:
                 if not self.loop.unwinding:
@@ -310,7 +310,7 @@ class Execution:
                 raise recurrence
             self.value = self._encode(result)
             return result
-        except (ParkedError, Recurrence, KeyboardInterrupt):
+        except (ParkedError, RecurRequested, KeyboardInterrupt):
             raise
         except BaseException as failure:
             if not self.loop.unwinding and self.undoing.is_needed:
@@ -352,7 +352,7 @@ class Execution:
         self._unawaited.pop(command, None)
         loop = self.loop
         if loop.unwinding or loop.closing:
-            await Refused(loop)
+            await SuspendedCall(loop)
         if self.replaying:
             taken = self._next_if_mine(command)
             if taken is not None:
@@ -449,7 +449,7 @@ class Execution:
 
     def _apply_apart(self, entry: Entry) -> None:
         if entry.kind in STOPS:
-            if entry.kind is EntryKind.CANCEL and self.idle is Idle.DONE:
+            if entry.kind is EntryKind.CANCEL and self.idle is IdleState.DONE:
                 self.late_cancel = entry.name
             self.cancel(entry.name or None)
         elif entry.kind is EntryKind.LATE:
@@ -479,7 +479,7 @@ class Execution:
         return command
 
     def _refuse(self, entry: Entry) -> NoReturn:
-        nothing = "nothing: it is done" if self.idle is Idle.DONE else "nothing that is recorded"
+        nothing = "nothing: it is done" if self.idle is IdleState.DONE else "nothing that is recorded"
         waits = ", ".join(map(repr, self.pending.values())) or nothing
         raise NonDeterminismError(
             f"run {self.name}, entry {entry.seq}: the history has {entry.kind} {entry.step!r} here, the code waits "

@@ -36,7 +36,7 @@ MOST_CALLBACKS = 200_000
 """In one slice; more is a loop that waits for nothing."""
 
 
-class Branch:
+class TaskPath:
     """A task's place in the run: the path its steps' ids begin with, and how often each name was used."""
 
     __slots__ = ("counts", "path")
@@ -102,7 +102,7 @@ class WorkflowTask(asyncio.Task[Any]):
 
     number = 0
 
-    def __init__(self, coro: Coroutine[Any, Any, Any], loop: WorkflowLoop, branch: Branch, name: str, context: Any):
+    def __init__(self, coro: Coroutine[Any, Any, Any], loop: WorkflowLoop, branch: TaskPath, name: str, context: Any):
         self.branch = branch
         self.context = context if context is not None else copy_context()  # asyncio's own is out of reach before 3.12
         # asyncio keeps all tasks of the process in one set, by the hash of this moment: it must not be the number yet,
@@ -115,7 +115,7 @@ class WorkflowTask(asyncio.Task[Any]):
         return self.number or object.__hash__(self)
 
 
-class Refused(Coroutine[Any, Any, Any]):
+class SuspendedCall(Coroutine[Any, Any, Any]):
     """What a verb gives back while the run leaves memory; unlike a real coroutine it may be left unawaited."""
 
     __slots__ = ("_loop",)
@@ -138,12 +138,12 @@ class Refused(Coroutine[Any, Any, Any]):
         pass
 
 
-class TimerOwner(Protocol):
+class TimerFactory(Protocol):
     """Who keeps the run's commands."""
 
     replaying: bool
 
-    def set_timer(self, branch: Branch, handle: TimerHandle) -> None: ...
+    def set_timer(self, branch: TaskPath, handle: TimerHandle) -> None: ...
 
 
 def _refuse(method: str) -> Any:
@@ -172,14 +172,14 @@ def _place(coro: Any) -> str:
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
     def __init__(
-        self, owner: TimerOwner, now: float, name: str, outside: asyncio.AbstractEventLoop | None = None
+        self, owner: TimerFactory, now: float, name: str, outside: asyncio.AbstractEventLoop | None = None
     ) -> None:
-        self.owner: TimerOwner | None = owner
+        self.owner: TimerFactory | None = owner
         self.outside = outside
         """The loop that is running around every slice; asking for it each time costs a system call before 3.12."""
         self.name = name
         self.now = now
-        self.root = Branch()
+        self.root = TaskPath()
         self.ready: deque[Handle] = deque()
         self.tasks: dict[int, WorkflowTask] = {}
         self.thread: int | None = None
@@ -236,12 +236,12 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             if self.closing and not self.unwinding:
                 self.raise_suspended()
             # Not raised: the other coroutines in the `gather` of a `finally` would warn that nobody awaited them.
-            return self.add_task(Refused(self), Branch(), "leaving")
+            return self.add_task(SuspendedCall(self), TaskPath(), "leaving")
         path = self.current_branch().next_id(getattr(coro, "__name__", type(coro).__name__))
         # Unnamed tasks get the path: a process-wide "Task-4711" would leak into texts, and texts into arguments.
-        return self.add_task(coro, Branch(path + "/"), name or path, context)
+        return self.add_task(coro, TaskPath(path + "/"), name or path, context)
 
-    def add_task(self, coro: Any, branch: Branch, name: str, context: Context | None = None) -> WorkflowTask:
+    def add_task(self, coro: Any, branch: TaskPath, name: str, context: Context | None = None) -> WorkflowTask:
         task = WorkflowTask(coro, self, branch, name, context)
         self.tasks[task.number] = task
         if len(self.tasks) > self._prune_at:  # cheaper than a done callback for each
@@ -283,7 +283,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._numbers += 1
         return self._numbers
 
-    def current_branch(self) -> Branch:
+    def current_branch(self) -> TaskPath:
         task = asyncio.current_task(self)
         return task.branch if isinstance(task, WorkflowTask) else self.root
 

@@ -13,7 +13,7 @@ from edda.errors import ArgumentError
 
 from .activity import UNDO_MARK, UNFINISHED_MARK, Activity, check_step
 from .context import RunContext, misplaced
-from .undoing import Undo
+from .undoing import CompensationStep
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
@@ -96,7 +96,7 @@ def on_failure(undo: Callable[..., Any]) -> Callable[[F], F]:
     def mark(fn: F) -> F:
         if isinstance(fn, Activity):
             raise TypeError(f"@on_failure belongs under @activity, not above it: {fn.name}")
-        remedy = Remedy(step, Signature(fn))
+        remedy = ActivityCompensation(step, Signature(fn))
         setattr(fn, UNDO_MARK, remedy)
         return fn
 
@@ -104,7 +104,7 @@ def on_failure(undo: Callable[..., Any]) -> Callable[[F], F]:
     return mark
 
 
-class Registered:
+class NoopAwaitable:
     """May be awaited, and need not be: it is done."""
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -112,7 +112,7 @@ class Registered:
         yield
 
 
-def register_compensation(ctx: WorkflowContext, undo: Callable[..., Any], *args: Any, **kwargs: Any) -> Registered:
+def register_compensation(ctx: WorkflowContext, undo: Callable[..., Any], *args: Any, **kwargs: Any) -> NoopAwaitable:
     """If the run fails or is cancelled from here on, `undo` is called with these arguments."""
     if not isinstance(ctx, RunContext):
         raise misplaced(ctx, "register_compensation(ctx, undo, ...)")
@@ -125,8 +125,8 @@ def register_compensation(ctx: WorkflowContext, undo: Callable[..., Any], *args:
         stored_args, stored_kwargs = signature.decode(codec, input)
         return activity.with_id(id)(ctx, *stored_args, **stored_kwargs)
 
-    ctx.execution.undoing.add(Undo(activity.name, run))
-    return Registered()
+    ctx.execution.undoing.add(CompensationStep(activity.name, run))
+    return NoopAwaitable()
 
 
 def _as_activity(undo: Any) -> Activity[Any, Any]:
@@ -144,7 +144,7 @@ def _as_activity(undo: Any) -> Activity[Any, Any]:
     return Compensation(undo, name, None)
 
 
-class Remedy:
+class ActivityCompensation:
     """How an activity is undone."""
 
     def __init__(self, undo: Activity[Any, Any], signature: Signature) -> None:
@@ -164,8 +164,8 @@ class Remedy:
                 f"{_listed(known)} to give (its arguments, the fields of its result, and {RESULT!r})"
             )
 
-    def bound(self, ctx: WorkflowContext, input: bytes) -> BoundRemedy:
-        return BoundRemedy(self, ctx, input)
+    def bound(self, ctx: WorkflowContext, input: bytes) -> BoundActivityCompensation:
+        return BoundActivityCompensation(self, ctx, input)
 
     def arguments(self, codec: Codec, input: bytes, result: Any) -> dict[str, Any]:
         args, kwargs = self._signature.decode(codec, input)
@@ -182,15 +182,15 @@ class Remedy:
             )
         return known if undo.takes_any else {name: known[name] for name in undo.names if name in known}
 
-    def prepare(self, ctx: WorkflowContext, arguments: dict[str, Any]) -> Undo:
+    def prepare(self, ctx: WorkflowContext, arguments: dict[str, Any]) -> CompensationStep:
         undo = self._undo
-        return Undo(undo.name, lambda id: undo.with_id(id)(ctx, **arguments))
+        return CompensationStep(undo.name, lambda id: undo.with_id(id)(ctx, **arguments))
 
 
-class BoundRemedy:
+class BoundActivityCompensation:
     """How one call of an activity is undone."""
 
-    def __init__(self, remedy: Remedy, ctx: WorkflowContext, input: bytes) -> None:
+    def __init__(self, remedy: ActivityCompensation, ctx: WorkflowContext, input: bytes) -> None:
         self._remedy = remedy
         self._ctx = ctx
         self._input = input
@@ -199,7 +199,7 @@ class BoundRemedy:
         """Raises `ArgumentError` if the result does not have what undoing needs."""
         self._remedy.arguments(self._ctx.codec, self._input, result)
 
-    def prepare(self, result: Any) -> Undo:
+    def prepare(self, result: Any) -> CompensationStep:
         return self._remedy.prepare(self._ctx, self._remedy.arguments(self._ctx.codec, self._input, result))
 
 

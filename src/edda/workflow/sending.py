@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from edda.cloudevents import http_binding, json_format
 from edda.cloudevents.event import CloudEvent, check, make
-from edda.core.model import Outgoing, RunId
+from edda.core.model import OutboxEvent, RunId
 from edda.core.urls import show_url, split_credentials
 from edda.errors import EventDeliveryError, NotInWorkflowError
 
@@ -92,7 +92,7 @@ async def _put_out(attributes: Mapping[str, Any], id: str | None, key: str | Non
     assert isinstance(ctx, ActivityContext)
     event = complete(attributes, id, "", ctx.now())
     ctx.work.send(
-        Outgoing(
+        OutboxEvent(
             event.id,
             key or ctx.instance_id,
             event.type,
@@ -173,7 +173,7 @@ def _from_sdk(event: Any) -> dict[str, Any]:
 async def post(url: str, event: CloudEvent) -> None:
     import httpx2  # only who sends over HTTP pays for it
 
-    headers, body = http_binding.emit(event, http_binding.Mode.STRUCTURED)
+    headers, body = http_binding.emit(event, http_binding.ContentMode.STRUCTURED)
     plain, credentials = split_credentials(url)
     shown = show_url(plain)
     try:

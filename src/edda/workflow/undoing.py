@@ -22,15 +22,15 @@ UNDO_PREFIX = "undo:"
 """Of the ids of the steps that undo others."""
 
 
-class Undo(NamedTuple):
+class CompensationStep(NamedTuple):
     name: str
     run: Callable[[str], Coroutine[Any, Any, Any]]
     """Under the id it is given."""
 
 
-class Undoing:
+class Compensator:
     def __init__(self) -> None:
-        self._undos: list[Undo] = []
+        self._undos: list[CompensationStep] = []
         self._begun = 0
         self._owed: dict[str, Command] = {}
         """Nobody awaits them any more, but what they do, or did before a crash, has to be known."""
@@ -49,7 +49,7 @@ class Undoing:
         """Whether there may be anything to undo."""
         return self._is_needed
 
-    def add(self, undo: Undo) -> None:
+    def add(self, undo: CompensationStep) -> None:
         self._is_needed = True
         self._undos.append(undo)
 

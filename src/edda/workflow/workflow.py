@@ -60,10 +60,10 @@ class Workflow(Generic[P, R]):
         self.__wrapped__ = fn
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, str]:
-        return Starter(self, StartOptions()).start(*args, **kwargs)
+        return BoundWorkflow(self, StartOptions()).start(*args, **kwargs)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        return Starter(self, StartOptions()).run(*args, **kwargs)
+        return BoundWorkflow(self, StartOptions()).run(*args, **kwargs)
 
     if not TYPE_CHECKING:  # for a type checker it cannot be called at all
 
@@ -82,7 +82,7 @@ class Workflow(Generic[P, R]):
         delay: float | timedelta | None = None,
         detached: bool = False,
         session: AsyncSession | None = None,
-    ) -> Starter[P, R]:
+    ) -> BoundWorkflow[P, R]:
         """`id` makes the start idempotent; `timeout` bounds the whole run; `delay` puts its beginning off (seconds).
 
         A `detached` child goes on when the workflow that started it is cancelled. With a `session` the run is started
@@ -95,7 +95,7 @@ class Workflow(Generic[P, R]):
             options = replace(options, timeout=seconds_to_microseconds(timeout, f"{self.name}.options(timeout=)"))
         if delay is not None:
             options = replace(options, delay=seconds_to_microseconds(delay, f"{self.name}.options(delay=)"))
-        return Starter(self, options)
+        return BoundWorkflow(self, options)
 
     def handle(self, instance_id: str) -> WorkflowHandle[R]:
         return WorkflowHandle(instance_id, current(), self.signature.returns)
@@ -104,7 +104,7 @@ class Workflow(Generic[P, R]):
         return f"<workflow {self.name}>"
 
 
-class Starter(Generic[P, R]):
+class BoundWorkflow(Generic[P, R]):
     """A workflow with its start options, ready to be called."""
 
     def __init__(self, workflow: Workflow[P, R], options: StartOptions, client: Client | None = None) -> None:
@@ -112,8 +112,8 @@ class Starter(Generic[P, R]):
         self._options = options
         self._client = client
 
-    def on(self, client: Client) -> Starter[P, R]:
-        return Starter(self._workflow, self._options, client)
+    def on(self, client: Client) -> BoundWorkflow[P, R]:
+        return BoundWorkflow(self._workflow, self._options, client)
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, str]:
         """In a workflow the new run is its child, and a plain function takes the child's id when it is called."""
@@ -151,12 +151,12 @@ class Starter(Generic[P, R]):
         return result
 
 
-def as_starter(what: Any, verb: str) -> Starter[Any, Any]:
+def as_starter(what: Any, verb: str) -> BoundWorkflow[Any, Any]:
     """What `app.start` and `app.run` are given first."""
-    if isinstance(what, Starter):
+    if isinstance(what, BoundWorkflow):
         return what
     if isinstance(what, Workflow):
-        return Starter(what, StartOptions())
+        return BoundWorkflow(what, StartOptions())
     if inspect.iscoroutine(what):
         what.close()
         raise TypeError(

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.pool import Address
+from edda.storage.mysql.pool import ConnectionFactory
 from edda.storage.mysql.session import Session
 from tests import databases
 from tests.conftest import need
@@ -29,7 +29,7 @@ async def seeded(seeds: Iterable[str]) -> AsyncIterator[str]:
 @asynccontextmanager
 async def session_at(url: str) -> AsyncIterator[Session]:
     """As the storage itself would open it."""
-    address = Address(url, None)
+    address = ConnectionFactory(url, None)
     address.open()
     session = await address.connect()
     yield session

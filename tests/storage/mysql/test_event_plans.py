@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from edda.core.model import Absorb, Bundle, Event, EventKey, Incoming, RunId, Wait
+from edda.core.model import AckInbox, RunWrite, Event, EventKey, NewEvent, RunId, Wait
 from edda.storage.mysql.acceptance import FIND_KNOWN, FIND_WAITS, VERSIONS, survey
-from edda.storage.mysql.acceptance import Look as Looking
+from edda.storage.mysql.acceptance import WaitLookup as Looking
 from edda.storage.mysql.buckets import HOLD, SHARE
 from edda.storage.mysql.events import FIND_EVENT, LOG, NEWEST, NEWEST_BEFORE, PAGE, SHAPES, SHARE_EVENTS
-from edda.storage.mysql.letters import Letter, deliver
+from edda.storage.mysql.letters import EventInboxRow, deliver
 from edda.storage.mysql.moves import DROP_WAIT, END_WAITS
 from edda.storage.mysql.pruning import (
     DELETE_EVENTS,
@@ -73,7 +73,7 @@ async def key(session: Session, name: str) -> bytes:
 
 async def ask(session: Session, run: str, name: str, floor: int | None) -> Look:
     wait = Wait("step", await key(session, name), await key(session, "nobody's"), "type1", b"", floor=floor)
-    (seen,) = await look_at(session, *find_events([Bundle(RunId(run), 1, 0, move=Absorb(0), waits=(wait,))]))
+    (seen,) = await look_at(session, *find_events([RunWrite(RunId(run), 1, 0, move=AckInbox(0), waits=(wait,))]))
     return seen
 
 
@@ -109,7 +109,7 @@ async def test_asking_for_an_event_that_did_not_come_reads_next_to_nothing(sessi
 async def test_a_hundred_waits_are_looked_up_one_by_one(session: Session) -> None:
     own = await key(session, "nobody's")
     waits = [Wait(f"step{i}", await key(session, f"event{2000 + i}"), own, "type1", b"", floor=0) for i in range(100)]
-    bundles = [Bundle(RunId("reader"), 1, 0, move=Absorb(0), waits=tuple(waits))]
+    bundles = [RunWrite(RunId("reader"), 1, 0, move=AckInbox(0), waits=tuple(waits))]
     seen = await look_at(session, *find_events(bundles))
     assert sum(look.rows for look in seen) == 50  # the reader has the others
     assert sum(look.reads for look in seen) <= 100 * 10
@@ -117,7 +117,7 @@ async def test_a_hundred_waits_are_looked_up_one_by_one(session: Session) -> Non
 
 async def test_the_control_a_bound_from_another_table_reads_the_whole_key(session: Session) -> None:
     wait = Wait("step", await key(session, "busy"), await key(session, "nobody's"), "type1", b"", floor=99_990)
-    (statement,) = find_events([Bundle(RunId("reader"), 1, 0, move=Absorb(0), waits=(wait,))])
+    (statement,) = find_events([RunWrite(RunId("reader"), 1, 0, move=AckInbox(0), waits=(wait,))])
     unbounded = statement.body.replace(b"k.seq > 99990", b"k.seq + 0 > 99990")
     (seen,) = await look_at(session, Statement("", unbounded))
     assert seen.reads > 10_000
@@ -129,7 +129,7 @@ async def test_the_control_a_bound_from_another_table_reads_the_whole_key(sessio
 async def test_a_post_is_compared_with_what_is_there_by_index(session: Session) -> None:
     plain = [await key(session, f"wait{run}") for run in BORN]
     post = [
-        Incoming(Event("shop", f"order{50_000 + i}", "type1", None, b""), (EventKey(plain[i], plain[i]),))
+        NewEvent(Event("shop", f"order{50_000 + i}", "type1", None, b""), (EventKey(plain[i], plain[i]),))
         for i in range(10)
     ]
     seen = {}
@@ -154,7 +154,7 @@ async def test_locking_buckets_touches_no_others(session: Session, template: byt
 
 
 async def test_delivering_touches_the_runs_it_is_for(session: Session) -> None:
-    letters = [Letter(run, 1, "ship", 99_999) for run in BORN]
+    letters = [EventInboxRow(run, 1, "ship", 99_999) for run in BORN]
     statements = [statement for statement in deliver(letters) if "sql_mode" not in statement.label]
     assert len(statements) == 4
     for seen in await look_at(session, *statements):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from edda.core.model import Bundle, Event, EventKey, Incoming, Release, RunId
+from edda.core.model import RunWrite, Event, EventKey, NewEvent, Suspend, RunId
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError
 from edda.storage.mysql import MySQLStorage
@@ -19,7 +19,7 @@ from tests.storage.worker import Worker
 
 from .locks import shorten_lock_waits
 
-REST = Release(0, None, RunStatus.WAITING_FOR_EVENT)
+REST = Suspend(0, None, RunStatus.WAITING_FOR_EVENT)
 
 
 @pytest.fixture
@@ -43,16 +43,16 @@ async def number_of(storage: MySQLStorage, id: str) -> int:
     return stored.seq
 
 
-def large(id: str, size: int, run: str) -> Incoming:
+def large(id: str, size: int, run: str) -> NewEvent:
     starts = (start(f"by {id}", ready_at=1),)
-    return Incoming(Event(SOURCE, id, TYPE, None, b"'" * size), (EventKey(key(run), key(run)),), starts)
+    return NewEvent(Event(SOURCE, id, TYPE, None, b"'" * size), (EventKey(key(run), key(run)),), starts)
 
 
 # Messages
 
 
 async def test_a_batch_takes_a_second_message_only_if_a_run_asks(worker: Worker, listener: Listener) -> None:
-    async def messages(*batch: Bundle) -> int:
+    async def messages(*batch: RunWrite) -> int:
         listener.heard.clear()
         assert await worker.send(*batch) is not None
         return len(listener.heard) // 2

@@ -13,7 +13,7 @@ import pytest
 
 from edda import EddaApp, RetryPolicy, WorkflowContext, activity, workflow
 from edda.cli.doctor import _look_at_cluster
-from edda.core.model import Done, RunId, Sent, StoredEvent, Watcher
+from edda.core.model import StepCommit, RunId, Sent, StoredEvent, EndWatcher
 from edda.errors import LeaseLostError, StorageConflictError, StorageError
 from edda.storage import joint as joints
 from edda.storage.mysql import MySQLStorage
@@ -282,7 +282,7 @@ async def test_of_an_end_and_a_watcher_at_two_nodes_one_sees_the_other(
         await worker.write(born(run))
         written, record = await asyncio.gather(
             worker.send(bundle(run, move=done(), letters=[letter("watcher", run.encode())])),
-            two.watch(run, Watcher(RunId("watcher"), run)),
+            two.watch(run, EndWatcher(RunId("watcher"), run)),
         )
         assert written is not None
         assert record is not None
@@ -297,7 +297,7 @@ async def test_a_step_is_recorded_before_its_run_is_taken_away_at_the_other_node
 
     async def record(run: str, epoch: int) -> bool:
         joint = await one.begin()
-        step = joints.StepRecord(owner.id, RunId(run), epoch, 0, Done("pay:1", 1, b"paid", 7))
+        step = joints.StepCommitWrite(owner.id, RunId(run), epoch, 0, StepCommit("pay:1", 1, b"paid", 7))
         try:
             await joints.record(joint, step)
             await joint.commit()
@@ -311,12 +311,12 @@ async def test_a_step_is_recorded_before_its_run_is_taken_away_at_the_other_node
             return False
         return True
 
-    async def steal(run: str, pause: float) -> tuple[Done, ...]:
+    async def steal(run: str, pause: float) -> tuple[StepCommit, ...]:
         await asyncio.sleep(pause)
         assert await patiently(two.disown, RunId(run))
         while not (runs := (await patiently(heir.claim)).runs):
             pass
-        found: tuple[Done, ...] = runs[0].done
+        found: tuple[StepCommit, ...] = runs[0].done
         return found
 
     for n in range(30):

@@ -10,14 +10,14 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import Absorb, Bundle, Fence, Letter, Move, RunId, Start, Watcher, WorkerId, Written
+from edda.core.model import AckInbox, RunWrite, Fence, RunSignal, Transition, RunId, Start, EndWatcher, WorkerId, BatchResult
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.mysql import MySQLStorage
 from edda.storage.mysql.batch import compose
 from edda.storage.mysql.births import COUNT_EXISTING, FIND_EXISTING, READ_NEWEST
-from edda.storage.mysql.judgement import Judgement
-from edda.storage.mysql.moves import Locked
+from edda.storage.mysql.judgement import BatchDecision
+from edda.storage.mysql.moves import LockedRun
 from edda.storage.mysql.pruning import DELETE_GENERATIONS, DELETE_OF_RUNS, FIND_PAST
 from edda.storage.mysql.queue import READ_WATCHERS
 from edda.storage.mysql.runs import (
@@ -42,7 +42,7 @@ from .test_plans import SEEDS as OPEN_RUNS
 T = TypeVar("T")
 
 REFUSED = frozenset[str]()
-WATCHER = Watcher(RunId("curious"), "child:1")
+WATCHER = EndWatcher(RunId("curious"), "child:1")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ async def test_a_batch_takes_a_second_message_only_if_something_depends_on_what_
     await worker.write(*(born(run) for run in ("a", "b", "c", "d", "mother")))
     await storage.watch(RunId("c"), WATCHER)
 
-    async def messages(*batch: Bundle) -> int:
+    async def messages(*batch: RunWrite) -> int:
         listener.heard.clear()
         written = await worker.send(*batch)
         assert written is not None
@@ -82,7 +82,7 @@ async def test_a_batch_takes_a_second_message_only_if_something_depends_on_what_
         return len(listener.heard) // 2
 
     assert await messages(bundle("a", entry(1), move=done())) == 1
-    assert await messages(bundle("mother", move=Absorb(0), children=[child("kid", "mother")], undoing=True)) == 1
+    assert await messages(bundle("mother", move=AckInbox(0), children=[child("kid", "mother")], undoing=True)) == 1
     assert await messages(born("e", move=again())) == 1
     assert await messages(bundle("b", move=done(), letters=[letter("mother")])) == 2
     assert await messages(bundle("c", move=done(watchers=1))) == 2
@@ -91,14 +91,14 @@ async def test_a_batch_takes_a_second_message_only_if_something_depends_on_what_
 
 @pytest.mark.parametrize("letters", [[], [letter("other")]])
 async def test_a_batch_that_hoped_in_vain_is_taken_back_and_written_with_care(
-    storage: MySQLStorage, worker: Worker, stranger: Session, letters: list[Letter]
+    storage: MySQLStorage, worker: Worker, stranger: Session, letters: list[RunSignal]
 ) -> None:
     await worker.write(born("run", entry(1)), born("other"), born("third"))
     await storage.watch(RunId("run"), WATCHER)
     await storage.start([start("old")])
     ending = bundle("run", entry(2), move=done(), letters=letters, children=[child("old", "run"), child("new", "run")])
     written = await worker.send(ending, bundle("third", entry(1), move=ASLEEP))
-    assert written == Written(unmet={RunId("run"): REFUSED})
+    assert written == BatchResult(unmet={RunId("run"): REFUSED})
     assert [line.seq for line in await storage.history(RunId("run"))] == [1, 2]
     assert await storage.read_fence(worker.id) == worker.fence
     assert await numbers(storage, worker) == []
@@ -126,7 +126,7 @@ async def test_a_generation_larger_than_a_packet_is_refused_and_costs_no_connect
         await worker.send(bundle("run", entry(1), move=replace(again(), input=b"x" * packet)))
     assert await connection_of(storage._journal) == before
     assert await storage.history(RunId("run"), 0) == ()
-    assert await worker.send(bundle("run", entry(1), move=again())) == Written()
+    assert await worker.send(bundle("run", entry(1), move=again())) == BatchResult()
 
 
 async def test_letters_and_inputs_larger_than_a_packet_together_are_one_commit(
@@ -137,7 +137,7 @@ async def test_letters_and_inputs_larger_than_a_packet_together_are_one_commit(
     await worker.write(born("mother"), *(born(run) for run in runs))
     large = replace(again(), input=b"i" * size)
     batch = [bundle(run, move=large, letters=[letter("mother", run.encode() + b"v" * size)]) for run in runs]
-    assert await worker.send(*batch) == Written()
+    assert await worker.send(*batch) == BatchResult()
     mail = await storage.mail(worker.id)
     assert [(m.n, m.value[:4], len(m.value)) for m in mail] == [
         (n, run.encode(), size + 4) for n, run in enumerate(runs, 1)
@@ -151,7 +151,7 @@ async def test_a_thousand_children_and_their_ends_fit_into_batches(storage: MySQ
     await worker.write(born("mother", children=[child(kid, "mother") for kid in kids]))
     assert len((await worker.claim(limit=1000)).runs) == 1000
     ends = [bundle(kid, entry(1), move=done(), letters=[letter("mother", kid.encode())]) for kid in kids]
-    assert await worker.send(*ends) == Written()
+    assert await worker.send(*ends) == BatchResult()
     assert [m.value.decode() for m in await storage.mail(worker.id)] == kids
     assert await storage.owned(worker.id) == {"mother": 1}
 
@@ -165,13 +165,13 @@ async def test_an_end_sees_a_watcher_that_was_first(storage: MySQLStorage, worke
     await stranger.send(bind(BEGIN), bind(LOCK_WATCHED, "run"), *watch)
     ending = await waiting(stranger, storage._journal, worker.send(bundle("run", entry(1), move=done())))
     await stranger.run(COMMIT)
-    assert await ending == Written(unmet={RunId("run"): REFUSED})
+    assert await ending == BatchResult(unmet={RunId("run"): REFUSED})
     record = await storage.get(RunId("run"))
     assert record is not None
     assert record.status is RunStatus.RUNNING
     assert await storage.watchers(RunId("run")) == (WATCHER,)
     told = bundle("run", move=done(watchers=1), letters=[letter("mother")])
-    assert await worker.send(told) == Written()
+    assert await worker.send(told) == BatchResult()
     assert await storage.watchers(RunId("run")) == ()
 
 
@@ -184,7 +184,7 @@ async def test_a_watcher_sees_an_end_that_was_first(
     ending = await waiting(stranger, storage._journal, worker.send(*batch))
     watching = await waiting(stranger, elsewhere._pool, elsewhere.watch(RunId("run"), WATCHER))
     await stranger.run(COMMIT)
-    assert await ending == Written()
+    assert await ending == BatchResult()
     record = await watching
     assert record is not None
     assert record.status is RunStatus.COMPLETED
@@ -197,7 +197,7 @@ async def test_a_watcher_that_asks_twice_at_once_counts_once(
     await worker.write(*(born(f"run{i}") for i in range(20)))
     runs = [RunId(f"run{i}") for i in range(20)]
     await asyncio.gather(*(by.watch(run, WATCHER) for run in runs for by in (storage, elsewhere)))
-    assert await worker.send(*(bundle(run, move=done(watchers=1)) for run in runs)) == Written()
+    assert await worker.send(*(bundle(run, move=done(watchers=1)) for run in runs)) == BatchResult()
 
 
 async def test_a_release_sees_a_letter_that_was_first(
@@ -210,8 +210,8 @@ async def test_a_release_sees_a_letter_that_was_first(
     sending = await waiting(stranger, elsewhere._journal, colleague.send(sent))
     releasing = await waiting(stranger, storage._journal, worker.send(bundle("run", move=ASLEEP)))
     await stranger.run(COMMIT)
-    assert await sending == Written()
-    assert await releasing == Written(ready=frozenset({RunId("run")}))
+    assert await sending == BatchResult()
+    assert await releasing == BatchResult(ready=frozenset({RunId("run")}))
     assert [(run.run_id, len(run.mail)) for run in (await worker.claim()).runs] == [("run", 1)]
 
 
@@ -226,8 +226,8 @@ async def test_a_letter_wakes_a_run_whose_release_was_first(
     sent = bundle("sender", move=done(), letters=[letter("run")])
     sending = await waiting(stranger, elsewhere._journal, colleague.send(sent))
     await stranger.run(COMMIT)
-    assert await releasing == Written()
-    assert await sending == Written()
+    assert await releasing == BatchResult()
+    assert await sending == BatchResult()
     assert [(run.run_id, len(run.mail)) for run in (await worker.claim()).runs] == [("run", 1)]
 
 
@@ -237,7 +237,7 @@ async def test_of_a_letter_with_a_cancel_and_a_cancel_at_once_one_goes_in(
     runs = [f"run{i:02}" for i in range(20)]
     await worker.write(*(born(run) for run in runs))
     await colleague.write(born("sender"))
-    letters = bundle("sender", move=Absorb(0), letters=[stop(run) for run in runs])
+    letters = bundle("sender", move=AckInbox(0), letters=[stop(run) for run in runs])
     await asyncio.gather(colleague.send(letters), *(storage.cancel(RunId(run), b"stop") for run in runs))
     assert await numbers(storage, worker) == [(run, 1) for run in runs]
 
@@ -249,9 +249,9 @@ async def test_batches_that_write_to_each_others_runs_do_not_deadlock(
     await worker.write(*(born(run) for run in mine))
     await colleague.write(*(born(run) for run in theirs))
 
-    def batch(own: list[str], others: list[str], n: int) -> list[Bundle]:
+    def batch(own: list[str], others: list[str], n: int) -> list[RunWrite]:
         pairs = zip(own, reversed(others), strict=True)
-        return [bundle(run, entry(n), move=Absorb(0), letters=[letter(other)]) for run, other in pairs]
+        return [bundle(run, entry(n), move=AckInbox(0), letters=[letter(other)]) for run, other in pairs]
 
     for n in range(1, 26):  # a deadlock is a conflict, and raised
         await asyncio.gather(worker.send(*batch(mine, theirs, n)), colleague.send(*batch(theirs, mine, n)))
@@ -271,7 +271,7 @@ async def test_a_letter_waits_for_nobodys_run_but_the_one_it_is_for(
         bundle("c", entry(1), move=again(), undoing=True),
         bundle("y", move=done(watchers=1), children=[child("kid", "y")]),
     ]
-    assert await worker.send(*batch) == Written()
+    assert await worker.send(*batch) == BatchResult()
     await stranger.rollback()
 
 
@@ -285,10 +285,10 @@ async def test_a_child_that_somebody_else_is_starting_is_left_to_him(
     await stranger.send(bind(BEGIN), bind(theirs), bind(sched))
     kids = [child("kid", "mother"), child("other kid", "mother")]
     starting = await waiting(
-        stranger, storage._journal, worker.send(bundle("mother", entry(1), move=Absorb(0), children=kids))
+        stranger, storage._journal, worker.send(bundle("mother", entry(1), move=AckInbox(0), children=kids))
     )
     await stranger.run(COMMIT)
-    assert await starting == Written()
+    assert await starting == BatchResult()
     assert len(await storage.history(RunId("mother"))) == 1
     claimed = (await worker.claim("checkout", "refund")).runs
     assert {(run.run_id, run.workflow, run.parent) for run in claimed} == {
@@ -328,7 +328,7 @@ SELECTED = [b"SELECT %b AS run_id, 0 AS gen" % text(run) for run in FOLLOWED]
 
 
 async def test_a_batch_with_children_letters_and_generations_touches_the_runs_it_is_about(session: Session) -> None:
-    moves: list[Move] = [again(), done(watchers=1), Absorb(0)]
+    moves: list[Transition] = [again(), done(watchers=1), AckInbox(0)]
     targets = [RunId(f"run{i * 10000 + 36:08}") for i in range(10)]
     batch = [
         bundle(
@@ -340,7 +340,7 @@ async def test_a_batch_with_children_letters_and_generations_touches_the_runs_it
         )
         for i, run in enumerate(OWNED_BY_SMALL)
     ]
-    judgement = Judgement(batch, {run: Locked(0, 1, 0) for run in (*OWNED_BY_SMALL, *targets)}, [])
+    judgement = BatchDecision(batch, {run: LockedRun(0, 1, 0) for run in (*OWNED_BY_SMALL, *targets)}, [])
     statements = [*compose(Fence(WorkerId("busy0"), 0, 0), batch, 1_000_000), *judgement.statements(1_000_000)]
     touching = [s for s in statements if "edda_" in s.label and "edda_fence" not in s.label and "@edda" not in s.label]
     assert len({statement.label for statement in touching}) == 18

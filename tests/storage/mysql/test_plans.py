@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edda.core.model import Bundle, End, Fence, Release, RunId, WorkerId
+from edda.core.model import RunWrite, End, Fence, Suspend, RunId, WorkerId
 from edda.core.states import RunStatus
 from edda.storage.mysql.batch import compose
 from edda.storage.mysql.journal import OWNED
@@ -155,9 +155,9 @@ async def test_orphans_are_looked_for_owner_by_owner(session: Session) -> None:
 
 
 async def test_a_batch_touches_the_runs_it_is_about(session: Session) -> None:
-    release = Release(0, None, RunStatus.WAITING_FOR_EVENT)
+    release = Suspend(0, None, RunStatus.WAITING_FOR_EVENT)
     end = End(RunStatus.COMPLETED, b"", 1)
-    batch = [Bundle(run, 1, 0, move=release if i % 2 else end) for i, run in enumerate(OWNED_BY_SMALL)]
+    batch = [RunWrite(run, 1, 0, move=release if i % 2 else end) for i, run in enumerate(OWNED_BY_SMALL)]
     statements = compose(Fence(WorkerId("busy0"), 0, 0), batch, 1_000_000)
     on_sched = [statement for statement in statements if b"edda_sched" in statement.body]
     assert len(on_sched) == 3  # lock, release, end

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from edda.core.model import Absorb, Move, Release, RunId, WorkerId
+from edda.core.model import AckInbox, Transition, Suspend, RunId, WorkerId
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.migrate import migrations
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.pool import Address
-from edda.storage.mysql.session import BEGIN, EXPECT, ExpectationMissedError, Session
+from edda.storage.mysql.pool import ConnectionFactory
+from edda.storage.mysql.session import BEGIN, EXPECT, AssertionFailedError, Session
 from edda.storage.mysql.statement import Statement, bind, groups, inserts, messages
 from edda.storage.mysql.storage import _check_version
 from tests.conftest import MakeDatabase
@@ -23,7 +23,7 @@ from tests.storage.worker import Worker
 
 from .locks import CONNECTION, LOCK_RUN, connection_of, shorten_lock_waits, until
 
-REST = Release(0, None, RunStatus.WAITING_FOR_EVENT)
+REST = Suspend(0, None, RunStatus.WAITING_FOR_EVENT)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ async def test_a_client_that_stops_inside_a_transaction_does_not_hold_its_locks_
 
 
 async def test_the_statements_behind_a_missed_expectation_do_not_run(storage: MySQLStorage, worker: Worker) -> None:
-    with pytest.raises(ExpectationMissedError):
+    with pytest.raises(AssertionFailedError):
         await storage._pool.send(
             bind(BEGIN), bind(b"DELETE FROM edda_worker"), bind(EXPECT, 7), bind(b"DELETE FROM edda_fence; COMMIT")
         )
@@ -123,7 +123,7 @@ async def test_a_connection_killed_in_mid_statement_is_an_unknown_outcome(
 
 
 async def test_a_server_that_does_not_answer_in_time_is_unavailable(url: str) -> None:
-    address = Address(url, None)
+    address = ConnectionFactory(url, None)
     address.open()
     session = await address.connect(patience=0.05)
     with pytest.raises(StorageUnavailableError):
@@ -185,7 +185,7 @@ async def test_a_thousand_moves_of_every_kind_fit_into_a_batch(storage: MySQLSto
     runs = [f"run{i:04}" for i in range(1000)]
     await worker.write(*(born(run) for run in runs))
     await storage.cancel(RunId("run0001"), b"")
-    moves: list[Move] = [Absorb(0), REST, Release(0, 0, RunStatus.PARKED, "it's \\ why"), done()]
+    moves: list[Transition] = [AckInbox(0), REST, Suspend(0, 0, RunStatus.PARKED, "it's \\ why"), done()]
     again = await worker.write(*(bundle(run, entry(1), move=moves[i % 4]) for i, run in enumerate(runs)))
     assert again == frozenset({RunId("run0001")})
     assert len(await storage.owned(worker.id)) == 250
@@ -213,7 +213,7 @@ async def test_a_batch_waits_for_nobody_elses_run_however_small_the_table(
     await worker.write(*(born(run) for run in ("a", "b", "c", "theirs", "x", "y")))
     await shorten_lock_waits(storage._journal)
     await stranger.send(bind(BEGIN), bind(LOCK_RUN, "theirs"))
-    batch = [bundle("a", move=done()), bundle("b", move=REST), bundle("x", move=Absorb(0)), bundle("y", move=done())]
+    batch = [bundle("a", move=done()), bundle("b", move=REST), bundle("x", move=AckInbox(0)), bundle("y", move=done())]
     assert await worker.write(*batch) == frozenset()
     await stranger.rollback()
 
@@ -232,7 +232,7 @@ async def test_a_takeover_waits_for_nobody_elses_run(storage: MySQLStorage, work
 
 
 async def test_unparking_waits_for_nobody_elses_run(storage: MySQLStorage, worker: Worker, stranger: Session) -> None:
-    await worker.write(born("a", move=Release(0, LATER, RunStatus.PARKED)), born("b", move=REST))
+    await worker.write(born("a", move=Suspend(0, LATER, RunStatus.PARKED)), born("b", move=REST))
     await shorten_lock_waits(storage._pool)
     await stranger.send(bind(BEGIN), bind(LOCK_RUN, "b"))
     assert await storage.unpark(["checkout"]) == 1

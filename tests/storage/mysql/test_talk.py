@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from edda.core.model import Dispatch, DispatchKind, EntryKind, Fact, Outgoing, Postponed, RunId, Written
+from edda.core.model import StagedEvent, StagedKind, EntryKind, RunValue, OutboxEvent, SendLater, RunId, BatchResult
 from edda.errors import LeaseLostError
 from edda.storage import joint as joints
 from edda.storage.alchemy import join
@@ -72,10 +72,10 @@ async def test_what_a_run_says_travels_with_its_batch(worker: Worker, listener: 
         "run-1",
         dispatches=[dispatch("a"), dispatch("b")],
         outgoing=[outgoing("c")],
-        facts=[Fact("progress", b"1")],
+        facts=[RunValue("progress", b"1")],
         recorded=["pay:1"],
     )
-    assert await worker.send(said) == Written()
+    assert await worker.send(said) == BatchResult()
     assert len(listener.heard) == 2
 
 
@@ -91,14 +91,14 @@ async def test_a_batch_in_which_nobody_says_anything_has_no_statement_more(worke
 async def test_an_end_that_must_leave_nothing_unread_takes_one_message(worker: Worker, listener: Listener) -> None:
     await worker.write(born("run-1"))
     listener.heard.clear()
-    assert await worker.send(bundle("run-1", move=replace(done(), settled=0))) == Written()
+    assert await worker.send(bundle("run-1", move=replace(done(), settled=0))) == BatchResult()
     assert len(listener.heard) == 2
 
 
 async def test_a_run_that_is_born_asking_for_a_message_takes_two_messages(worker: Worker, listener: Listener) -> None:
     listener.heard.clear()
     born_asking = born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "jobs", once=True)])
-    assert await worker.send(born_asking) == Written()
+    assert await worker.send(born_asking) == BatchResult()
     assert len(listener.heard) == 4
 
 
@@ -137,7 +137,7 @@ async def test_a_message_is_kept_if_the_only_one_stopped_waiting_while_it_came_i
     assert not accepted.woke
     offer = await storage.take(wait("c", "w", "jobs").key, HOUR)
     assert offer is not None
-    assert (offer.kind, offer.body) == (DispatchKind.OFFER, b"1")
+    assert (offer.kind, offer.body) == (StagedKind.OFFER, b"1")
 
 
 async def test_a_message_finds_the_only_one_of_many_who_does_not_get_it_anyway(
@@ -165,7 +165,7 @@ async def test_nobody_waits_for_an_event_that_is_about_to_be_committed(storage: 
     joint = await storage.begin()
     await joints.send(joint, [outgoing("theirs")])
     first, *_ = await storage.claim_outgoing(10, HOUR)
-    await storage.settle_outgoing([Postponed(first.seq, first.attempts, LATER, "busy")])
+    await storage.settle_outgoing([SendLater(first.seq, first.attempts, LATER, "busy")])
     await storage.enqueue([outgoing("c")])
     await worker.write(bundle("run-1", entry(1), outgoing=[outgoing("d")]))
     assert await storage.retry_outgoing(None) == 0
@@ -206,7 +206,7 @@ async def test_more_rows_than_one_statement_takes_are_all_settled(storage: MySQL
     await storage.enqueue(events)
     claimed = await storage.claim_outgoing(3_000, HOUR)
     assert [record.event for record in claimed] == events
-    await storage.settle_outgoing([Postponed(x.seq, 1, LATER, "busy") for x in claimed[:700]])
+    await storage.settle_outgoing([SendLater(x.seq, 1, LATER, "busy") for x in claimed[:700]])
     assert {record.due for record in await storage.find_outgoing(limit=3_000)} == {LATER}
 
 
@@ -227,7 +227,7 @@ async def test_text_that_is_too_long_is_refused_not_cut(storage: MySQLStorage, w
     long = "é" * 513
     for said in (
         bundle("run-1", outgoing=[outgoing("a", long)]),
-        bundle("run-1", facts=[Fact(long, b"")]),
+        bundle("run-1", facts=[RunValue(long, b"")]),
     ):
         with pytest.raises(Exception, match="too long"):
             await worker.send(said)
@@ -339,12 +339,12 @@ async def test_a_session_of_sqlalchemy_takes_all_that_edda_writes(
     storage: MySQLStorage, worker: Worker, theirs: AsyncSession
 ) -> None:
     await worker.write(born("run-1"))
-    event = Outgoing("größer-🧾", "it's", "a:b", "100 %", ANY_BYTES, 2**53 + 1, R1)
+    event = OutboxEvent("größer-🧾", "it's", "a:b", "100 %", ANY_BYTES, 2**53 + 1, R1)
     said = step_record(
         "run-1",
         "größer-🧾:1",
         value=ANY_BYTES,
-        dispatches=[Dispatch(DispatchKind.EVENT, ANY_BYTES)],
+        dispatches=[StagedEvent(StagedKind.EVENT, ANY_BYTES)],
         outgoing=[event],
     )
     joint = join(theirs)

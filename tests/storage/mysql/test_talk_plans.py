@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edda.core.model import Absorb, Bundle, Event, EventKey, Incoming, RunId, Wait
-from edda.storage.mysql.acceptance import FIND_OF_RUN, FIND_SOME, Look, survey
+from edda.core.model import AckInbox, RunWrite, Event, EventKey, NewEvent, RunId, Wait
+from edda.storage.mysql.acceptance import FIND_OF_RUN, FIND_SOME, WaitLookup, survey
 from edda.storage.mysql.claims import find_obstacles, find_page
 from edda.storage.mysql.dispatches import DISPATCHES, FIND_FIRST, TAKE, forward
 from edda.storage.mysql.facts import FACT, FACTS
@@ -16,7 +16,7 @@ from edda.storage.mysql.queue import READ_DONE
 from edda.storage.mysql.receipts import DEFER, FIND_HELD, FIND_OF_KEY, POSTPONE, REFUSED, SENT
 from edda.storage.mysql.session import Session
 from edda.storage.mysql.statement import Statement, joins
-from edda.storage.mysql.stock import Stock
+from edda.storage.mysql.stock import ExclusiveMessages
 from edda.storage.mysql.talk import say
 from edda.storage.mysql.waits import find_events
 
@@ -172,11 +172,11 @@ async def test_forwarding_touches_the_dispatches_it_is_about(session: Session) -
 async def test_a_message_looks_at_a_few_of_those_who_compete(session: Session) -> None:
     jobs = await key(session, "jobs")
     post = [
-        Incoming(Event("shop", "1", "type", None, b""), (EventKey(jobs, jobs, once=True),)),
-        Incoming(Event("shop", "2", "type", RUNS[5], b""), (EventKey(jobs, b"x" * 16, once=True),)),
+        NewEvent(Event("shop", "1", "type", None, b""), (EventKey(jobs, jobs, once=True),)),
+        NewEvent(Event("shop", "2", "type", RUNS[5], b""), (EventKey(jobs, b"x" * 16, once=True),)),
     ]
     seen = {}
-    for statement in survey(Look(post, 8), ()):
+    for statement in survey(WaitLookup(post, 8), ()):
         if statement.label.encode() in (FIND_SOME, FIND_OF_RUN):
             (seen[statement.label.encode()],) = await look_at(session, statement)
     assert seen[FIND_SOME].rows == 10
@@ -188,13 +188,13 @@ async def test_a_message_looks_at_a_few_of_those_who_compete(session: Session) -
 async def test_who_asks_for_a_message_reads_the_first_ones(session: Session) -> None:
     stock, own = await key(session, "stock"), await key(session, "nobody's")
     bundles = [
-        Bundle(run, 1, 0, move=Absorb(0), waits=(Wait("w", stock, own, "type", b"", once=True),)) for run in RUNS
+        RunWrite(run, 1, 0, move=AckInbox(0), waits=(Wait("w", stock, own, "type", b"", once=True),)) for run in RUNS
     ]
     statements = list(find_events(bundles))
     seen = await look_at(session, *statements)
     assert sum(each.rows for each in seen) == sum(range(1, 11))
     assert sum(each.reads for each in seen) <= 6 * sum(range(1, 11))
-    found = Stock(row for reply in await session.send(*statements) for row in reply.rows)
+    found = ExclusiveMessages(row for reply in await session.send(*statements) for row in reply.rows)
     assert [found.take(i, ()) for i in range(10)] == list(range(1, 11))
     (delete, _) = found.statements()
     (seen_by_delete,) = await look_at(session, delete)
@@ -218,7 +218,7 @@ async def test_steps_that_are_done_are_found_run_by_run(session: Session) -> Non
     assert "ALL" not in seen.plan
     assert seen.reads <= 60
     assert (await look(session, DONE, RUNS[0], 0, "pay:1")).reads <= 2
-    (seen,) = await look_at(session, *say([Bundle(run, 1, 0, recorded=("pay:1",)) for run in RUNS], 1_000_000))
+    (seen,) = await look_at(session, *say([RunWrite(run, 1, 0, recorded=("pay:1",)) for run in RUNS], 1_000_000))
     assert seen.reads <= 60
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edda.storage.postgres import PostgresStorage
-from edda.storage.postgres.pool import Address
+from edda.storage.postgres.pool import ConnectionFactory
 from edda.storage.postgres.session import Session
 from edda.storage.postgres.target import Target
 from tests import databases
@@ -32,7 +32,7 @@ async def seeded(seeds: Iterable[str] = ()) -> AsyncIterator[str]:
 @asynccontextmanager
 async def session_at(url: str) -> AsyncIterator[Session]:
     """As the storage itself would open it."""
-    session = await Address(Target(url, 0), probe=None).connect(None)
+    session = await ConnectionFactory(Target(url, 0), probe=None).connect(None)
     yield session
     await session.close()
 

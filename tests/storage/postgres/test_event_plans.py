@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edda.core.model import Bundle, Event, EventKey, Incoming, Release, RunId, Start, Wait, WorkerId
+from edda.core.model import RunWrite, Event, EventKey, NewEvent, Suspend, RunId, Start, Wait, WorkerId
 from edda.core.states import RunStatus
-from edda.storage.postgres.accept import ACCEPT, ACCEPT_AND_START, GIVE_MORE, Post
+from edda.storage.postgres.accept import ACCEPT, ACCEPT_AND_START, GIVE_MORE, AcceptBatch
 from edda.storage.postgres.batch import compose
 from edda.storage.postgres.events import FILL, FIND_EVENT, LAST_EVENT_BEFORE, LEARN, LOG, PAGE, SHAPES, WAITS
 from edda.storage.postgres.pruning import (
@@ -81,10 +81,10 @@ def key(kind: int, number: int) -> bytes:
     return bytes([kind]) + number.to_bytes(4, "big")
 
 
-def post(keys: Iterable[bytes], starts: tuple[Start, ...] = ()) -> Post:
-    return Post.of(
+def post(keys: Iterable[bytes], starts: tuple[Start, ...] = ()) -> AcceptBatch:
+    return AcceptBatch.of(
         [
-            Incoming(Event("shop", f"new{i}", f"type{i % 10}", None, b"{}"), (EventKey(key, key),), starts)
+            NewEvent(Event("shop", f"new{i}", f"type{i % 10}", None, b"{}"), (EventKey(key, key),), starts)
             for i, key in enumerate(keys)
         ]
     )
@@ -101,8 +101,8 @@ def idle(count: int) -> Iterable[tuple[int, str]]:
 
 
 async def register(session: Session, waits: Iterable[tuple[str, Wait]]) -> Look:
-    release = Release(1, None, RunStatus.WAITING_FOR_EVENT)
-    batch = [Bundle(RunId(run), 1, 0, move=release, waits=(wait,)) for run, wait in waits]
+    release = Suspend(1, None, RunStatus.WAITING_FOR_EVENT)
+    batch = [RunWrite(RunId(run), 1, 0, move=release, waits=(wait,)) for run, wait in waits]
     statement, values = compose(WorkerId("busy"), batch)
     return await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
 
@@ -171,8 +171,8 @@ async def test_a_run_that_had_an_event_steps_over_that_one_alone(session: Sessio
 
 
 async def test_drops_and_frees_touch_their_own_rows(session: Session) -> None:
-    move = Release(2, None, RunStatus.WAITING_FOR_TIMER)
-    batch = [Bundle(RunId(run), 1, 0, move=move, drops=("1",), frees=(2,)) for run in OWNED[:50]]
+    move = Suspend(2, None, RunStatus.WAITING_FOR_TIMER)
+    batch = [RunWrite(RunId(run), 1, 0, move=move, drops=("1",), frees=(2,)) for run in OWNED[:50]]
     statement, values = compose(WorkerId("busy"), batch)
     seen = await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
     assert {"edda_wait_pkey", "edda_delivery_pkey"} <= seen.indexes

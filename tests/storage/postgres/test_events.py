@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-from edda.core.model import Absorb, RunId, Written
+from edda.core.model import AckInbox, RunId, BatchResult
 from edda.errors import StorageConflictError
 from edda.storage.ports import Storage
 from edda.storage.postgres import pool
@@ -64,7 +64,7 @@ async def test_a_batch_that_drops_waits_and_frees_events_is_one_statement(
     await worker.send(born("a", waits=[wait("a", "v", "refund"), wait("a", "w", "order")]))
     await storage.accept([incoming("e1", "order")], {})
     del log.sent[:]
-    await worker.send(bundle("a", entry(1, n=1), move=Absorb(1), drops=["v"], frees=[1]))
+    await worker.send(bundle("a", entry(1, n=1), move=AckInbox(1), drops=["v"], frees=[1]))
     assert len(log.sent) == 1
     assert await storage.waits(RunId("a")) == ()
 
@@ -94,7 +94,7 @@ async def test_a_wait_looks_only_when_the_post_under_its_key_is_in(
     await outsider.execute("INSERT INTO edda_event VALUES ($1, 's', 'e', 't', NULL, 1, 'body')", number)
     await outsider.execute("INSERT INTO edda_event_key VALUES ($1, $2)", key("order"), number)
     await post.commit()
-    assert await waiting == Written(unmet={RunId("a"): frozenset({"w"})})
+    assert await waiting == BatchResult(unmet={RunId("a"): frozenset({"w"})})
     assert [letter.value for letter in await storage.mail(worker.id)] == [b"body"]
 
 
@@ -125,13 +125,13 @@ async def test_a_wait_for_an_event_to_this_run_alone_looks_when_the_post_is_in(
     waiting = asyncio.create_task(worker.send(bundle("a", move=ASLEEP, waits=[wait("a", "w", "order")])))
     await become(lambda: outsider.fetchval(WAITING))
     await post.rollback()
-    assert await waiting == Written()
+    assert await waiting == BatchResult()
 
 
 async def test_waits_under_one_key_do_not_wait_for_each_other(worker: Worker, outsider: Outsider) -> None:
     async with outsider.transaction():
         await share(outsider, KEYS, key("order"))
-        assert await worker.send(born("a", waits=[wait("a", "w", "order")])) == Written()
+        assert await worker.send(born("a", waits=[wait("a", "w", "order")])) == BatchResult()
 
 
 async def test_a_shape_is_learned_only_when_the_posts_of_its_type_are_in(storage: Storage, outsider: Outsider) -> None:
@@ -211,7 +211,7 @@ async def test_locks_that_do_not_come_are_a_conflict_and_leave_nothing_open(
             with pytest.raises(StorageConflictError):
                 await call
     assert await outsider.fetchval(OPEN) == 0
-    assert await worker.send(born("a", waits=[wait("a", "w", "order")])) == Written()
+    assert await worker.send(born("a", waits=[wait("a", "w", "order")])) == BatchResult()
     accepted = await storage.accept([incoming("e", "order")], {})
     assert accepted is not None
     assert accepted.woke
@@ -260,7 +260,7 @@ async def test_the_first_event_of_a_new_database_is_newer_than_a_run(make_databa
     await new.accept([incoming("e", "order")], {})
     written = await worker.send(bundle("a", move=ASLEEP, waits=[wait("a", "w", "order")]))
     await new.close()
-    assert written == Written(unmet={RunId("a"): frozenset({"w"})})
+    assert written == BatchResult(unmet={RunId("a"): frozenset({"w"})})
 
 
 async def test_posts_with_the_same_events_in_other_orders_do_not_deadlock(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from edda.core.model import Absorb, CancelOutcome, EntryKind, Release, RunId, Watcher, Written
+from edda.core.model import AckInbox, CancelOutcome, EntryKind, Suspend, RunId, EndWatcher, BatchResult
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from edda.storage.postgres.runs import WATCH
@@ -33,7 +33,7 @@ from tests.storage.worker import Worker
 T = TypeVar("T")
 
 A, B = RunId("a"), RunId("b")
-SOMEBODY = Watcher(B, "child:1")
+SOMEBODY = EndWatcher(B, "child:1")
 ROUNDS = 20
 MANY = 200
 
@@ -77,10 +77,10 @@ async def test_a_batch_with_everything_between_runs_is_one_statement(
     written = await worker.send(
         bundle("a", move=done(watchers=1), letters=[letter("d"), stop("e")]),
         bundle("b", entry(1), move=again(), undoing=True),
-        bundle("c", move=Absorb(0), children=[child("f", "c")]),
+        bundle("c", move=AckInbox(0), children=[child("f", "c")]),
         born("g", move=again(), letters=[letter("e")]),
     )
-    assert written == Written()
+    assert written == BatchResult()
     assert len(log.sent) == 1
 
 
@@ -90,7 +90,7 @@ async def test_a_batch_with_waits_and_letters_is_one_statement_between_its_locks
     log = Log()
     worker = await make_worker("worker-1", on=await make_storage(log))
     await worker.send(*(born(run) for run in "abcd"))
-    await storage.watch(B, Watcher(RunId("d"), "child:1"))
+    await storage.watch(B, EndWatcher(RunId("d"), "child:1"))
     del log.sent[:]
     written = await worker.send(
         bundle("a", move=ASLEEP, waits=[wait("a", "w", "order")], letters=[letter("d", b"from a")]),
@@ -98,7 +98,7 @@ async def test_a_batch_with_waits_and_letters_is_one_statement_between_its_locks
         bundle("c", move=again(), letters=[letter("d", b"from c")], children=[child("e", "c")]),
     )
     assert len(log.sent) == 3
-    assert written == Written(unmet={B: frozenset()})
+    assert written == BatchResult(unmet={B: frozenset()})
     assert [value for *_, value in await inbox(outsider, "d")] == [b"from a", b"from c"]
 
 
@@ -115,7 +115,7 @@ async def test_an_end_sees_who_began_to_watch_while_it_waited(
         "INSERT INTO edda_watcher VALUES ('a', 'b', 'child:1')",
         "UPDATE edda_sched SET watchers = 1 WHERE run_id = 'a'",
     )
-    assert written == Written(unmet={A: frozenset()})
+    assert written == BatchResult(unmet={A: frozenset()})
     assert await storage.owned(worker.id) == {A: 1, B: 1}
     assert await outsider.fetchval("SELECT count(*) FROM edda_result") == 0
     assert await inbox(outsider, "b") == []
@@ -202,7 +202,7 @@ async def test_a_letter_to_a_run_that_ends_while_it_waits_is_dropped(worker: Wor
         worker.send(bundle("b", move=done(), letters=[letter("a"), stop("a")])),
         "DELETE FROM edda_sched WHERE run_id = 'a'",
     )
-    assert written == Written()
+    assert written == BatchResult()
     assert await inbox(outsider, "a") == []
 
 
@@ -233,7 +233,7 @@ async def test_a_letter_and_a_release_at_once_leave_a_run_with_its_mail(
     make_storage: MakeStorage, storage: Storage, make_worker: MakeWorker, worker: Worker
 ) -> None:
     other = await make_worker("worker-2", on=await make_storage())
-    resting = Release(0, LATER, RunStatus.WAITING_FOR_CHILD)
+    resting = Suspend(0, LATER, RunStatus.WAITING_FOR_CHILD)
     for number in range(ROUNDS):
         run = f"run-{number}"
         await worker.send(born(run))
@@ -265,7 +265,7 @@ async def test_runs_that_move_and_runs_that_are_told_are_locked_in_one_order(
 ) -> None:
     await worker.send(born("a"), born("b"))
     written = await wait_for(outsider, worker.send(bundle("b", move=done(), letters=[letter("a")])), FREE_TO_LOCK_B)
-    assert written == Written()
+    assert written == BatchResult()
 
 
 async def test_batches_that_write_to_each_others_runs_do_not_deadlock(
@@ -278,10 +278,10 @@ async def test_batches_that_write_to_each_others_runs_do_not_deadlock(
     for _ in range(ROUNDS):
         await asyncio.gather(
             worker.send(
-                *(bundle(run, move=Absorb(0), letters=[letter(to)]) for run, to in zip(mine, theirs, strict=True))
+                *(bundle(run, move=AckInbox(0), letters=[letter(to)]) for run, to in zip(mine, theirs, strict=True))
             ),
             other.send(
-                *(bundle(run, move=Absorb(0), letters=[letter(to)]) for run, to in zip(theirs, mine[::-1], strict=True))
+                *(bundle(run, move=AckInbox(0), letters=[letter(to)]) for run, to in zip(theirs, mine[::-1], strict=True))
             ),
         )
     for owner in (worker, other):
@@ -295,13 +295,13 @@ async def test_children_are_started_before_any_run_is_locked(worker: Worker, out
     await starting.start()
     await outsider.execute("INSERT INTO edda_run VALUES ('kid', 0, 'w', '', 1)")
     sending = asyncio.create_task(
-        worker.send(bundle("b", move=Absorb(0), children=[child("kid", "b"), child("new", "b")], letters=[letter("a")]))
+        worker.send(bundle("b", move=AckInbox(0), children=[child("kid", "b"), child("new", "b")], letters=[letter("a")]))
     )
     await become(lambda: outsider.fetchval(WAITING))
     await outsider.execute(LOCK_A + " NOWAIT")
     await outsider.execute(FREE_TO_LOCK_B)
     await starting.commit()
-    assert await sending == Written()
+    assert await sending == BatchResult()
     families = await rows(outsider, "SELECT id, parent FROM edda_run WHERE id IN ('kid', 'new') ORDER BY id")
     assert families == [("kid", None), ("new", "b")]
     assert await outsider.fetchval("SELECT count(*) FROM edda_sched WHERE run_id = 'kid'") == 0
@@ -317,7 +317,7 @@ async def test_children_in_a_batch_with_waits_come_before_the_runs_too(worker: W
     await become(lambda: outsider.fetchval(WAITING))
     await outsider.execute(FREE_TO_LOCK_B)
     await starting.commit()
-    assert await sending == Written()
+    assert await sending == BatchResult()
 
 
 # Generations
@@ -333,7 +333,7 @@ async def test_a_new_generation_sees_the_mail_that_came_while_it_waited(
         "INSERT INTO edda_delivery VALUES ('a', 1, 'event', 'w', 1, '')",
         "UPDATE edda_sched SET delivered = 1 WHERE run_id = 'a'",
     )
-    assert written == Written(unmet={A: frozenset()})
+    assert written == BatchResult(unmet={A: frozenset()})
     assert await rows(outsider, "SELECT gen, delivered, absorbed FROM edda_sched WHERE run_id = 'a'") == [(0, 1, 0)]
     assert await outsider.fetchval("SELECT max(gen) FROM edda_run WHERE id = 'a'") == 0
     assert await storage.history(A) == (entry(1),)
@@ -350,7 +350,7 @@ async def test_a_new_generation_keeps_a_watcher_who_came_while_it_waited(
         "INSERT INTO edda_watcher VALUES ('a', 'b', 'child:1')",
         "UPDATE edda_sched SET watchers = 1 WHERE run_id = 'a'",
     )
-    assert written == Written()
+    assert written == BatchResult()
     assert await rows(outsider, "SELECT gen, watchers FROM edda_sched WHERE run_id = 'a'") == [(1, 1)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edda.core.model import Absorb, Bundle, Recur, RunId, WorkerId
+from edda.core.model import AckInbox, RunWrite, Recur, RunId, WorkerId
 from edda.storage.postgres.batch import compose
 from edda.storage.postgres.births import start_row
 from edda.storage.postgres.pruning import DELETE_GENERATIONS, DELETE_RUNS, OLD_GENERATIONS
@@ -51,25 +51,25 @@ def run(number: int) -> str:
     return f"run{number * 97:08}"
 
 
-async def write(session: Session, batch: Iterable[Bundle]) -> Look:
+async def write(session: Session, batch: Iterable[RunWrite]) -> Look:
     statement, values = compose(WorkerId("busy"), list(batch))
     return await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
 
 
-def telling(number: int) -> Bundle:
-    return bundle(run(number), move=Absorb(0), letters=[letter(run(number + 500))])
+def telling(number: int) -> RunWrite:
+    return bundle(run(number), move=AckInbox(0), letters=[letter(run(number + 500))])
 
 
-def parent(number: int) -> Bundle:
-    return bundle(run(number), move=Absorb(0), children=[child(f"new{number}", run(number))])
+def parent(number: int) -> RunWrite:
+    return bundle(run(number), move=AckInbox(0), children=[child(f"new{number}", run(number))])
 
 
-def watched(number: int) -> Bundle:
+def watched(number: int) -> RunWrite:
     """Every other one does not know who watches."""
     return bundle(run(number), move=done(watchers=number % 2), letters=[letter(run(number + 500))])
 
 
-def recurring(number: int) -> Bundle:
+def recurring(number: int) -> RunWrite:
     return bundle(run(number), move=Recur(0, b"again", 5_000, entry(1)), gen=1)
 
 
@@ -77,7 +77,7 @@ BATCHES = (telling, parent, watched, recurring)
 
 
 @pytest.mark.parametrize("make", BATCHES)
-async def test_a_batch_touches_the_runs_it_is_about(session: Session, make: Callable[[int], Bundle]) -> None:
+async def test_a_batch_touches_the_runs_it_is_about(session: Session, make: Callable[[int], RunWrite]) -> None:
     seen = await write(session, map(make, range(1, 101)))
     assert "edda_sched_pkey" in seen.indexes
     assert not seen.read_whole
@@ -86,7 +86,7 @@ async def test_a_batch_touches_the_runs_it_is_about(session: Session, make: Call
 
 @pytest.mark.parametrize("make", BATCHES)
 async def test_what_is_in_a_batch_is_not_compared_with_each_other(
-    session: Session, make: Callable[[int], Bundle]
+    session: Session, make: Callable[[int], RunWrite]
 ) -> None:
     few, many = [await write(session, map(make, range(1, 1 + count))) for count in (10, 100)]
     assert many.work < few.work * 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from edda.core.model import Bundle, End, Release, RunId, WorkerId
+from edda.core.model import RunWrite, End, Suspend, RunId, WorkerId
 from edda.core.states import RunStatus
 from edda.storage.postgres.batch import compose
 from edda.storage.postgres.journal import OWNED
@@ -113,10 +113,10 @@ async def test_orphans_are_looked_for_owner_by_owner(session: Session) -> None:
 
 
 async def test_a_batch_touches_the_runs_it_is_about(session: Session) -> None:
-    release = Release(0, None, RunStatus.WAITING_FOR_EVENT)
+    release = Suspend(0, None, RunStatus.WAITING_FOR_EVENT)
     owned = [RunId(f"run{i * 12000 + 35:08}") for i in range(10)]
     batch = [
-        Bundle(run, 1, 0, move=release if i % 2 else End(RunStatus.COMPLETED, b"", 1)) for i, run in enumerate(owned)
+        RunWrite(run, 1, 0, move=release if i % 2 else End(RunStatus.COMPLETED, b"", 1)) for i, run in enumerate(owned)
     ]
     statement, values = compose(WorkerId("busy0"), batch)
     seen = await look(session, statement, "busy0", 0, 0, 0, 0, 0, *values)

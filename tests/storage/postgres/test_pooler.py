@@ -18,7 +18,7 @@ from edda import EddaApp, RetryPolicy, WorkflowContext, activity, workflow
 from edda.core.model import WorkerId
 from edda.errors import StorageError, StorageUnavailableError
 from edda.storage.postgres import PostgresStorage
-from edda.storage.postgres.pool import SETTINGS, SHARED_SETTINGS, Address
+from edda.storage.postgres.pool import SETTINGS, SHARED_SETTINGS, ConnectionFactory
 from edda.storage.postgres.target import Pooling, Target
 from edda.workflow.workflow import registry
 from tests.conftest import OnPostgres, behind_pgbouncer
@@ -145,7 +145,7 @@ async def test_names_of_statements_are_no_other_clients(database: OnPostgres) ->
 
 
 async def test_a_pooler_that_was_not_recognised_is_when_a_statement_is_gone(database: OnPostgres) -> None:
-    address = Address(Target(database.url), probe=None)
+    address = ConnectionFactory(Target(database.url), probe=None)
     session = await address.connect(30)
     await session.fetch("SELECT 1")
     await session.execute("DEALLOCATE ALL")  # as if this were another server connection

@@ -19,7 +19,7 @@ from edda.errors import (
 from edda.storage.ports import Storage
 from edda.storage.postgres import PostgresStorage
 from edda.storage.postgres.news import NOTIFY
-from edda.storage.postgres.pool import Address, Pool
+from edda.storage.postgres.pool import ConnectionFactory, Pool
 from edda.storage.postgres.session import COMMIT, Session
 from edda.storage.postgres.target import Target
 from edda.storage.postgres.workers import DELETE_WORKER
@@ -46,7 +46,7 @@ def empty(make_database: MakeDatabase) -> OnPostgres:
 
 @pytest.fixture
 async def session(database: OnPostgres) -> AsyncIterator[Session]:
-    session = await Address(Target(database.url), probe=None).connect(30)
+    session = await ConnectionFactory(Target(database.url), probe=None).connect(30)
     yield session
     await session.close()
 
@@ -74,7 +74,7 @@ async def test_one_row_of_history_alone_is_written_without_arrays(
 async def test_the_servers_default_isolation_level_does_not_matter(empty: OnPostgres) -> None:
     name = empty.url.rpartition("/")[2]
     empty.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
-    session = await Address(Target(empty.url), probe=None).connect(30)
+    session = await ConnectionFactory(Target(empty.url), probe=None).connect(30)
     alone = await session.fetch("SHOW transaction_isolation")
     async with session.transaction():
         inside = await session.fetch("SHOW transaction_isolation")
@@ -201,7 +201,7 @@ async def test_a_statement_that_is_cut_off_reports_no_answer(session: Session, o
 async def test_a_connection_cancelled_in_the_middle_is_never_used_again(
     database: OnPostgres, outsider: Outsider
 ) -> None:
-    pool = Pool(Address(Target(database.url), probe=None), size=1)
+    pool = Pool(ConnectionFactory(Target(database.url), probe=None), size=1)
     async with pool.session() as first:
         statement = asyncio.create_task(first.fetch("SELECT pg_sleep(60)"))
         await become(

@@ -12,7 +12,7 @@ from edda.core.survey import EventQuery, RunQuery
 from edda.storage.postgres import search, survey
 from edda.storage.postgres.figures import BACKLOG, DURATIONS, ENDED, PULSE_MARK, STARTED
 from edda.storage.postgres.parameters import fill
-from edda.storage.postgres.pool import Address
+from edda.storage.postgres.pool import ConnectionFactory
 from edda.storage.postgres.search import GENERATIONS, pages, tally
 from edda.storage.postgres.session import Session
 from edda.storage.postgres.steering import AUDITS, IS_OPEN, LOCK_ENDED, REOPEN, RESUME
@@ -31,7 +31,7 @@ SEEDS = tuple(statements("postgres", ENDED_RUNS, OPEN_RUNS))
 @pytest.fixture
 async def session(url: str) -> AsyncIterator[Session]:
     """As the storage itself would open it for people who look."""
-    session = await Address(Target(url, 0), probe=None, is_survey=True).connect(None)
+    session = await ConnectionFactory(Target(url, 0), probe=None, is_survey=True).connect(None)
     yield session
     await session.close()
 
@@ -187,7 +187,7 @@ async def test_the_mark_that_pages_watch_costs_next_to_nothing(session: Session)
 
 
 async def test_what_people_do_touches_one_run(url: str) -> None:
-    session = await Address(Target(url, 0), probe=None).connect(None)
+    session = await ConnectionFactory(Target(url, 0), probe=None).connect(None)
     looks = [
         await look(session, LOCK_ENDED, SOMEBODY),
         await look(session, REOPEN, SOMEBODY, 0, 1),

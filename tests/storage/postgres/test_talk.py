@@ -8,7 +8,7 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
-from edda.core.model import EntryKind, Release, RunId, Written
+from edda.core.model import EntryKind, Suspend, RunId, BatchResult
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageUnavailableError
 from edda.storage import joint as joints
@@ -84,7 +84,7 @@ async def test_a_run_that_is_born_with_a_message_costs_one_statement_more(
     del log.sent[:]
     written = await worker.send(born("a", move=ASLEEP, waits=[wait("a", "w", "jobs", once=True)]))
     assert len(log.sent) == 4
-    assert written == Written(unmet={A: frozenset({"w"})})
+    assert written == BatchResult(unmet={A: frozenset({"w"})})
     assert await storage.owned(worker.id) == {A: 1}
 
 
@@ -111,7 +111,7 @@ async def test_who_takes_messages_has_their_key_alone(worker: Worker, outsider: 
     taking = asyncio.create_task(worker.send(bundle("a", move=ASLEEP, waits=[wait("a", "w", "jobs", once=True)])))
     await become(lambda: outsider.fetchval(WAITING))
     await other.rollback()
-    assert await taking == Written()
+    assert await taking == BatchResult()
 
 
 async def test_who_takes_messages_shares_the_keys_of_events(worker: Worker, outsider: Outsider) -> None:
@@ -120,7 +120,7 @@ async def test_who_takes_messages_shares_the_keys_of_events(worker: Worker, outs
     async with outsider.transaction():
         await share(outsider, KEYS, key("order"))
         await share(outsider, KEYS, key("order", "a"))
-        assert await worker.send(bundle("a", move=ASLEEP, waits=both)) == Written()
+        assert await worker.send(bundle("a", move=ASLEEP, waits=both)) == BatchResult()
 
 
 async def test_a_wait_for_messages_looks_only_when_another_has_taken_his(worker: Worker, outsider: Outsider) -> None:
@@ -133,7 +133,7 @@ async def test_a_wait_for_messages_looks_only_when_another_has_taken_his(worker:
     await become(lambda: outsider.fetchval(WAITING))
     await outsider.execute("DELETE FROM edda_event_key")
     await other.commit()
-    assert await taking == Written()
+    assert await taking == BatchResult()
     assert await inbox(outsider) == []
 
 
@@ -232,7 +232,7 @@ async def test_waits_that_see_different_messages_lose_none(
                 bundle(
                     run,
                     epoch=epoch,
-                    move=Release(absorbed, None, RunStatus.WAITING_FOR_MESSAGE),
+                    move=Suspend(absorbed, None, RunStatus.WAITING_FOR_MESSAGE),
                     waits=[wait(run, "w", "jobs", once=True)],
                 )
                 for run, (epoch, absorbed) in asking.items()

@@ -8,22 +8,22 @@ from contextlib import asynccontextmanager
 import pytest
 
 from edda.core.model import (
-    Bundle,
-    Dispatch,
-    DispatchKind,
+    RunWrite,
+    StagedEvent,
+    StagedKind,
     Event,
     EventKey,
-    Fact,
-    Incoming,
-    Outgoing,
-    OutgoingState,
-    Release,
+    RunValue,
+    NewEvent,
+    OutboxEvent,
+    OutboxState,
+    Suspend,
     RunId,
     Wait,
     WorkerId,
 )
 from edda.core.states import RunStatus
-from edda.storage.postgres.accept import GIVE_MORE_MESSAGES, Post
+from edda.storage.postgres.accept import GIVE_MORE_MESSAGES, AcceptBatch
 from edda.storage.postgres.batch import compose
 from edda.storage.postgres.dispatches import DISPATCHES, FORWARD, TAKE
 from edda.storage.postgres.facts import FACT, FACTS
@@ -102,33 +102,33 @@ def run(number: int) -> RunId:
     return RunId(f"run{number:08}")
 
 
-async def write(session: Session, batch: Iterable[Bundle]) -> Look:
+async def write(session: Session, batch: Iterable[RunWrite]) -> Look:
     statement, values = compose(WorkerId("busy"), list(batch))
     return await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
 
 
-def talkative(number: int) -> Bundle:
-    return Bundle(
+def talkative(number: int) -> RunWrite:
+    return RunWrite(
         run(number),
         1,
         0,
-        dispatches=(Dispatch(DispatchKind.EVENT, b"b"),),
-        outgoing=(Outgoing("id", "key", "type", "source", b"b", 1, run(number)),),
-        facts=(Fact("progress", b"1"),),
+        dispatches=(StagedEvent(StagedKind.EVENT, b"b"),),
+        outgoing=(OutboxEvent("id", "key", "type", "source", b"b", 1, run(number)),),
+        facts=(RunValue("progress", b"1"),),
         recorded=("pay:1",),
     )
 
 
-def receiver(number: int, key: bytes) -> Bundle:
-    release = Release(0, None, RunStatus.WAITING_FOR_MESSAGE)
+def receiver(number: int, key: bytes) -> RunWrite:
+    release = Suspend(0, None, RunStatus.WAITING_FOR_MESSAGE)
     wait = Wait("2", key, key + number.to_bytes(4, "big"), "type", b"", once=True)
-    return Bundle(run(number), 1, 0, move=release, waits=(wait,))
+    return RunWrite(run(number), 1, 0, move=release, waits=(wait,))
 
 
-def post(count: int, key: bytes) -> Post:
-    return Post.of(
+def post(count: int, key: bytes) -> AcceptBatch:
+    return AcceptBatch.of(
         [
-            Incoming(Event("shop", f"new{i}", "type", None, b"{}"), (EventKey(key, key, once=True),))
+            NewEvent(Event("shop", f"new{i}", "type", None, b"{}"), (EventKey(key, key, once=True),))
             for i in range(count)
         ]
     )
@@ -184,8 +184,8 @@ async def test_looking_at_the_outbox_follows_its_indexes(session: Session) -> No
     looks = [
         await look(session, NEXT_OUTGOING),
         await look(session, FIND_OUTGOING, SENT // 2, 50),
-        await look(session, FIND_OUTGOING_IN[OutgoingState.SENT], 0, 50),
-        await look(session, FIND_OUTGOING_IN[OutgoingState.DEAD], 0, 50),
+        await look(session, FIND_OUTGOING_IN[OutboxState.SENT], 0, 50),
+        await look(session, FIND_OUTGOING_IN[OutboxState.DEAD], 0, 50),
         await look(session, OLD_OUTGOING, LAST // 2, 50),
     ]
     assert [seen.rows for seen in looks] == [1, 50, 50, 50, 50]

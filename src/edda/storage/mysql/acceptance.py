@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from edda.core.model import Accepted, Incoming, RunId, Start
+from edda.core.model import AcceptResult, NewEvent, RunId, Start
 from edda.errors import StorageConflictError
 
 from .births import FIND_EXISTING, insert_ready
 from .buckets import hold_events, share_types
 from .clock import READ_CLOCK
 from .dispatches import forward
-from .letters import Letter, deliver
-from .matching import Match, Waiting, match, shared_keys, single_keys
+from .letters import EventInboxRow, deliver
+from .matching import Match, WaitRow, match, shared_keys, single_keys
 from .moves import LOCK_SCHED
 from .rows import run_id
-from .session import BEGIN, COMMIT, ROLLBACK, Answers, ExpectationMissedError, Session
+from .session import BEGIN, COMMIT, ROLLBACK, ReplyRows, AssertionFailedError, Session
 from .statement import Statement, binary, bind, groups, inserts, joins, number, optional, text
 
 VERSIONS = b"SELECT type, version FROM edda_event_type WHERE type IN (%b)"
@@ -41,11 +41,11 @@ _SPARE = 8
 
 
 async def accept(
-    session: Session, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int], attempt: int
-) -> Accepted | None:
+    session: Session, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int], attempt: int
+) -> AcceptResult | None:
     """Misses its expectation if somebody else starts one of its runs meanwhile, or if those it looked at no longer wait
     for a message that others may wait for; with each attempt it looks at more of them."""
-    look = Look(post, _SPARE << 6 * attempt)
+    look = WaitLookup(post, _SPARE << 6 * attempt)
     survey = await _survey(session, look, forwarded)
     current = {type.decode(): version for type, version in survey.to(VERSIONS)}
     if any(current.get(type, 0) != versions.get(type, 0) for type in _types(post)):
@@ -62,15 +62,15 @@ async def accept(
     storing = _store(events, kept, births, survey.to(READ_CLOCK)[0][0], session.limit)
     if not matches:
         await session.send(*storing, bind(COMMIT))
-        return Accepted(frozenset(fresh), bool(births))
+        return AcceptResult(frozenset(fresh), bool(births))
     letters = await _deliver(session, storing, events, look, {each.wait.run_id for each in matches})
-    return Accepted(frozenset(fresh), bool(births) or letters > 0)
+    return AcceptResult(frozenset(fresh), bool(births) or letters > 0)
 
 
-class Look:
+class WaitLookup:
     """What is looked at of those who wait for the events of a post."""
 
-    def __init__(self, post: Sequence[Incoming], spare: int) -> None:
+    def __init__(self, post: Sequence[NewEvent], spare: int) -> None:
         self.post = post
         keys = [(key, incoming.event.target) for incoming in post for key in incoming.keys]
         self._shared = sorted({key.plain for key, _ in keys if not key.once})
@@ -85,29 +85,29 @@ class Look:
         for key, run, limit in sorted(self._targets):
             yield bind(FIND_OF_RUN, key, run, limit)
 
-    def found(self, answers: Answers) -> set[Waiting]:
+    def found(self, answers: ReplyRows) -> set[WaitRow]:
         rows = (row for template in (FIND_WAITS, FIND_SOME, FIND_OF_RUN) for row in answers.to(template))
-        return {Waiting(run_id(run), step.decode(), key) for run, step, key in rows}
+        return {WaitRow(run_id(run), step.decode(), key) for run, step, key in rows}
 
     def unclaimed(
-        self, events: Sequence[Incoming], matches: Iterable[Match], waiting: Iterable[Waiting]
+        self, events: Sequence[NewEvent], matches: Iterable[Match], waiting: Iterable[WaitRow]
     ) -> list[tuple[bytes, int]]:
         """The messages that nobody waits for, as far as that can be said."""
         keys = single_keys(events, matches)
         number = Counter(wait.key for wait in waiting)
         if any(kept in self._limits and number[kept] >= self._limits[kept] for kept, _ in keys):
-            raise ExpectationMissedError("more may wait for a message than were looked at")
+            raise AssertionFailedError("more may wait for a message than were looked at")
         return keys
 
 
-async def _survey(session: Session, look: Look, forwarded: Sequence[int]) -> Answers:
+async def _survey(session: Session, look: WaitLookup, forwarded: Sequence[int]) -> ReplyRows:
     try:
         return await session.ask(*survey(look, forwarded, session.node))
-    except ExpectationMissedError as error:
+    except AssertionFailedError as error:
         raise StorageConflictError("somebody else has forwarded one of the dispatches") from error
 
 
-def survey(look: Look, forwarded: Sequence[int], node: int | None = None) -> Iterator[Statement]:
+def survey(look: WaitLookup, forwarded: Sequence[int], node: int | None = None) -> Iterator[Statement]:
     """The locks, and what is there under them."""
     post = look.post
     events = [incoming.event for incoming in post]
@@ -124,18 +124,18 @@ def survey(look: Look, forwarded: Sequence[int], node: int | None = None) -> Ite
     yield bind(FIND_EXISTING, sorted({start.run_id for incoming in post for start in incoming.starts}))
 
 
-def _types(post: Iterable[Incoming]) -> set[str]:
+def _types(post: Iterable[NewEvent]) -> set[str]:
     return {incoming.event.type for incoming in post}
 
 
-def _first_of_each(post: Sequence[Incoming]) -> list[int]:
+def _first_of_each(post: Sequence[NewEvent]) -> list[int]:
     first: dict[tuple[str, str], int] = {}
     for i, incoming in enumerate(post):
         first.setdefault((incoming.event.source, incoming.event.id), i)
     return list(first.values())
 
 
-def _births(events: Sequence[Incoming], existing: set[RunId]) -> dict[RunId, tuple[Start, int]]:
+def _births(events: Sequence[NewEvent], existing: set[RunId]) -> dict[RunId, tuple[Start, int]]:
     """The runs to be started, in lock order, with the position of the event that starts each."""
     births: dict[RunId, tuple[Start, int]] = {}
     for i, incoming in enumerate(events):
@@ -146,7 +146,7 @@ def _births(events: Sequence[Incoming], existing: set[RunId]) -> dict[RunId, tup
 
 
 def _store(
-    events: Sequence[Incoming],
+    events: Sequence[NewEvent],
     kept: Sequence[tuple[bytes, int]],
     births: Mapping[RunId, tuple[Start, int]],
     now: int,
@@ -165,14 +165,14 @@ def _store(
         yield from insert_ready(started, number(now), limit)
 
 
-def _event_row(incoming: Incoming, now: int) -> bytes:
+def _event_row(incoming: NewEvent, now: int) -> bytes:
     event = incoming.event
     row = (text(event.source), text(event.id), text(event.type), optional(event.target), now, binary(event.body))
     return b"(%b,%b,%b,%b,%d,%b)" % row
 
 
 async def _deliver(
-    session: Session, storing: Iterable[Statement], events: Sequence[Incoming], look: Look, candidates: Iterable[RunId]
+    session: Session, storing: Iterable[Statement], events: Sequence[NewEvent], look: WaitLookup, candidates: Iterable[RunId]
 ) -> int:
     """Store the events, lock the runs, and send what still fits; a wait may have ended before its run was locked."""
     answers = await session.ask(*storing, bind(LOCK_SCHED, sorted(candidates)), *look.statements())
@@ -185,9 +185,9 @@ async def _deliver(
     return len(letters)
 
 
-def _letters(matches: Iterable[Match], delivered: dict[RunId, int], numbers: Sequence[int]) -> Iterator[Letter]:
+def _letters(matches: Iterable[Match], delivered: dict[RunId, int], numbers: Sequence[int]) -> Iterator[EventInboxRow]:
     for event, wait, kind in matches:
         if wait.run_id not in delivered:
-            raise ExpectationMissedError("a message goes to a run that is not locked")
+            raise AssertionFailedError("a message goes to a run that is not locked")
         delivered[wait.run_id] += 1
-        yield Letter(wait.run_id, delivered[wait.run_id], wait.step, numbers[event], kind)
+        yield EventInboxRow(wait.run_id, delivered[wait.run_id], wait.step, numbers[event], kind)

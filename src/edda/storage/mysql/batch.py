@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from edda.core.model import Bundle, End, Fence, Recur, RunId, Start, WorkerId
+from edda.core.model import RunWrite, End, Fence, Recur, RunId, Start, WorkerId
 
 from .births import (
     COUNT_EXISTING,
@@ -25,7 +25,7 @@ from .clock import NOW
 from .generations import INSERT_PAST, first_line, next_row, past_row
 from .history import INSERT_HIST, INSERT_RESULT, hist_rows, result_row
 from .judgement import awaits_judgement, depends
-from .moves import DROP_WAIT, LOCK_AND_LOOK, LOCK_SCHED, UNDO, Moves
+from .moves import DROP_WAIT, LOCK_AND_LOOK, LOCK_SCHED, UNDO, TransitionWriter
 from .session import BEGIN, COMMIT, EXPECT
 from .statement import Statement, bind, inserts, joins, text
 from .talk import say
@@ -41,7 +41,7 @@ FREE_LETTER = b"""UPDATE (%b) v STRAIGHT_JOIN edda_delivery d ON d.run_id = v.ru
 
 
 def compose(
-    fence: Fence, batch: Sequence[Bundle], limit: int, token: int = 0, node: int | None = None
+    fence: Fence, batch: Sequence[RunWrite], limit: int, token: int = 0, node: int | None = None
 ) -> Iterator[Statement]:
     """All of a batch in which nothing depends on what is found; else all that does not depend on it, and the commit is
     still to come. It hopes for children that are new and ends that know who watches: an expectation is missed if not.
@@ -58,7 +58,7 @@ def compose(
         yield bind(COMMIT)
 
 
-def begin(fence: Fence, batch: Sequence[Bundle], token: int, node: int | None) -> Iterator[Statement]:
+def begin(fence: Fence, batch: Sequence[RunWrite], token: int, node: int | None) -> Iterator[Statement]:
     yield bind(BEGIN)
     if waits := [wait for bundle in batch for wait in bundle.waits]:
         # Who takes a message away must be alone with its key.
@@ -70,14 +70,14 @@ def begin(fence: Fence, batch: Sequence[Bundle], token: int, node: int | None) -
 
 
 def compose_judged(
-    worker: WorkerId, batch: Sequence[Bundle], children: Sequence[Start], limit: int
+    worker: WorkerId, batch: Sequence[RunWrite], children: Sequence[Start], limit: int
 ) -> Iterator[Statement]:
     """All that does not depend on what is found, and the look that decides the rest."""
     yield from _Rows(worker, batch, children, is_judged=True).statements(limit)
     yield from find_events([bundle for bundle in batch if asks(bundle)])
 
 
-def born_to(batch: Sequence[Bundle], existing: Collection[RunId] = ()) -> list[Start]:
+def born_to(batch: Sequence[RunWrite], existing: Collection[RunId] = ()) -> list[Start]:
     """The children to be stored, in lock order; of two with one id the first."""
     children = {child.run_id: child for bundle in reversed(batch) for child in reversed(bundle.children)}
     begun = {bundle.run_id for bundle in batch if bundle.start} if children else ()
@@ -88,7 +88,7 @@ class _Rows:
     """The rows of a batch, by table; sorted by run, which is the lock order."""
 
     def __init__(
-        self, worker: WorkerId, batch: Sequence[Bundle], children: Sequence[Start], *, is_judged: bool = False
+        self, worker: WorkerId, batch: Sequence[RunWrite], children: Sequence[Start], *, is_judged: bool = False
     ) -> None:
         self._batch = batch
         self._worker = text(worker)
@@ -104,11 +104,11 @@ class _Rows:
         self._dropped: list[bytes] = []
         self._freed: list[bytes] = []
         self._undoing: list[bytes] = []
-        self._moves = Moves()
+        self._moves = TransitionWriter()
         for bundle in sorted(batch, key=attrgetter("run_id")):
             self._add(bundle, text(bundle.run_id))
 
-    def _add(self, bundle: Bundle, run_id: bytes) -> None:
+    def _add(self, bundle: RunWrite, run_id: bytes) -> None:
         if bundle.entries:
             self._hist += hist_rows(run_id, bundle.gen, bundle.epoch, bundle.entries)
         if bundle.start:
@@ -118,7 +118,7 @@ class _Rows:
         if bundle.letters:
             self._touched += [text(letter.run_id) for letter in bundle.letters]
 
-    def _bear(self, bundle: Bundle, start: Start, run_id: bytes) -> None:
+    def _bear(self, bundle: RunWrite, start: Start, run_id: bytes) -> None:
         self._runs.append(run_row(start, bundle.gen))
         match bundle.move:
             case End() as end:
@@ -137,7 +137,7 @@ class _Rows:
         self._born.append(sched_row(bundle, start, self._worker))
         self._waits += [wait_row(run_id, wait) for wait in bundle.waits]
 
-    def _touch(self, bundle: Bundle, run_id: bytes) -> None:
+    def _touch(self, bundle: RunWrite, run_id: bytes) -> None:
         self._touched.append(run_id)
         self._dropped += [wait_key(run_id, step) for step in bundle.drops]
         self._freed += [b"SELECT %b AS run_id, %d AS n" % (run_id, n) for n in bundle.frees]
@@ -148,7 +148,7 @@ class _Rows:
             self._results.append(result_row(run_id, bundle.gen, bundle.move))
         self._moves.add(run_id, bundle.move)
 
-    def _mark(self, bundle: Bundle, run_id: bytes) -> None:
+    def _mark(self, bundle: RunWrite, run_id: bytes) -> None:
         if bundle.undoing:
             self._undoing.append(b"SELECT %b AS run_id" % run_id)
 

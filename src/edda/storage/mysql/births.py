@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edda.core.model import Absorb, Bundle, Recur, Release, Start
+from edda.core.model import AckInbox, RunWrite, Recur, Suspend, Start
 from edda.core.states import RunStatus
 
 from .session import EXPECT, expectation
@@ -44,15 +44,15 @@ def run_row(start: Start, gen: int) -> bytes:
     )
 
 
-def sched_row(bundle: Bundle, start: Start, worker: bytes) -> bytes:
+def sched_row(bundle: RunWrite, start: Start, worker: bytes) -> bytes:
     """Start and move of one run in one batch are one row: the statements would not fold them."""
     workflow, epoch, gen = text(start.workflow), bundle.epoch, bundle.gen + isinstance(bundle.move, Recur)
     run_id = text(bundle.run_id)
-    if isinstance(move := bundle.move, Release):
+    if isinstance(move := bundle.move, Suspend):
         rest = (move.absorbed, STATUSES[move.status], int(move.status is RunStatus.PARKED), optional(move.reason))
         return _sched_row(run_id, workflow, b"NULL", epoch, gen, NEWEST, number(move.ready_at), *rest)
     owner = worker if start.ready_at is None else b"NULL"
-    absorbed = move.absorbed if isinstance(move, Absorb | Recur) else 0
+    absorbed = move.absorbed if isinstance(move, AckInbox | Recur) else 0
     return _sched_row(run_id, workflow, owner, epoch, gen, NEWEST, number(start.ready_at), absorbed)
 
 

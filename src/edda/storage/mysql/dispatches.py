@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edda.core.model import Dispatch, DispatchKind, StoredDispatch
+from edda.core.model import StagedEvent, StagedKind, StagedEventRow
 from edda.errors import StorageConflictError
 
 from .buckets import hold, of_keys
@@ -12,7 +12,7 @@ from .certification import repeated
 from .clock import NOW
 from .pool import Pool
 from .rows import stored_dispatch
-from .session import BEGIN, COMMIT, EXPECT, ExpectationMissedError, exact_joins
+from .session import BEGIN, COMMIT, EXPECT, AssertionFailedError, exact_joins
 from .statement import Statement, binary, bind, text
 
 INSERT_DISPATCH = b"INSERT INTO edda_dispatch (kind, body) VALUES "
@@ -29,10 +29,10 @@ OFFER = (
 )
 OFFERED = b"SELECT seq, kind, body FROM edda_dispatch WHERE seq = LAST_INSERT_ID()"
 
-_KINDS = {kind: text(kind) for kind in DispatchKind}
+_KINDS = {kind: text(kind) for kind in StagedKind}
 
 
-def dispatch_row(dispatch: Dispatch) -> bytes:
+def dispatch_row(dispatch: StagedEvent) -> bytes:
     return b"(%b,%b)" % (_KINDS[dispatch.kind], binary(dispatch.body))
 
 
@@ -44,11 +44,11 @@ def forward(numbers: Sequence[int]) -> Iterator[Statement]:
 class MySQLDispatches:
     _pool: Pool
 
-    async def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+    async def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
         return tuple(map(stored_dispatch, (await self._pool.run(DISPATCHES, limit)).rows))
 
     @repeated
-    async def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+    async def take(self, key: bytes, lease: int) -> StagedEventRow | None:
         async with self._pool.session() as session:
             *_, first = await session.send(bind(BEGIN), hold(of_keys([key])), bind(FIND_FIRST, key))
             if not first.rows:
@@ -64,6 +64,6 @@ class MySQLDispatches:
                     bind(OFFERED),
                     bind(COMMIT),
                 )
-            except ExpectationMissedError as error:
+            except AssertionFailedError as error:
                 raise StorageConflictError("the message has been pruned meanwhile") from error
             return stored_dispatch(offered.rows[0])

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from edda.core.model import Accepted, Incoming, RunId, Shapes, StoredEvent, Wait
+from edda.core.model import AcceptResult, NewEvent, RunId, MatchPaths, StoredEvent, Wait
 from edda.errors import StorageConflictError
 
 from .acceptance import INSERT_KEY, accept
@@ -16,7 +16,7 @@ from .certification import repeated
 from .dispatches import forward
 from .pool import Pool
 from .rows import stored_event, wait
-from .session import BEGIN, COMMIT, ExpectationMissedError
+from .session import BEGIN, COMMIT, AssertionFailedError
 from .statement import binary, bind, inserts
 
 _ACCEPT_ATTEMPTS = 5
@@ -50,13 +50,13 @@ class MySQLEvents:
 
     @repeated
     async def accept(
-        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
-    ) -> Accepted | None:
+        self, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> AcceptResult | None:
         if not post:
             await self._forward(forwarded)
-            return Accepted(frozenset(), woke=False)
+            return AcceptResult(frozenset(), woke=False)
         for attempt in range(_ACCEPT_ATTEMPTS):
-            with suppress(ExpectationMissedError):
+            with suppress(AssertionFailedError):
                 async with self._pool.session() as session:
                     return await accept(session, post, versions, forwarded, attempt)
         raise StorageConflictError("others keep starting the same runs, or stop waiting for the same messages")
@@ -66,16 +66,16 @@ class MySQLEvents:
         if numbers:
             try:
                 await self._pool.send(bind(BEGIN), *forward(numbers), bind(COMMIT))
-            except ExpectationMissedError as error:
+            except AssertionFailedError as error:
                 raise StorageConflictError("somebody else has forwarded one of the dispatches") from error
 
-    async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
+    async def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         versions: dict[str, int] = {}
         known: dict[str, list[str]] = defaultdict(list)
         for type, version, shape in (await self._pool.run(SHAPES, types)).rows:
             versions[type.decode()] = version
             known[type.decode()].append(shape.decode())
-        return {type: Shapes(version, tuple(known[type])) for type, version in versions.items()}
+        return {type: MatchPaths(version, tuple(known[type])) for type, version in versions.items()}
 
     @repeated
     async def learn(self, type: str, shape: str) -> int:

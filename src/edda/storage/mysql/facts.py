@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import Fact, RunId
+from edda.core.model import RunValue, RunId
 
 from .clock import NOW
 from .pool import Pool
@@ -15,13 +15,13 @@ FACTS = b"SELECT name, value FROM edda_fact WHERE run_id = %b ORDER BY name"
 FACT = b"SELECT name, value FROM edda_fact WHERE run_id = %b AND name = %b"
 
 
-def fact_row(run_id: RunId, fact: Fact) -> bytes:
+def fact_row(run_id: RunId, fact: RunValue) -> bytes:
     return b"(%b,%b,%b,%b)" % (text(run_id), text(fact.name), binary(fact.value), NOW)
 
 
 class MySQLFacts:
     _pool: Pool
 
-    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
+    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
         asked = self._pool.run(FACTS, run_id) if name is None else self._pool.run(FACT, run_id, name)
         return tuple(map(fact, (await asked).rows))

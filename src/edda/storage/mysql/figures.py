@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edda.core.survey import MOST_COUNTED, Backlog, Bucket, Latency
+from edda.core.survey import MOST_COUNTED, Backlog, TimeBucket, Latency
 from edda.storage.latency import measure
 
 from .clock import NOW
@@ -113,12 +113,12 @@ class MySQLFigures:
             dispatches=dispatches.rows[0][0],
         )
 
-    async def buckets(self, since: int, width: int, count: int) -> tuple[Bucket, ...]:
+    async def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
         span = (since, width, since, since + width * count)
         begun, over = await self._survey.send(bind(STARTED, *span), bind(ENDED, *span))
         started = {row[0]: row[1] for row in begun.rows}
         ended = {place: tuple(map(int, counts)) for place, *counts in over.rows}
-        return tuple(Bucket(since + i * width, started.get(i, 0), *ended.get(i, ())) for i in range(count))
+        return tuple(TimeBucket(since + i * width, started.get(i, 0), *ended.get(i, ())) for i in range(count))
 
     async def latency(self, since: int, most: int) -> Latency:
         return measure(row[0] for row in (await self._survey.run(DURATIONS, since, most)).rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from edda.core.model import Bundle, Recur, Start
+from edda.core.model import RunWrite, Recur, Start
 
 from .births import RUN_COLUMNS, run_row
 from .history import INSERT_HIST, hist_rows
@@ -27,11 +27,11 @@ def past_row(run_id: bytes, gen: int, move: Recur) -> bytes:
     return b"(%b,%d,%d)" % (run_id, gen, move.at)
 
 
-def first_line(run_id: bytes, bundle: Bundle, move: Recur) -> list[bytes]:
+def first_line(run_id: bytes, bundle: RunWrite, move: Recur) -> list[bytes]:
     return hist_rows(run_id, bundle.gen + 1, bundle.epoch, [move.entry])
 
 
-class Generations:
+class GenerationWriter:
     """The next generation of runs whose sched rows are locked."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Generations:
         self._past: list[bytes] = []
         self._hist: list[bytes] = []
 
-    def add(self, bundle: Bundle, move: Recur) -> None:
+    def add(self, bundle: RunWrite, move: Recur) -> None:
         run_id = text(bundle.run_id)
         # One by one: their inputs may be large.
         self._runs.append(bind(COPY_RUN, move.input, move.at, bundle.run_id, bundle.gen))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edda.core.model import Done, RunId
+from edda.core.model import StepCommit, RunId
 from edda.errors import StorageError, StorageUnavailableError
 from edda.storage.ports import Dialect
 
@@ -45,7 +45,7 @@ class MySQLJoints:
     async def take_turn(self, holder: str = "") -> MySQLTurn:
         return MySQLTurn()
 
-    async def done(self, run_id: RunId, gen: int, step: str) -> Done | None:
+    async def done(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
         rows = (await self._pool.run(DONE, run_id, gen, step)).rows
         return done(rows[0]) if rows else None
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from edda.core.model import Bundle, Fence, Release, RunId, WorkerId, Written
+from edda.core.model import RunWrite, Fence, Suspend, RunId, WorkerId, BatchResult
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError
 
 from .batch import begin, born_to, compose, compose_judged
 from .births import FIND_EXISTING
 from .certification import repeated
-from .judgement import Judgement, depends
+from .judgement import BatchDecision, depends
 from .moves import LOCK_AND_LOOK, LOCK_SCHED, locked
 from .pool import Pool
 from .rows import run_id
-from .session import Answers, ExpectationMissedError, Session
+from .session import ReplyRows, AssertionFailedError, Session
 from .statement import Statement, bind
 from .stock import FIND_MESSAGE
 from .waits import FIND_EVENT
@@ -38,9 +38,9 @@ class MySQLJournal:
     _pool: Pool
 
     @repeated
-    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         for way in (_write_in_hope, _write_with_care):
-            with suppress(ExpectationMissedError):
+            with suppress(AssertionFailedError):
                 async with self._journal.session() as session:
                     return await way(session, fence, batch, token)
         return None
@@ -58,16 +58,16 @@ class MySQLJournal:
         return frozenset(run_id(row[0]) for row in existing.rows) - {run_id(row[0]) for row in free.rows}
 
 
-async def _write_in_hope(session: Session, fence: Fence, batch: Sequence[Bundle], token: int) -> Written:
+async def _write_in_hope(session: Session, fence: Fence, batch: Sequence[RunWrite], token: int) -> BatchResult:
     # All of it before the first is sent: bad data is refused here.
     statements = list(compose(fence, batch, session.limit, token, session.node))
     answers = await session.ask(*statements)
     if any(map(depends, batch)):
         return await _judge(session, batch, answers)
-    return Written(frozenset(_with_mail(batch, {run_id(run): n for run, n in answers.to(LOCK_SCHED)})))
+    return BatchResult(frozenset(_with_mail(batch, {run_id(run): n for run, n in answers.to(LOCK_SCHED)})))
 
 
-async def _write_with_care(session: Session, fence: Fence, batch: Sequence[Bundle], token: int) -> Written:
+async def _write_with_care(session: Session, fence: Fence, batch: Sequence[RunWrite], token: int) -> BatchResult:
     """Look before anything is decided: all that is expected then is the fence."""
     wanted = [child.run_id for child in born_to(batch)]
     look = await session.ask(*begin(fence, batch, token, session.node), bind(FIND_EXISTING, wanted))
@@ -77,27 +77,27 @@ async def _write_with_care(session: Session, fence: Fence, batch: Sequence[Bundl
     return await _judge(session, batch, answers)
 
 
-async def _judge(session: Session, batch: Sequence[Bundle], answers: Answers) -> Written:
+async def _judge(session: Session, batch: Sequence[RunWrite], answers: ReplyRows) -> BatchResult:
     rows = locked(answers.to(LOCK_AND_LOOK))
-    judgement = Judgement(batch, rows, answers.to(FIND_EVENT), answers.to(FIND_MESSAGE))
+    judgement = BatchDecision(batch, rows, answers.to(FIND_EVENT), answers.to(FIND_MESSAGE))
     statements = list(judgement.statements(session.limit))
     await _settle(session, statements, "an event that was found has been pruned meanwhile")
     delivered = {run: row.delivered for run, row in rows.items()}
-    return Written(frozenset(_with_mail(batch, delivered)), judgement.unmet)
+    return BatchResult(frozenset(_with_mail(batch, delivered)), judgement.unmet)
 
 
-async def _settle(session: Session, statements: Sequence[Statement], otherwise: str) -> Answers:
+async def _settle(session: Session, statements: Sequence[Statement], otherwise: str) -> ReplyRows:
     """Behind the fence a missed expectation says nothing of the fence."""
     try:
         return await session.ask(*statements)
-    except ExpectationMissedError as error:
+    except AssertionFailedError as error:
         raise StorageConflictError(otherwise) from error
 
 
-def _with_mail(batch: Sequence[Bundle], delivered: Mapping[RunId, int]) -> Iterable[RunId]:
+def _with_mail(batch: Sequence[RunWrite], delivered: Mapping[RunId, int]) -> Iterable[RunId]:
     for bundle in batch:
         if (
-            isinstance(bundle.move, Release)
+            isinstance(bundle.move, Suspend)
             and bundle.move.status is not RunStatus.PARKED
             and not bundle.waits
             and delivered.get(bundle.run_id, bundle.move.absorbed) != bundle.move.absorbed

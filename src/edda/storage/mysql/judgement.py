@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from edda.core.model import Absorb, Bundle, End, Move, Recur, RunId
+from edda.core.model import AckInbox, RunWrite, End, Transition, Recur, RunId
 
-from .generations import Generations
+from .generations import GenerationWriter
 from .history import INSERT_RESULT, result_row
-from .mail import Mail
-from .moves import Locked, Moves
+from .mail import SignalWriter
+from .moves import LockedRun, TransitionWriter
 from .session import COMMIT, Row
 from .statement import Statement, bind, inserts, text
-from .stock import Stock
-from .waits import Registration, asks
+from .stock import ExclusiveMessages
+from .waits import WaitRegistration, asks
 
 
-def depends(bundle: Bundle) -> bool:
+def depends(bundle: RunWrite) -> bool:
     """Whether what it writes cannot be known before the rows are locked."""
     if bundle.letters or asks(bundle):
         return True
@@ -25,42 +25,42 @@ def depends(bundle: Bundle) -> bool:
     return isinstance(bundle.move, Recur) or (isinstance(bundle.move, End) and bundle.move.watchers > 0)
 
 
-def awaits_judgement(bundle: Bundle) -> bool:
+def awaits_judgement(bundle: RunWrite) -> bool:
     """Whether a batch that is judged leaves its move to that; a run that begins with it has nobody to wait for."""
     return asks(bundle) or (bundle.start is None and isinstance(bundle.move, End | Recur))
 
 
-class Judgement:
+class BatchDecision:
     def __init__(
         self,
-        batch: Sequence[Bundle],
-        locked: Mapping[RunId, Locked],
+        batch: Sequence[RunWrite],
+        locked: Mapping[RunId, LockedRun],
         found: Sequence[tuple[int, int]],
         messages: Iterable[Row] = (),
     ) -> None:
         asking = [bundle for bundle in batch if asks(bundle)]
         delivered = {run: row.delivered for run, row in locked.items()}
-        self._registration = Registration(asking, delivered, found, Stock(messages))
-        self._moves = Moves()
-        self._generations = Generations()
-        self._mail = Mail(locked)
+        self._registration = WaitRegistration(asking, delivered, found, ExclusiveMessages(messages))
+        self._moves = TransitionWriter()
+        self._generations = GenerationWriter()
+        self._mail = SignalWriter(locked)
         self._results: list[bytes] = []
         self.unmet = dict(self._registration.unmet)
         for bundle in batch:
             self._judge(bundle, locked.get(bundle.run_id))
 
-    def _judge(self, bundle: Bundle, row: Locked | None) -> None:
+    def _judge(self, bundle: RunWrite, row: LockedRun | None) -> None:
         if row and _is_refused(bundle.move, row):
             self.unmet[bundle.run_id] = frozenset()
             absorbed = bundle.move.absorbed if isinstance(bundle.move, Recur | End) else None
             if absorbed is not None:
-                self._moves.add(text(bundle.run_id), Absorb(absorbed))
+                self._moves.add(text(bundle.run_id), AckInbox(absorbed))
             return
         if awaits_judgement(bundle):
             self._close(bundle, row)
         self._mail.add(bundle.letters)
 
-    def _close(self, bundle: Bundle, row: Locked | None) -> None:
+    def _close(self, bundle: RunWrite, row: LockedRun | None) -> None:
         run_id = text(bundle.run_id)
         match bundle.move:
             case End() as end:
@@ -81,7 +81,7 @@ class Judgement:
         yield bind(COMMIT)
 
 
-def _is_refused(move: Move | None, row: Locked) -> bool:
+def _is_refused(move: Transition | None, row: LockedRun) -> bool:
     match move:
         case End(watchers=known, settled=settled):
             return known != row.watchers or settled not in (None, row.delivered)

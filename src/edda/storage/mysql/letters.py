@@ -30,7 +30,7 @@ WAKE = b"UPDATE (%%b) v STRAIGHT_JOIN edda_sched s FORCE INDEX (PRIMARY) ON s.ru
 IS_PARKED = b"s.owner IS NULL AND s.status = 'parked' AND NOT s.undoing AND NOT s.end_if_parked"
 
 
-class Letter(NamedTuple):
+class EventInboxRow(NamedTuple):
     run_id: RunId
     n: int
     step: str
@@ -39,7 +39,7 @@ class Letter(NamedTuple):
     """A message was taken from the others."""
 
 
-def deliver(letters: Sequence[Letter]) -> Iterator[Statement]:
+def deliver(letters: Sequence[EventInboxRow]) -> Iterator[Statement]:
     """Deliver them, and end the waits they are for; misses its expectation if an event is gone."""
     rows = [_row(letter) for letter in letters]
     yield from exact_joins(INSERT_LETTER, rows)
@@ -54,6 +54,6 @@ def note(last: Mapping[RunId, int]) -> Iterator[Statement]:
     yield from joins(WAKE, rows)
 
 
-def _row(letter: Letter) -> bytes:
+def _row(letter: EventInboxRow) -> bytes:
     row = (text(letter.run_id), letter.n, KINDS[letter.kind], text(letter.step), letter.event)
     return b"SELECT %b AS run_id, %d AS n, %b AS kind, %b AS step, %d AS event" % row

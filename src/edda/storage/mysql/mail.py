@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from edda.core.model import EntryKind, Letter, RunId
+from edda.core.model import EntryKind, RunSignal, RunId
 
 from .clock import NOW
 from .history import KINDS
 from .letters import IS_PARKED, note
-from .moves import Locked
+from .moves import LockedRun
 from .statement import Statement, binary, inserts, joins, text
 
 INSERT_MAIL = b"INSERT INTO edda_delivery (run_id, n, kind, step, at, value) VALUES "
@@ -20,16 +20,16 @@ CANCEL_PARKED = (
 )
 
 
-class Mail:
+class SignalWriter:
     """Numbers the letters in the order in which they are added."""
 
-    def __init__(self, locked: Mapping[RunId, Locked]) -> None:
+    def __init__(self, locked: Mapping[RunId, LockedRun]) -> None:
         self._locked = locked
         self._last: dict[RunId, int] = {}
         self._cancelled: set[RunId] = set()
         self._rows: list[bytes] = []
 
-    def add(self, letters: Iterable[Letter]) -> None:
+    def add(self, letters: Iterable[RunSignal]) -> None:
         for letter in letters:
             target = self._locked.get(letter.run_id)
             if target and self._lets_in(letter, target):
@@ -37,7 +37,7 @@ class Mail:
                 row = (text(letter.run_id), n, KINDS[letter.kind], text(letter.step), NOW, binary(letter.value))
                 self._rows.append(b"(%b,%d,%b,%b,%b,%b)" % row)
 
-    def _lets_in(self, letter: Letter, target: Locked) -> bool:
+    def _lets_in(self, letter: RunSignal, target: LockedRun) -> bool:
         if letter.kind is not EntryKind.CANCEL:
             return True
         is_first = not target.cancelled and letter.run_id not in self._cancelled

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from edda.core.model import EntryKind, Incoming, RunId
+from edda.core.model import EntryKind, NewEvent, RunId
 
 
-class Waiting(NamedTuple):
+class WaitRow(NamedTuple):
     run_id: RunId
     step: str
     key: bytes
@@ -18,18 +18,18 @@ class Waiting(NamedTuple):
 class Match(NamedTuple):
     event: int
     """Its position."""
-    wait: Waiting
+    wait: WaitRow
     kind: EntryKind
 
 
-def match(events: Sequence[Incoming], waiting: Iterable[Waiting]) -> list[Match]:
-    by_key: dict[bytes, set[Waiting]] = defaultdict(set)
+def match(events: Sequence[NewEvent], waiting: Iterable[WaitRow]) -> list[Match]:
+    by_key: dict[bytes, set[WaitRow]] = defaultdict(set)
     for wait in waiting:
         by_key[wait.key].add(wait)
     return [each for i, incoming in enumerate(events) for each in _serve(i, incoming, by_key)]
 
 
-def _serve(i: int, incoming: Incoming, by_key: dict[bytes, set[Waiting]]) -> Iterator[Match]:
+def _serve(i: int, incoming: NewEvent, by_key: dict[bytes, set[WaitRow]]) -> Iterator[Match]:
     """An event, in its turn, for the lowest step of every run that waits for it, and then for one run under each key
     that gives it to one only; a wait gets one event, and a run gets an event once."""
     served: set[RunId] = set()
@@ -45,12 +45,12 @@ def _serve(i: int, incoming: Incoming, by_key: dict[bytes, set[Waiting]]) -> Ite
                     break
 
 
-def shared_keys(events: Sequence[Incoming]) -> list[tuple[bytes, int]]:
+def shared_keys(events: Sequence[NewEvent]) -> list[tuple[bytes, int]]:
     """Under which keys events are kept, with their positions."""
     return sorted({(key.kept, i) for i, incoming in enumerate(events) for key in incoming.keys if not key.once})
 
 
-def single_keys(events: Sequence[Incoming], matches: Iterable[Match]) -> list[tuple[bytes, int]]:
+def single_keys(events: Sequence[NewEvent], matches: Iterable[Match]) -> list[tuple[bytes, int]]:
     """The same for keys that give an event to one run only, and for which nobody was found."""
     given = {(each.event, each.wait.key) for each in matches if each.kind is EntryKind.MESSAGE}
     rows = ((key, i) for i, incoming in enumerate(events) for key in incoming.keys if key.once)

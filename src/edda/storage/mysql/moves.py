@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from edda.core.model import Absorb, End, Move, Recur, Release, RunId
+from edda.core.model import AckInbox, End, Transition, Recur, Suspend, RunId
 from edda.core.states import RunStatus
 
 from .births import STATUSES
@@ -46,17 +46,17 @@ END_WAITS = b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_wait w ON w.run_id = v.run
 END_WATCHING = b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_watcher w ON w.run_id = v.run_id"
 
 
-class Locked(NamedTuple):
+class LockedRun(NamedTuple):
     delivered: int
     watchers: int
     cancelled: int
 
 
-def locked(rows: Iterable[Row]) -> dict[RunId, Locked]:
-    return {id_of(run): Locked(*rest) for run, *rest in rows}
+def locked(rows: Iterable[Row]) -> dict[RunId, LockedRun]:
+    return {id_of(run): LockedRun(*rest) for run, *rest in rows}
 
 
-class Moves:
+class TransitionWriter:
     def __init__(self) -> None:
         self._absorbed: list[bytes] = []
         self._released: list[bytes] = []
@@ -67,11 +67,11 @@ class Moves:
         self._stopped: list[bytes] = []
         self._watched: list[bytes] = []
 
-    def add(self, run_id: bytes, move: Move) -> None:
+    def add(self, run_id: bytes, move: Transition) -> None:
         match move:
-            case Absorb(absorbed):
+            case AckInbox(absorbed):
                 self._absorbed.append(b"SELECT %b AS run_id, %d AS absorbed" % (run_id, absorbed))
-            case Release(absorbed, ready_at, status):
+            case Suspend(absorbed, ready_at, status):
                 rows = self._parked if status is RunStatus.PARKED else self._released
                 rows.append(
                     b"SELECT %b AS run_id, %d AS absorbed, %b AS ready_at, %b AS status, %b AS reason"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from edda.core.model import Outgoing, OutgoingRecord, OutgoingState, Receipt
+from edda.core.model import OutboxEvent, OutboxRow, OutboxState, SendResult
 
 from .buckets import OUTBOX, certify, hold
 from .certification import repeated
@@ -39,7 +39,7 @@ REVIVE = b"""UPDATE edda_outbox FORCE INDEX (PRIMARY)
     SET state = 'pending', due = 0, attempts = 0, ended_at = NULL WHERE seq IN (%b)"""
 
 
-def outgoing_row(event: Outgoing) -> bytes:
+def outgoing_row(event: OutboxEvent) -> bytes:
     return b"(%b,%b,%b,%b,%b,%b,%d,0,0,'pending')" % (
         text(event.id),
         text(event.key),
@@ -55,7 +55,7 @@ class MySQLOutbox:
     _pool: Pool
 
     @repeated
-    async def enqueue(self, events: Sequence[Outgoing]) -> None:
+    async def enqueue(self, events: Sequence[OutboxEvent]) -> None:
         if not events:
             return
         async with self._pool.session() as session:
@@ -63,7 +63,7 @@ class MySQLOutbox:
             await session.send(bind(BEGIN), *rows, bind(COMMIT))
 
     @repeated
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
+    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         async with self._pool.session() as session:
             now, due = await find_due(session, limit)
             if not due:
@@ -75,7 +75,7 @@ class MySQLOutbox:
             return tuple(replace(record, due=now + lease, attempts=record.attempts + 1) for record in claimed)
 
     @repeated
-    async def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
+    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
         if receipts:
             async with self._pool.session() as session:
                 await settle(session, receipts)
@@ -85,8 +85,8 @@ class MySQLOutbox:
         return None if first is None else max(0, first - int(now))
 
     async def find_outgoing(
-        self, state: OutgoingState | None = None, after: int = 0, limit: int = 50
-    ) -> tuple[OutgoingRecord, ...]:
+        self, state: OutboxState | None = None, after: int = 0, limit: int = 50
+    ) -> tuple[OutboxRow, ...]:
         find = bind(FIND, after, limit) if state is None else bind(FIND_IN_STATE, state, after, limit)
         (found,) = await self._pool.send(find)
         return tuple(map(outgoing_record, found.rows))

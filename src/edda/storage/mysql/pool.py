@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import asyncmy
 
 from edda.errors import NotConnectedError, StorageError
-from edda.storage.ports import Probe
+from edda.storage.ports import StatementProbe
 from edda.storage.url_options import refuse_unknown_options
 
 from .session import SETUP, Reply, Session
@@ -27,10 +27,10 @@ most, and one without an answer is sent again and found by its token if it was i
 KNOWN_OPTIONS = frozenset({"charset", "ssl", "ssl_ca", "unix_socket"})
 
 
-class Address:
+class ConnectionFactory:
     """Makes sessions, and knows them all so that they can be dropped at once."""
 
-    def __init__(self, url: str, probe: Probe | None) -> None:
+    def __init__(self, url: str, probe: StatementProbe | None) -> None:
         self._arguments = arguments(url)
         self._probe = probe
         self._sessions: set[Session] = set()
@@ -76,7 +76,7 @@ class Address:
 class Pool:
     """At most `size` sessions; whoever borrows one has it alone until the block ends."""
 
-    def __init__(self, address: Address, size: int, setup: bytes = SETUP, patience: float = PATIENCE) -> None:
+    def __init__(self, address: ConnectionFactory, size: int, setup: bytes = SETUP, patience: float = PATIENCE) -> None:
         self._address = address
         self._setup = setup
         self._patience = patience

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from edda.core.model import SUSPECT_DEATHS, Claim, ClaimedRun, Delivery, RunId, WorkerId
+from edda.core.model import SUSPECT_DEATHS, Claim, ClaimedRun, InboxItem, RunId, WorkerId
 
 from .certification import repeated
 from .clock import NOW, READ_CLOCK
 from .news import MySQLNews
 from .pool import Pool
 from .rows import claimed_runs, delivery, run_id
-from .session import BEGIN, COMMIT, EXPECT, ROLLBACK, ExpectationMissedError, Reply, Row, Session
+from .session import BEGIN, COMMIT, EXPECT, ROLLBACK, AssertionFailedError, Reply, Row, Session
 from .statement import Statement, bind, text
 
 # Waits for the batch in flight; without the row the worker was taken over and may claim nothing.
@@ -113,7 +113,7 @@ class MySQLQueue:
                 bind(COMMIT),
                 bind(READ_CLOCK),
             )
-        except ExpectationMissedError:
+        except AssertionFailedError:
             return await _claim_nothing(session)
         number = int(counted.rows[0][0])
         return Claim(_time(clock), await self._load(session, due) if due else (), number)
@@ -162,7 +162,7 @@ class MySQLQueue:
             ids = sorted(run_id(row[0]) for row in (await session.run(FIND_PARKED, workflows)).rows)
             return (await session.run(UNPARK, ids)).affected if ids else 0
 
-    async def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
+    async def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         async with self._pool.session() as session:
             inboxes = (await session.run(FIND_MAIL, worker)).rows
             if not inboxes:

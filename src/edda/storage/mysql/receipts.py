@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from edda.core.model import Postponed, Receipt, Refused, Sent
+from edda.core.model import SendLater, SendResult, Rejected, Sent
 
 from .buckets import OUTBOX, certify, hold
 from .clock import NOW
@@ -27,8 +27,8 @@ POSTPONE = b"UPDATE (%b) v STRAIGHT_JOIN edda_outbox o ON o.seq = v.seq SET o.du
 DEFER = b"UPDATE edda_outbox FORCE INDEX (PRIMARY) SET due = %b WHERE seq IN (%b)"
 
 
-async def settle(session: Session, receipts: Sequence[Receipt]) -> None:
-    postponed = [receipt for receipt in receipts if isinstance(receipt, Postponed)]
+async def settle(session: Session, receipts: Sequence[SendResult]) -> None:
+    postponed = [receipt for receipt in receipts if isinstance(receipt, SendLater)]
     begin = (bind(BEGIN), hold([OUTBOX]), *certify(OUTBOX, session.node), *_ends(receipts))
     if postponed:
         await _postpone(session, begin, postponed)
@@ -37,12 +37,12 @@ async def settle(session: Session, receipts: Sequence[Receipt]) -> None:
         await session.send(*begin, bind(COMMIT))
 
 
-def _ends(receipts: Sequence[Receipt]) -> Iterator[Statement]:
+def _ends(receipts: Sequence[SendResult]) -> Iterator[Statement]:
     yield from in_lists(SENT, [receipt.seq for receipt in receipts if isinstance(receipt, Sent)])
-    yield from joins(REFUSED, [_held_row(receipt) for receipt in receipts if isinstance(receipt, Refused)])
+    yield from joins(REFUSED, [_held_row(receipt) for receipt in receipts if isinstance(receipt, Rejected)])
 
 
-async def _postpone(session: Session, begin: Iterable[Statement], postponed: Sequence[Postponed]) -> None:
+async def _postpone(session: Session, begin: Iterable[Statement], postponed: Sequence[SendLater]) -> None:
     answers = await session.ask(*begin, *joins(FIND_HELD, [_held_row(receipt) for receipt in postponed]))
     dues, rows = _postponements(postponed, dict(answers.to(FIND_HELD)))
     for key, due in dues.items():
@@ -52,12 +52,12 @@ async def _postpone(session: Session, begin: Iterable[Statement], postponed: Seq
     await session.send(*joins(POSTPONE, rows))
 
 
-def _held_row(receipt: Refused | Postponed) -> bytes:
+def _held_row(receipt: Rejected | SendLater) -> bytes:
     row = (receipt.seq, receipt.attempts, text(receipt.reason))
     return b"SELECT %d AS seq, %d AS attempts, %b AS reason" % row
 
 
-def _postponements(postponed: Sequence[Postponed], keys: Mapping[int, bytes]) -> tuple[dict[bytes, int], list[bytes]]:
+def _postponements(postponed: Sequence[SendLater], keys: Mapping[int, bytes]) -> tuple[dict[bytes, int], list[bytes]]:
     """The latest time of each key, which holds for all others of it, and the rows of those that are postponed
     themselves: a later receipt defers them like the others, an earlier one does not."""
     dues: dict[bytes, int] = {}

@@ -8,22 +8,22 @@ from collections.abc import Iterable
 from edda.core.model import (
     ClaimedRun,
     Crashes,
-    Delivery,
-    DispatchKind,
-    Done,
+    InboxItem,
+    StagedKind,
+    StepCommit,
     Entry,
     EntryKind,
     Event,
-    Fact,
-    Outgoing,
-    OutgoingRecord,
-    OutgoingState,
+    RunValue,
+    OutboxEvent,
+    OutboxRow,
+    OutboxState,
     RunId,
     RunRecord,
-    StoredDispatch,
+    StagedEventRow,
     StoredEvent,
     Wait,
-    Watcher,
+    EndWatcher,
     WorkerId,
 )
 from edda.core.states import RunStatus
@@ -50,9 +50,9 @@ def entry(row: Row) -> Entry:
     return Entry(seq, _KINDS[kind], step, name, bool(ok), at, given, value, attempt, n, event)
 
 
-def delivery(row: Row) -> Delivery:
+def delivery(row: Row) -> InboxItem:
     run, n, kind, at, step, value, event = row
-    return Delivery(run_id(run), n, _KINDS[kind], at, step, value, event)
+    return InboxItem(run_id(run), n, _KINDS[kind], at, step, value, event)
 
 
 def stored_event(row: Row) -> StoredEvent:
@@ -66,31 +66,31 @@ def wait(row: Row) -> Wait:
     return Wait(step.decode(), key, own_key, type.decode(), match, due, once=bool(once))
 
 
-def watcher(row: Row) -> Watcher:
+def watcher(row: Row) -> EndWatcher:
     run, step = row
-    return Watcher(run_id(run), step.decode())
+    return EndWatcher(run_id(run), step.decode())
 
 
-def stored_dispatch(row: Row) -> StoredDispatch:
+def stored_dispatch(row: Row) -> StagedEventRow:
     seq, kind, body = row
-    return StoredDispatch(seq, DispatchKind(kind), body)
+    return StagedEventRow(seq, StagedKind(kind), body)
 
 
-def outgoing_record(row: Row) -> OutgoingRecord:
+def outgoing_record(row: Row) -> OutboxRow:
     seq, id, key, type, source, body, created_at, run, state, attempts, due, reason, ended_at = row
     names = (id.decode(), key.decode(), type.decode(), source.decode())
-    event = Outgoing(*names, body, created_at, maybe_run_id(run))
-    return OutgoingRecord(seq, event, OutgoingState(state), attempts, due, reason, ended_at)
+    event = OutboxEvent(*names, body, created_at, maybe_run_id(run))
+    return OutboxRow(seq, event, OutboxState(state), attempts, due, reason, ended_at)
 
 
-def done(row: Row) -> Done:
+def done(row: Row) -> StepCommit:
     step, attempt, value, at = row
-    return Done(step.decode(), attempt, value, at)
+    return StepCommit(step.decode(), attempt, value, at)
 
 
-def fact(row: Row) -> Fact:
+def fact(row: Row) -> RunValue:
     name, value = row
-    return Fact(name.decode(), value)
+    return RunValue(name.decode(), value)
 
 
 def run_record(row: Row) -> RunRecord:
@@ -128,16 +128,16 @@ def claimed_runs(
     lines: dict[bytes, list[Row]] = defaultdict(list)
     for row in hist:
         lines[row[0]].append(row)
-    letters: dict[bytes, list[Delivery]] = defaultdict(list)
+    letters: dict[bytes, list[InboxItem]] = defaultdict(list)
     for row in mail:
         letters[row[0]].append(delivery(row))
     steps: dict[bytes, list[str]] = defaultdict(list)
     for run, step in waits:
         steps[run].append(step.decode())
-    watchers: dict[bytes, list[Watcher]] = defaultdict(list)
+    watchers: dict[bytes, list[EndWatcher]] = defaultdict(list)
     for row in watching:
         watchers[row[0]].append(watcher(row[1:]))
-    steps_done: dict[bytes, list[Done]] = defaultdict(list)
+    steps_done: dict[bytes, list[StepCommit]] = defaultdict(list)
     for row in recorded:
         steps_done[row[0]].append(done(row[1:]))
     claimed = []

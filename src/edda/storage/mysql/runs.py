@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, Start, Watcher
+from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, Start, EndWatcher
 from edda.errors import StorageConflictError
 
 from .births import FIND_EXISTING, NEWEST, READ_NEWEST, insert_ready
@@ -14,7 +14,7 @@ from .clock import NOW, READ_CLOCK
 from .letters import IS_PARKED, WAKES
 from .pool import Pool
 from .rows import entry, run_id, run_record, watcher
-from .session import BEGIN, COMMIT, ExpectationMissedError
+from .session import BEGIN, COMMIT, AssertionFailedError
 from .statement import Value, bind, number
 
 _START_ATTEMPTS = 5
@@ -74,7 +74,7 @@ class MySQLRuns:
         if not wanted:
             return frozenset()
         for _ in range(_START_ATTEMPTS):
-            with suppress(ExpectationMissedError):
+            with suppress(AssertionFailedError):
                 return await self._start(wanted)
         raise StorageConflictError("others keep starting runs with the same ids")
 
@@ -111,7 +111,7 @@ class MySQLRuns:
         return run_record(rows[0]) if rows else None
 
     @repeated
-    async def watch(self, run: RunId, watcher: Watcher) -> RunRecord | None:
+    async def watch(self, run: RunId, watcher: EndWatcher) -> RunRecord | None:
         *_, found, _ = await self._pool.send(
             bind(BEGIN),
             bind(LOCK_WATCHED, run),
@@ -122,7 +122,7 @@ class MySQLRuns:
         )
         return run_record(found.rows[0]) if found.rows else None
 
-    async def watchers(self, run: RunId) -> tuple[Watcher, ...]:
+    async def watchers(self, run: RunId) -> tuple[EndWatcher, ...]:
         return tuple(map(watcher, (await self._pool.run(WATCHERS, run)).rows))
 
     async def history(

@@ -8,7 +8,7 @@ from edda.errors import StorageConflictError, StorageError
 from edda.storage.migrate import missing
 
 from .clock import NOW
-from .pool import Address, Pool
+from .pool import ConnectionFactory, Pool
 from .session import Session
 from .statement import Statement
 
@@ -27,7 +27,7 @@ APPLIED = b"SELECT name, checksum FROM edda_migration"
 RECORD = b"INSERT IGNORE INTO edda_migration (name, checksum, applied_at) VALUES (%b, %b, " + NOW + b")"
 
 
-async def migrate(address: Address) -> tuple[str, ...]:
+async def migrate(address: ConnectionFactory) -> tuple[str, ...]:
     """The lock is one of the server's. In a cluster another process may apply the same at another node; what it made
     between our look and our statement is an error here, and the next attempt sees it."""
     for _ in range(_ATTEMPTS):
@@ -40,7 +40,7 @@ async def migrate(address: Address) -> tuple[str, ...]:
     return await _migrate(address)
 
 
-async def _migrate(address: Address) -> tuple[str, ...]:
+async def _migrate(address: ConnectionFactory) -> tuple[str, ...]:
     # A session of its own, that waits for as long as it takes: for the lock, or for a change of a large table.
     session = await address.connect(patience=None)
     try:

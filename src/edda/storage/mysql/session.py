@@ -11,7 +11,7 @@ from asyncmy.cursors import Cursor
 from asyncmy.errors import MySQLError
 
 from edda.errors import StorageConflictError, StorageError, StorageUnavailableError
-from edda.storage.ports import Probe
+from edda.storage.ports import StatementProbe
 
 from . import faults
 from .statement import DERIVED_ROWS, Statement, Value, bind, joins, messages
@@ -72,7 +72,7 @@ class Reply(NamedTuple):
     rows: Sequence[Row]
 
 
-class Answers:
+class ReplyRows:
     """The rows that came back, by the template that asked for them."""
 
     def __init__(self, statements: Iterable[Statement], replies: Iterable[Reply]) -> None:
@@ -84,7 +84,7 @@ class Answers:
         return self._rows.get(template.decode(), ())
 
 
-class ExpectationMissedError(StorageError):
+class AssertionFailedError(StorageError):
     """What was expected is not so; the statements behind it did not run."""
 
 
@@ -95,7 +95,7 @@ class _Cursor(Cursor):
 
 def _translate(error: MySQLError) -> StorageError:
     if faults.number_of(error) == _EXPECTATION_MISSED:
-        return ExpectationMissedError(str(error))
+        return AssertionFailedError(str(error))
     return faults.translate(error)
 
 
@@ -130,7 +130,7 @@ class Session:
     alone; what transactions of all nodes see is a row that both write: the later of the two COMMITs is refused
     (certification, error 1213). So what excludes another transaction has to be written, not only locked."""
 
-    def __init__(self, connection: Any, probe: Probe | None, patience: float | None) -> None:
+    def __init__(self, connection: Any, probe: StatementProbe | None, patience: float | None) -> None:
         self.connection = connection
         self._probe = probe
         self._patience = patience
@@ -171,8 +171,8 @@ class Session:
         two statements of one message without an error, and the others then run as transactions of their own."""
         return messages(statements, self.limit) if self.node is None else statements
 
-    async def ask(self, *statements: Statement) -> Answers:
-        return Answers(statements, await self.send(*statements))
+    async def ask(self, *statements: Statement) -> ReplyRows:
+        return ReplyRows(statements, await self.send(*statements))
 
     async def _send(self, message: Statement) -> list[Reply]:
         try:

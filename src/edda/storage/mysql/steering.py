@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edda.core.model import RunId
-from edda.core.survey import Audit, Definition, Form, Reopened
+from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome
 
 from .births import RUN_COLUMNS
 from .buckets import OUTBOX, certify, hold
@@ -72,14 +72,14 @@ class MySQLSteering:
     _pool: Pool
 
     @repeated
-    async def reopen(self, run: RunId, gen: int, keep: int) -> Reopened:
+    async def reopen(self, run: RunId, gen: int, keep: int) -> ReopenOutcome:
         async with self._pool.session() as session:
             _, ended = await session.send(bind(BEGIN), bind(LOCK_ENDED, run))
             if not ended.rows or ended.rows[0][0] != gen:
                 known, _ = await session.send(bind(EXISTS, run), bind(ROLLBACK))
-                return Reopened.OPEN if known.rows else Reopened.MISSING
+                return ReopenOutcome.OPEN if known.rows else ReopenOutcome.MISSING
             await session.send(*_reopening(run, gen, keep), bind(COMMIT))
-        return Reopened.DONE
+        return ReopenOutcome.DONE
 
     @repeated
     async def resume(self, run: RunId) -> bool:
@@ -116,7 +116,7 @@ class MySQLSteering:
         return tuple(Audit(*row) for row in found.rows)
 
     @repeated
-    async def define(self, definitions: Sequence[Definition], forms: Sequence[Form]) -> None:
+    async def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
         async with self._pool.session() as session:
             statements = _defining(definitions, forms, session.limit)
             await session.send(bind(BEGIN), *statements, bind(COMMIT))
@@ -136,7 +136,7 @@ def _reopening(run: RunId, gen: int, keep: int) -> Iterator[Statement]:
     yield bind(FORGET_END, run)
 
 
-def _defining(definitions: Sequence[Definition], forms: Sequence[Form], limit: int) -> Iterator[Statement]:
+def _defining(definitions: Sequence[Definition], forms: Sequence[EventSchema], limit: int) -> Iterator[Statement]:
     """Sorted, so that two processes that tell the same at once wait for each other but never in a circle."""
     told = {one.workflow: one for one in definitions}
     rows = [_definition_row(told[workflow]) for workflow in sorted(told)]

@@ -32,7 +32,7 @@ def find_messages(asked: Iterable[tuple[int, RunId, Wait, int]]) -> Iterator[Sta
         yield Statement(FIND_MESSAGE.decode(), b" UNION ALL ".join(branches[first : first + _BRANCHES]))
 
 
-class Stock:
+class ExclusiveMessages:
     """What was found under the locks of its keys, and how much of it is still there."""
 
     def __init__(self, found: Iterable[Row]) -> None:

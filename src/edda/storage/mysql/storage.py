@@ -8,7 +8,7 @@ import asyncmy
 from asyncmy.constants.CLIENT import FOUND_ROWS
 
 from edda.errors import StorageError
-from edda.storage.ports import Probe
+from edda.storage.ports import StatementProbe
 from edda.storage.session_target import SessionTarget
 
 from . import joints, pool, schema, survey
@@ -20,7 +20,7 @@ from .joints import MySQLJoints
 from .journal import MySQLJournal
 from .news import MySQLNews
 from .outbox import MySQLOutbox
-from .pool import Address, Pool, arguments
+from .pool import ConnectionFactory, Pool, arguments
 from .pruning import MySQLPruning
 from .queue import MySQLQueue
 from .runs import MySQLRuns
@@ -53,9 +53,9 @@ class MySQLStorage(
 ):
     """`url` is mysql://user:password@host/database, with ?ssl=true, ?ssl_ca=file or ?unix_socket=file if need be."""
 
-    def __init__(self, url: str, *, pool_size: int = 5, probe: Probe | None = None) -> None:
+    def __init__(self, url: str, *, pool_size: int = 5, probe: StatementProbe | None = None) -> None:
         self.url = url
-        self._address = Address(url, probe)
+        self._address = ConnectionFactory(url, probe)
         self._pool_size = pool_size
         self._gather()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edda.core.model import StoredEvent, WorkerInfo
-from edda.core.survey import Consumer, Definition, EventQuery, Form, StandingWait, WorkerRecord
+from edda.core.survey import EventReceiver, Definition, EventQuery, EventSchema, WaitRow, WorkerRecord
 
 from . import session
 from .clock import NOW
@@ -58,13 +58,13 @@ class MySQLSurvey(MySQLSearch, MySQLFigures):
         rows = (await self._survey.run(EVENT, seq)).rows
         return stored_event(rows[0]) if rows else None
 
-    async def consumers(self, seq: int, limit: int) -> tuple[Consumer, ...]:
+    async def consumers(self, seq: int, limit: int) -> tuple[EventReceiver, ...]:
         rows = (await self._survey.run(CONSUMERS, seq, limit)).rows
-        return tuple(Consumer(run_id(run), (workflow or b"").decode(), step, at) for run, workflow, step, at in rows)
+        return tuple(EventReceiver(run_id(run), (workflow or b"").decode(), step, at) for run, workflow, step, at in rows)
 
-    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[StandingWait, ...]:
+    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
         (found,) = await self._survey.send(standing_page(type, after, limit))
-        return tuple(StandingWait(run_id(row[0]), row[1].decode(), wait(row[2:])) for row in found.rows)
+        return tuple(WaitRow(run_id(row[0]), row[1].decode(), wait(row[2:])) for row in found.rows)
 
     async def crew(self) -> tuple[WorkerRecord, ...]:
         rows = (await self._survey.run(CREW)).rows
@@ -73,9 +73,9 @@ class MySQLSurvey(MySQLSearch, MySQLFigures):
             for id, service, host, pid, started_at, expires_at, lapsed, runs in rows
         )
 
-    async def forms(self, workflow: str) -> tuple[Form, ...]:
+    async def forms(self, workflow: str) -> tuple[EventSchema, ...]:
         rows = (await self._survey.run(FORMS, workflow)).rows
-        return tuple(Form(name.decode(), type.decode(), schema) for name, type, schema in rows)
+        return tuple(EventSchema(name.decode(), type.decode(), schema) for name, type, schema in rows)
 
     async def definitions(self) -> tuple[Definition, ...]:
         rows = (await self._survey.run(DEFINITIONS)).rows

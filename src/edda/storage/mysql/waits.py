@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from edda.core.model import Absorb, Bundle, End, EntryKind, Release, RunId, Wait
+from edda.core.model import AckInbox, RunWrite, End, EntryKind, Suspend, RunId, Wait
 
-from .letters import Letter, deliver
-from .moves import Moves
+from .letters import EventInboxRow, deliver
+from .moves import TransitionWriter
 from .statement import Statement, binary, inserts, number, text
-from .stock import Stock, find_messages
+from .stock import ExclusiveMessages, find_messages
 
 INSERT_WAIT = b"INSERT INTO edda_wait (run_id, step, `key`, own_key, type, `match`, due, once) VALUES "
 # A batch whose answer was lost asks again for what is registered.
@@ -26,7 +26,7 @@ _BRANCHES = 100
 """Look-ups in one statement; each is a SELECT with two tables to open."""
 
 
-def asks(bundle: Bundle) -> bool:
+def asks(bundle: RunWrite) -> bool:
     """An event that a run asks for when it is started cannot have come yet, but a message may lie there for anybody.
     A run that ends gets nothing."""
     if not bundle.waits or isinstance(bundle.move, End):
@@ -52,7 +52,7 @@ def wait_key(run_id: bytes, step: str) -> bytes:
     return b"SELECT %b AS run_id, %b AS step" % (run_id, text(step))
 
 
-def find_events(asking: Sequence[Bundle]) -> Iterator[Statement]:
+def find_events(asking: Sequence[RunWrite]) -> Iterator[Statement]:
     """The lowest number under each key of each wait, with the position of the wait in all that are asked for."""
     asked = [(i, bundle, wait) for i, (bundle, wait) in enumerate(_asked(asking))]
     branches = [branch for i, bundle, wait in asked if not wait.once for branch in _branches(i, bundle.run_id, wait)]
@@ -62,7 +62,7 @@ def find_events(asking: Sequence[Bundle]) -> Iterator[Statement]:
     yield from find_messages((i, bundle.run_id, wait, len(bundle.waits) - 1) for i, bundle, wait in asked if wait.once)
 
 
-def _asked(asking: Sequence[Bundle]) -> Iterator[tuple[Bundle, Wait]]:
+def _asked(asking: Sequence[RunWrite]) -> Iterator[tuple[RunWrite, Wait]]:
     return ((bundle, wait) for bundle in asking for wait in bundle.waits)
 
 
@@ -73,17 +73,17 @@ def _branches(i: int, run: RunId, wait: Wait) -> Iterator[bytes]:
         yield FIND_EVENT % (i, run_id, binary(key), floor)
 
 
-class Registration:
+class WaitRegistration:
     """Decides, run by run, what happens to those who asked; their sched rows are locked."""
 
     def __init__(
-        self, asking: Sequence[Bundle], delivered: Mapping[RunId, int], found: Sequence[tuple[int, int]], stock: Stock
+        self, asking: Sequence[RunWrite], delivered: Mapping[RunId, int], found: Sequence[tuple[int, int]], stock: ExclusiveMessages
     ) -> None:
         self.unmet: dict[RunId, frozenset[str]] = {}
         self._stock = stock
-        self._moves = Moves()
+        self._moves = TransitionWriter()
         self._waits: list[bytes] = []
-        self._letters: list[Letter] = []
+        self._letters: list[EventInboxRow] = []
         hits = self._hits(asking, found)
         first = 0
         for bundle in asking:
@@ -91,7 +91,7 @@ class Registration:
             first += len(bundle.waits)
 
     @staticmethod
-    def _hits(asking: Sequence[Bundle], found: Sequence[tuple[int, int]]) -> dict[RunId, dict[str, int]]:
+    def _hits(asking: Sequence[RunWrite], found: Sequence[tuple[int, int]]) -> dict[RunId, dict[str, int]]:
         """Which event each step found: the lowest of those under its two keys."""
         asked = list(_asked(asking))
         hits: dict[RunId, dict[str, int]] = defaultdict(dict)
@@ -100,9 +100,9 @@ class Registration:
             hits[bundle.run_id][wait.step] = seq
         return hits
 
-    def _settle(self, bundle: Bundle, delivered: int | None, hits: dict[str, int], first: int) -> None:
+    def _settle(self, bundle: RunWrite, delivered: int | None, hits: dict[str, int], first: int) -> None:
         run_id, move = bundle.run_id, bundle.move
-        assert isinstance(move, Absorb | Release | None)  # who asks has one of these, or a start
+        assert isinstance(move, AckInbox | Suspend | None)  # who asks has one of these, or a start
         absorbed = move.absorbed if move else 0
         if delivered != absorbed:
             self.unmet[run_id] = frozenset(wait.step for wait in bundle.waits)
@@ -113,9 +113,9 @@ class Registration:
             if hits:
                 self.unmet[run_id] = frozenset(hits)
         if move:
-            self._moves.add(text(run_id), Absorb(absorbed) if run_id in self.unmet else move)
+            self._moves.add(text(run_id), AckInbox(absorbed) if run_id in self.unmet else move)
 
-    def _take(self, bundle: Bundle, hits: dict[str, int], first: int) -> None:
+    def _take(self, bundle: RunWrite, hits: dict[str, int], first: int) -> None:
         for i, wait in enumerate(bundle.waits, first):
             if wait.once and (seq := self._stock.take(i, hits.values())) is not None:
                 hits[wait.step] = seq
@@ -128,10 +128,10 @@ class Registration:
         yield from self._moves.statements()
 
 
-def _letters(bundle: Bundle, delivered: int, hits: Mapping[str, int]) -> Iterator[Letter]:
+def _letters(bundle: RunWrite, delivered: int, hits: Mapping[str, int]) -> Iterator[EventInboxRow]:
     """Numbered in the order of the events; of two steps that found the same one the lower gets it."""
     single = {wait.step for wait in bundle.waits if wait.once}
     steps = {seq: step for step, seq in sorted(hits.items(), reverse=True)}
     for n, seq in enumerate(sorted(steps), delivered + 1):
         kind = EntryKind.MESSAGE if steps[seq] in single else EntryKind.EVENT
-        yield Letter(bundle.run_id, n, steps[seq], seq, kind)
+        yield EventInboxRow(bundle.run_id, n, steps[seq], seq, kind)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from edda.core.model import Crashes, Registered, RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import Crashes, WorkerStatus, RunId, Takeover, WorkerId, WorkerInfo
 from edda.errors import StorageError
 from edda.storage.ports import AT_ONCE, RECLAIM
 
 from .certification import repeated
 from .clock import NOW, READ_CLOCK
-from .pool import Address, Pool
+from .pool import ConnectionFactory, Pool
 from .rows import run_id, worker_id
 from .session import BEGIN, COMMIT, Row, Session
 from .statement import Statement, bind, joins, number, text
@@ -79,7 +79,7 @@ BUMP_MOVES = b"UPDATE edda_fence SET moves = moves + 1 WHERE worker = %b"
 
 
 class MySQLWorkers:
-    _address: Address
+    _address: ConnectionFactory
     _pool: Pool
 
     @repeated
@@ -101,10 +101,10 @@ class MySQLWorkers:
             await _free_all(session, worker, died)
             await session.run(COMMIT)
 
-    async def roster(self) -> tuple[Registered, ...]:
+    async def roster(self) -> tuple[WorkerStatus, ...]:
         rows = (await self._pool.run(ROSTER)).rows
         return tuple(
-            Registered(WorkerInfo(worker_id(id), service, host, pid), bool(lapsed))
+            WorkerStatus(WorkerInfo(worker_id(id), service, host, pid), bool(lapsed))
             for id, service, host, pid, lapsed in rows
         )
 
@@ -174,7 +174,7 @@ class MySQLWorkers:
 class MySQLPulse:
     """Its connection is made by, and for, the loop that beats."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ConnectionFactory) -> None:
         self._address = address
         self._session: Session | None = None
 

@@ -10,7 +10,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from edda.core.model import EventKey, Incoming
+from edda.core.model import EventKey, NewEvent
 
 from . import consumers
 from .births import Row, births, start_row
@@ -101,13 +101,13 @@ GIVE_MORE = timed(_KEYS + _give("0", _UNDELIVERED, has_messages=False))
 GIVE_MORE_MESSAGES = timed(_KEYS + consumers.LEFT + _give("0", _UNDELIVERED, has_messages=True))
 
 
-class Post(Struct, frozen=True):
+class AcceptBatch(Struct, frozen=True):
     """The events of a post, each once, under their places in it."""
 
-    events: Mapping[int, Incoming]
+    events: Mapping[int, NewEvent]
 
     @classmethod
-    def of(cls, post: Sequence[Incoming]) -> Post:
+    def of(cls, post: Sequence[NewEvent]) -> AcceptBatch:
         first = {(incoming.event.source, incoming.event.id): place for place, incoming in reversed([*enumerate(post)])}
         return cls({place: post[place] for place in sorted(first.values())})
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from edda.core.model import Absorb, Bundle, End, Entry, Move, Recur, Release, RunId, Start, Wait, WorkerId
+from edda.core.model import AckInbox, RunWrite, End, Entry, Transition, Recur, Suspend, RunId, Start, Wait, WorkerId
 from edda.core.states import RunStatus
 
 from .births import Row, start_row
@@ -21,7 +21,7 @@ _NO_MOVE = (None,) * 7
 _NO_WAIT = (None,) * 8
 
 
-class _Rows(Struct):
+class _BatchRows(Struct):
     """The rows of each section."""
 
     run: list[Row] = field(default_factory=list)
@@ -45,7 +45,7 @@ class _Rows(Struct):
     follow: set[str] = field(default_factory=set)
     """The sections without rows of their own that follow from others."""
 
-    def add(self, bundle: Bundle, worker: WorkerId) -> None:
+    def add(self, bundle: RunWrite, worker: WorkerId) -> None:
         self.hist.extend([_history(bundle, bundle.gen, entry) for entry in bundle.entries])
         if isinstance(bundle.move, End):
             move = bundle.move
@@ -58,7 +58,7 @@ class _Rows(Struct):
             self._add_letters(bundle)
         self._add_talk(bundle)
 
-    def _add_talk(self, bundle: Bundle) -> None:
+    def _add_talk(self, bundle: RunWrite) -> None:
         if bundle.recorded:
             self.recorded.extend((bundle.run_id, bundle.gen, step) for step in bundle.recorded)
         if bundle.dispatches:
@@ -68,7 +68,7 @@ class _Rows(Struct):
         if bundle.facts:
             self.stated.extend((bundle.run_id, fact.name, fact.value) for fact in bundle.facts)
 
-    def _add_start(self, bundle: Bundle, start: Start, worker: WorkerId) -> None:
+    def _add_start(self, bundle: RunWrite, start: Start, worker: WorkerId) -> None:
         gen, move = bundle.gen, bundle.move
         self._add_run(start, gen, start.input, start.created_at)
         if isinstance(move, End):
@@ -84,14 +84,14 @@ class _Rows(Struct):
         family = (start.parent, start.parent_step, start.depth)
         self.run.append((start.run_id, gen, start.workflow, input, at, start.deadline, *family))
 
-    def _add_move(self, bundle: Bundle, move: Move) -> None:
+    def _add_move(self, bundle: RunWrite, move: Transition) -> None:
         self.dropped.extend((bundle.run_id, step) for step in bundle.drops)
         self.freed.extend((bundle.run_id, n) for n in bundle.frees)
         match move:
-            case Absorb(absorbed):
+            case AckInbox(absorbed):
                 self._lock(bundle, ("absorb", absorbed, None, None, None))
                 self.follow.add("absorbed")
-            case Release(absorbed, ready_at, status, reason):
+            case Suspend(absorbed, ready_at, status, reason):
                 self._lock(bundle, ("release", absorbed, ready_at, status, reason))
                 self.follow.add("released")
             case End(watchers=watchers, absorbed=absorbed, settled=settled):
@@ -108,7 +108,7 @@ class _Rows(Struct):
                 self.opening.append(_history(bundle, bundle.gen + 1, entry))
                 self.follow |= {"followed", "unheard", "absorbed"}
 
-    def _lock(self, bundle: Bundle, move: Row) -> None:
+    def _lock(self, bundle: RunWrite, move: Row) -> None:
         row = (bundle.run_id, *move, bundle.undoing, None, None)
         if not bundle.waits:
             self.locked.append(row)
@@ -120,7 +120,7 @@ class _Rows(Struct):
         else:
             self.follow.add("found")
 
-    def _add_letters(self, bundle: Bundle) -> None:
+    def _add_letters(self, bundle: RunWrite) -> None:
         self.posted.extend(
             (place, bundle.run_id, letter.run_id, letter.kind, letter.step, letter.value)
             for place, letter in enumerate(bundle.letters, len(self.posted) + 1)
@@ -139,7 +139,7 @@ class _Rows(Struct):
         return {name: rows for name in SECTIONS if (rows := getattr(self, name, None))}
 
 
-def _history(bundle: Bundle, gen: int, e: Entry) -> Row:
+def _history(bundle: RunWrite, gen: int, e: Entry) -> Row:
     return (
         bundle.run_id,
         gen,
@@ -158,12 +158,12 @@ def _history(bundle: Bundle, gen: int, e: Entry) -> Row:
     )
 
 
-def _stand(bundle: Bundle, start: Start, worker: WorkerId) -> Row:
+def _stand(bundle: RunWrite, start: Start, worker: WorkerId) -> Row:
     """Where a new run stands after its first batch: the columns from `owner` to `undoing`."""
     match bundle.move:
-        case Release(absorbed, ready_at, status, reason):
+        case Suspend(absorbed, ready_at, status, reason):
             return (None, status, reason, ready_at, absorbed, int(status is RunStatus.PARKED), bundle.undoing)
-        case Absorb(absorbed) | Recur(absorbed):
+        case AckInbox(absorbed) | Recur(absorbed):
             pass
         case _:
             absorbed = 0
@@ -176,7 +176,7 @@ def _wanted(wait: Wait) -> Row:
     return (wait.step, wait.key, wait.own_key, wait.type, wait.match, wait.due, wait.once)
 
 
-def _children(batch: Sequence[Bundle]) -> list[Row]:
+def _children(batch: Sequence[RunWrite]) -> list[Row]:
     """Sorted, the first of each id, and none that starts in the same batch anyway."""
     children: dict[RunId, Start] = {}
     for bundle in batch:
@@ -189,9 +189,9 @@ def _children(batch: Sequence[Bundle]) -> list[Row]:
     return [start_row(child) for _, child in sorted(children.items())]
 
 
-def compose(worker: WorkerId, batch: Sequence[Bundle]) -> tuple[str, list[object]]:
+def compose(worker: WorkerId, batch: Sequence[RunWrite]) -> tuple[str, list[object]]:
     """The statement for this batch and its values, behind $1 to $6 of the fence."""
-    rows = _Rows(children=_children(batch))
+    rows = _BatchRows(children=_children(batch))
     for bundle in batch:
         rows.add(bundle, worker)
     filled = rows.by_section()

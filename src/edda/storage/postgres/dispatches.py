@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from edda.core.model import StoredDispatch
+from edda.core.model import StagedEventRow
 from edda.errors import StorageConflictError
 
 from .clock import timed
@@ -32,12 +32,12 @@ RETURNING seq, kind, body""")
 class PostgresDispatches:
     _pool: Pool
 
-    async def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+    async def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(DISPATCHES, limit)
         return tuple(dispatch_of(row) for row in rows)
 
-    async def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+    async def take(self, key: bytes, lease: int) -> StagedEventRow | None:
         async with self._pool.session() as session, session.transaction(hold_key(key)):
             rows = await session.fetch(TAKE, key, lease)
         return dispatch_of(rows[0]) if rows else None

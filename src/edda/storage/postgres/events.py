@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from edda.core.model import Accepted, Incoming, RunId, Shapes, StoredEvent, Wait
+from edda.core.model import AcceptResult, NewEvent, RunId, MatchPaths, StoredEvent, Wait
 
-from .accept import Post
+from .accept import AcceptBatch
 from .dispatches import forward
 from .locks import hold_keys, hold_type
 from .pool import Pool
@@ -56,22 +56,22 @@ class PostgresEvents:
     _pool: Pool
 
     async def accept(
-        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
-    ) -> Accepted | None:
+        self, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> AcceptResult | None:
         if not post and not forwarded:
-            return Accepted(frozenset(), woke=False)
-        events = Post.of(post)
+            return AcceptResult(frozenset(), woke=False)
+        events = AcceptBatch.of(post)
         opening = hold_keys(events.types, events.keys) if post else BEGIN
         async with self._pool.session() as session, session.transaction(opening):
-            accepted = await _accept(session, events, versions) if post else Accepted(frozenset(), woke=False)
+            accepted = await _accept(session, events, versions) if post else AcceptResult(frozenset(), woke=False)
             if accepted is not None and forwarded:
                 await forward(session, forwarded)
         return accepted
 
-    async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
+    async def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         async with self._pool.session() as session:
             rows = await session.fetch(SHAPES, types)
-        return {row["type"]: Shapes(row["version"], tuple(row["known"])) for row in rows}
+        return {row["type"]: MatchPaths(row["version"], tuple(row["known"])) for row in rows}
 
     async def learn(self, type: str, shape: str) -> int:
         async with self._pool.session() as session, session.transaction(hold_type(type)):
@@ -112,7 +112,7 @@ class PostgresEvents:
         return tuple(wait_of(row) for row in rows)
 
 
-async def _accept(session: Session, post: Post, versions: Mapping[str, int]) -> Accepted | None:
+async def _accept(session: Session, post: AcceptBatch, versions: Mapping[str, int]) -> AcceptResult | None:
     statement, values = post.compose(versions)
     row = (await session.fetch(statement, *values))[0]
     if not row["current"]:
@@ -123,4 +123,4 @@ async def _accept(session: Session, post: Post, versions: Mapping[str, int]) -> 
         statement, values = post.compose_more(numbers, row.get("left_over") or ())
         row = (await session.fetch(statement, *values))[0]
         woke = woke or row["woke"]
-    return Accepted(frozenset(numbers), woke)
+    return AcceptResult(frozenset(numbers), woke)

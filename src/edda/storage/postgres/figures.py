@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.survey import MOST_COUNTED, Backlog, Bucket, Latency
+from edda.core.survey import MOST_COUNTED, Backlog, TimeBucket, Latency
 from edda.storage.latency import measure
 
 from .clock import timed
@@ -92,11 +92,11 @@ class PostgresFigures:
         async with self._survey.session() as session:
             return Backlog(*(await session.fetch(BACKLOG))[0])
 
-    async def buckets(self, since: int, width: int, count: int) -> tuple[Bucket, ...]:
+    async def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
         async with self._survey.session() as session:
             started = {row[0]: row[1] for row in await session.fetch(STARTED, since, width, count)}
             ended = {place: counts for place, *counts in await session.fetch(ENDED, since, width, count)}
-        return tuple(Bucket(since + i * width, started.get(i, 0), *ended.get(i, ())) for i in range(count))
+        return tuple(TimeBucket(since + i * width, started.get(i, 0), *ended.get(i, ())) for i in range(count))
 
     async def latency(self, since: int, most: int) -> Latency:
         async with self._survey.session() as session:

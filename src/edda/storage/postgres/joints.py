@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 from asyncpg.transaction import Transaction
 
-from edda.core.model import Done, RunId
+from edda.core.model import StepCommit, RunId
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import Dialect
 
@@ -44,16 +44,16 @@ class PostgresJoints:
     def is_certified(self) -> bool:
         return False
 
-    async def take_turn(self, holder: str = "") -> NoTurn:
-        return NoTurn()
+    async def take_turn(self, holder: str = "") -> NoWriteLock:
+        return NoWriteLock()
 
-    async def done(self, run_id: RunId, gen: int, step: str) -> Done | None:
+    async def done(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
         async with self._pool.session() as session:
             rows = await session.fetch(DONE, run_id, gen, step)
         return done_of(rows[0]) if rows else None
 
 
-class NoTurn:
+class NoWriteLock:
     """Everybody may write at any time."""
 
     async def end(self) -> None:

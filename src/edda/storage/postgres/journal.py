@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import asyncpg
 from msgspec.structs import replace
 
-from edda.core.model import Absorb, Bundle, Fence, RunId, Wait, WorkerId, Written
+from edda.core.model import AckInbox, RunWrite, Fence, RunId, Wait, WorkerId, BatchResult
 
 from .batch import compose
 from .locks import share_keys
@@ -31,9 +31,9 @@ SELECT s.run_id FROM edda_sched s
 class PostgresJournal:
     _journal: Pool
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         waits = [wait for bundle in batch for wait in bundle.waits]
-        later: list[Bundle] = []
+        later: list[RunWrite] = []
         if waits:
             batch, later = _in_turn(batch)
         statement, values = compose(fence.worker, batch)
@@ -65,27 +65,27 @@ def _sharing(session: Session, waits: Sequence[Wait]) -> AbstractAsyncContextMan
     return session.transaction(share_keys(waits)) if waits else nullcontext()
 
 
-def _in_turn(batch: Sequence[Bundle]) -> tuple[list[Bundle], list[Bundle]]:
+def _in_turn(batch: Sequence[RunWrite]) -> tuple[list[RunWrite], list[RunWrite]]:
     """A new run may find a message, which changes how it stands: it is born first, and looks in a second statement."""
     first, later = [], []
     for bundle in batch:
         if bundle.start is not None and any(wait.once for wait in bundle.waits):
             first.append(replace(bundle, move=None, waits=()))
-            move = bundle.move or Absorb(0)
-            later.append(Bundle(bundle.run_id, bundle.epoch, bundle.gen, move=move, waits=bundle.waits))
+            move = bundle.move or AckInbox(0)
+            later.append(RunWrite(bundle.run_id, bundle.epoch, bundle.gen, move=move, waits=bundle.waits))
         else:
             first.append(bundle)
     return first, later
 
 
 async def _write_later(
-    session: Session, worker: WorkerId, known: tuple[object, ...], batch: Sequence[Bundle]
+    session: Session, worker: WorkerId, known: tuple[object, ...], batch: Sequence[RunWrite]
 ) -> list[asyncpg.Record]:
     statement, values = compose(worker, batch)
     return await session.fetch(statement.replace(FENCE, PASSED), *known, *values)
 
 
-def _written(rows: Iterable[asyncpg.Record]) -> Written:
+def _written(rows: Iterable[asyncpg.Record]) -> BatchResult:
     """One row is the fence's, one for each run that is ready again, and one for each wait that is not met.
 
     A move that did not happen has a row without the name of a step.
@@ -97,4 +97,4 @@ def _written(rows: Iterable[asyncpg.Record]) -> Written:
             unmet[run_id].update([step] if step else ())
         elif run_id is not None:
             ready.add(run_id)
-    return Written(frozenset(ready), {run_id: frozenset(steps) for run_id, steps in unmet.items()})
+    return BatchResult(frozenset(ready), {run_id: frozenset(steps) for run_id, steps in unmet.items()})

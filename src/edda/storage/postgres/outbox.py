@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edda.core.model import Outgoing, OutgoingRecord, OutgoingState, Postponed, Receipt, Refused, Sent
+from edda.core.model import OutboxEvent, OutboxRow, OutboxState, SendLater, SendResult, Rejected, Sent
 
 from .clock import timed
 from .locks import HOLD_OUTBOX
@@ -65,7 +65,7 @@ NEXT_OUTGOING = timed("SELECT due, {now} FROM edda_outbox WHERE state = 'pending
 _FIND = "SELECT {columns} FROM edda_outbox WHERE {state}seq > $1 ORDER BY seq LIMIT $2".replace("{columns}", _COLUMNS)
 FIND_OUTGOING = _FIND.replace("{state}", "")
 # A word and not a parameter: the index of those that were not sent serves only who says so.
-FIND_OUTGOING_IN = {state: _FIND.replace("{state}", f"state = '{state}' AND ") for state in OutgoingState}
+FIND_OUTGOING_IN = {state: _FIND.replace("{state}", f"state = '{state}' AND ") for state in OutboxState}
 
 _RETRY = "UPDATE edda_outbox SET state = 'pending', due = 0, attempts = 0, ended_at = NULL WHERE state = 'dead'"
 RETRY_ALL = _RETRY
@@ -75,18 +75,18 @@ RETRY = f"{_RETRY} AND id = ANY ($1::text[])"
 class PostgresOutbox:
     _pool: Pool
 
-    async def enqueue(self, events: Sequence[Outgoing]) -> None:
+    async def enqueue(self, events: Sequence[OutboxEvent]) -> None:
         if not events:
             return
         async with self._pool.session() as session:
             await session.execute(ENQUEUE, [outgoing_row(event) for event in events])
 
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
+    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         async with self._pool.session() as session, session.transaction(HOLD_OUTBOX):
             rows = await session.fetch(CLAIM, limit, lease)
         return tuple(outgoing_of(row) for row in rows)
 
-    async def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
+    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
         if not receipts:
             return
         async with self._pool.session() as session, session.transaction(HOLD_OUTBOX):
@@ -101,8 +101,8 @@ class PostgresOutbox:
         return max(0, int(due - now))
 
     async def find_outgoing(
-        self, state: OutgoingState | None = None, after: int = 0, limit: int = 50
-    ) -> tuple[OutgoingRecord, ...]:
+        self, state: OutboxState | None = None, after: int = 0, limit: int = 50
+    ) -> tuple[OutboxRow, ...]:
         statement = FIND_OUTGOING if state is None else FIND_OUTGOING_IN[state]
         async with self._pool.session() as session:
             rows = await session.fetch(statement, after, limit)
@@ -115,10 +115,10 @@ class PostgresOutbox:
             return await session.execute(RETRY, ids)
 
 
-async def _settle(session: Session, receipts: Sequence[Receipt]) -> None:
+async def _settle(session: Session, receipts: Sequence[SendResult]) -> None:
     if sent := [receipt.seq for receipt in receipts if isinstance(receipt, Sent)]:
         await session.execute(SETTLE_SENT, sent)
-    if refused := [(r.seq, r.attempts, r.reason) for r in receipts if isinstance(r, Refused)]:
+    if refused := [(r.seq, r.attempts, r.reason) for r in receipts if isinstance(r, Rejected)]:
         await session.execute(SETTLE_REFUSED, *zip(*refused, strict=True))
-    if postponed := [(r.seq, r.attempts, r.due, r.reason) for r in receipts if isinstance(r, Postponed)]:
+    if postponed := [(r.seq, r.attempts, r.due, r.reason) for r in receipts if isinstance(r, SendLater)]:
         await session.execute(SETTLE_POSTPONED, *zip(*postponed, strict=True))

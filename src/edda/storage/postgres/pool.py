@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from msgspec import Struct
 
 from edda.errors import NotConnectedError
-from edda.storage.ports import Probe
+from edda.storage.ports import StatementProbe
 
 from .session import Session
 from .target import Target
@@ -50,11 +50,11 @@ JOURNAL_PATIENCE = 10.0
 most, and one without an answer is sent again and found by its token if it was in."""
 
 
-class Address(Struct, frozen=True):
+class ConnectionFactory(Struct, frozen=True):
     """What the connections of one pool are for, and to which server they go."""
 
     target: Target
-    probe: Probe | None
+    probe: StatementProbe | None
     is_shared: bool = False
     """Whether users' code works on its connections."""
     is_survey: bool = False
@@ -80,7 +80,7 @@ class Address(Struct, frozen=True):
 class Pool:
     """At most `size` sessions, each used by one task at a time. A lost one is replaced when it is next needed."""
 
-    def __init__(self, address: Address, size: int, answer_within: float | None = PATIENCE) -> None:
+    def __init__(self, address: ConnectionFactory, size: int, answer_within: float | None = PATIENCE) -> None:
         self._address = address
         self._answer_within = answer_within
         self._size = size

@@ -12,9 +12,9 @@ from edda.core.model import (
     Claim,
     ClaimedRun,
     Crashes,
-    Delivery,
+    InboxItem,
     RunId,
-    Watcher,
+    EndWatcher,
     WorkerId,
 )
 
@@ -158,7 +158,7 @@ class PostgresQueue:
         async with self._pool.session() as session:
             return await session.execute(UNPARK, workflows)
 
-    async def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
+    async def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(MAIL, worker)
         if rows:
@@ -174,15 +174,15 @@ async def _load(session: Session, claimed: Sequence[asyncpg.Record]) -> tuple[Cl
     return tuple(run for run in runs if not _is_void(run))
 
 
-async def _load_watchers(session: Session, watched: Sequence[RunId]) -> Mapping[RunId, Sequence[Watcher]]:
+async def _load_watchers(session: Session, watched: Sequence[RunId]) -> Mapping[RunId, Sequence[EndWatcher]]:
     """Few runs are watched, and the others should not pay for it."""
-    watchers: defaultdict[RunId, list[Watcher]] = defaultdict(list)
+    watchers: defaultdict[RunId, list[EndWatcher]] = defaultdict(list)
     for row in await session.fetch(WATCHERS, watched) if watched else ():
         watchers[row["run_id"]].append(watcher_of(row))
     return watchers
 
 
-def _join(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequence[Watcher]) -> ClaimedRun:
+def _join(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequence[EndWatcher]) -> ClaimedRun:
     entries = tuple(map(entry_of, birth["history"]))
     return ClaimedRun(
         run_id=row["run_id"],

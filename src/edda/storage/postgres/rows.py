@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncpg
 
 from edda.core.model import (
-    Delivery,
-    DispatchKind,
-    Done,
+    InboxItem,
+    StagedKind,
+    StepCommit,
     Entry,
     EntryKind,
     Event,
-    Outgoing,
-    OutgoingRecord,
-    OutgoingState,
+    OutboxEvent,
+    OutboxRow,
+    OutboxState,
     RunRecord,
-    StoredDispatch,
+    StagedEventRow,
     StoredEvent,
     Wait,
-    Watcher,
+    EndWatcher,
 )
 from edda.core.states import RunStatus
 
@@ -39,8 +39,8 @@ def entry_of(row: asyncpg.Record) -> Entry:
     )
 
 
-def delivery_of(row: asyncpg.Record) -> Delivery:
-    return Delivery(
+def delivery_of(row: asyncpg.Record) -> InboxItem:
+    return InboxItem(
         run_id=row["run_id"],
         n=row["n"],
         kind=EntryKind(row["kind"]),
@@ -60,24 +60,24 @@ def wait_of(row: asyncpg.Record) -> Wait:
     return Wait(row["step"], row["key"], row["own_key"], row["type"], row["match"], row["due"], once=row["once"])
 
 
-def watcher_of(row: asyncpg.Record) -> Watcher:
-    return Watcher(row["watcher"], row["step"])
+def watcher_of(row: asyncpg.Record) -> EndWatcher:
+    return EndWatcher(row["watcher"], row["step"])
 
 
-def done_of(row: asyncpg.Record) -> Done:
-    return Done(row["step"], row["attempt"], row["value"], row["at"])
+def done_of(row: asyncpg.Record) -> StepCommit:
+    return StepCommit(row["step"], row["attempt"], row["value"], row["at"])
 
 
-def dispatch_of(row: asyncpg.Record) -> StoredDispatch:
-    return StoredDispatch(row["seq"], DispatchKind(row["kind"]), row["body"])
+def dispatch_of(row: asyncpg.Record) -> StagedEventRow:
+    return StagedEventRow(row["seq"], StagedKind(row["kind"]), row["body"])
 
 
-def outgoing_of(row: asyncpg.Record) -> OutgoingRecord:
-    event = Outgoing(
+def outgoing_of(row: asyncpg.Record) -> OutboxRow:
+    event = OutboxEvent(
         row["id"], row["order_key"], row["type"], row["source"], row["body"], row["created_at"], row["run_id"]
     )
-    state = OutgoingState(row["state"])
-    return OutgoingRecord(row["seq"], event, state, row["attempts"], row["due"], row["reason"], row["ended_at"])
+    state = OutboxState(row["state"])
+    return OutboxRow(row["seq"], event, state, row["attempts"], row["due"], row["reason"], row["ended_at"])
 
 
 def record_of(row: asyncpg.Record) -> RunRecord:

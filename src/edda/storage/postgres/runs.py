@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edda.core.model import CancelOutcome, Entry, RunFilter, RunId, RunRecord, Start, Watcher
+from edda.core.model import CancelOutcome, Entry, RunFilter, RunId, RunRecord, Start, EndWatcher
 from edda.core.states import ENDED, RunStatus
 
 from .births import births, start_row
@@ -107,7 +107,7 @@ class PostgresRuns:
             rows = await session.fetch(GET, run_id)
         return record_of(rows[0]) if rows else None
 
-    async def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+    async def watch(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
         async with self._pool.session() as session, session.transaction():
             is_open = await session.fetch(WATCH, run_id, watcher.run_id, watcher.step)
             rows = await session.fetch(GET, run_id)
@@ -115,7 +115,7 @@ class PostgresRuns:
         # Open and not locked: it was started after we asked, and was not there when we did.
         return record if is_open or (record and record.status in ENDED) else None
 
-    async def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
+    async def watchers(self, run_id: RunId) -> tuple[EndWatcher, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(WATCHERS, [run_id])
         return tuple(watcher_of(row) for row in rows)

@@ -17,7 +17,7 @@ from .once import SOUGHT, TAKEN, first
 from .talk import DISPATCHED, OUTGOING, RECORDED, STATED
 
 
-class Section(Struct, frozen=True):
+class StatementPart(Struct, frozen=True):
     text: str
     row: str = ""
     """The type of its rows. They come in as one array of rows: an array per column costs the driver twice the time."""
@@ -63,13 +63,13 @@ _HAPPENS = "u.run_id NOT IN (SELECT run_id FROM locked WHERE refused)"
 
 
 SECTIONS = {
-    "run": Section(
+    "run": StatementPart(
         """run AS (
     INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline, parent, parent_step, depth)
     SELECT u.* FROM {rows} u, fence)""",
         "edda_run_row",
     ),
-    "sched": Section(
+    "sched": StatementPart(
         """sched AS (
     INSERT INTO edda_sched (run_id, workflow, gen, epoch, owner, status, reason, ready_at, absorbed, attempts,
                             undoing, start_seq)
@@ -77,21 +77,21 @@ SECTIONS = {
         "edda_sched_row",
     ),
     # Waits of new runs: nothing can have come for them yet.
-    "expected": Section(
+    "expected": StatementPart(
         """expected AS (
     INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due, once) SELECT u.* FROM {rows} u, fence)""",
         "edda_wait_row",
     ),
-    "hist": Section(
+    "hist": StatementPart(
         """hist AS (
     INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attempt, n, event, input, value)
     SELECT u.* FROM {rows} u, fence)""",
         "edda_hist_row",
     ),
-    "children": Section(births("SELECT u.* FROM {rows} u, fence"), "edda_start_row"),
-    "locked": Section("locked AS MATERIALIZED (" + _LOCK.replace("{more}", "") + ")", "edda_move_row"),
+    "children": StatementPart(births("SELECT u.* FROM {rows} u, fence"), "edda_start_row"),
+    "locked": StatementPart("locked AS MATERIALIZED (" + _LOCK.replace("{more}", "") + ")", "edda_move_row"),
     # In a batch with waits these three stand for the one above.
-    "asked": Section(
+    "asked": StatementPart(
         "asked AS MATERIALIZED ("
         + _LOCK.replace(
             "{more}",
@@ -102,7 +102,7 @@ SECTIONS = {
         + ")",
         "edda_ask_row",
     ),
-    "found": Section(
+    "found": StatementPart(
         """found AS MATERIALIZED (
     SELECT l.*, step IS NOT NULL AND (delivered <> absorbed OR event IS NOT NULL) AS unmet
       FROM (SELECT a.*, CASE WHEN a.step IS NOT NULL AND a.delivered = a.absorbed THEN least(
@@ -110,10 +110,10 @@ SECTIONS = {
               FROM asked a) l)""".replace("{key}", first("key")).replace("{own_key}", first("own_key"))
     ),
     # Stands for the one above if somebody asks for what is given to one run only.
-    "sought": Section(SOUGHT),
-    "taken": Section(TAKEN),
+    "sought": StatementPart(SOUGHT),
+    "taken": StatementPart(TAKEN),
     # A run with unread mail stays. Grouped, not joined: two parts that are joined may be compared row by row.
-    "judged": Section(
+    "judged": StatementPart(
         """locked AS MATERIALIZED (
     SELECT run_id, CASE WHEN move = 'release' AND bool_or(unmet) THEN 'absorb' ELSE move END AS move,
            refused, absorbed, ready_at, status, reason, undoing, cancelled,
@@ -121,14 +121,14 @@ SECTIONS = {
       FROM found
      GROUP BY run_id, move, refused, absorbed, ready_at, status, reason, undoing, cancelled, delivered)"""
     ),
-    "registered": Section(
+    "registered": StatementPart(
         """registered AS (
     INSERT INTO edda_wait (run_id, step, key, own_key, type, match, due, once)
     SELECT run_id, step, key, own_key, type, match, due, once FROM found WHERE step IS NOT NULL AND NOT unmet
     ON CONFLICT DO NOTHING)"""
     ),
     # Of two waits that found the same event the first step gets it; the other asks again.
-    "letters": Section(
+    "letters": StatementPart(
         timed("""letters AS (
     INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
     SELECT DISTINCT ON (run_id, event) run_id,
@@ -138,18 +138,18 @@ SECTIONS = {
     RETURNING run_id, step)""")
     ),
     # It may have been registered before, if it asks again for want of an answer.
-    "over": Section(
+    "over": StatementPart(
         """over AS (
     DELETE FROM edda_wait w USING letters l WHERE w.run_id = l.run_id AND w.step = l.step)"""
     ),
     # Nobody has written `delivered` since it was locked; it has grown if waits found their events.
-    "absorbed": Section(
+    "absorbed": StatementPart(
         """absorbed AS (
     UPDATE edda_sched s SET absorbed = l.absorbed, delivered = l.delivered, undoing = s.undoing OR l.undoing
       FROM locked l WHERE s.run_id = l.run_id AND l.move = 'absorb')"""
     ),
     # Mail that came in meanwhile makes the run ready at once, but not a parked run, which could not read it.
-    "released": Section(
+    "released": StatementPart(
         timed("""released AS (
     UPDATE edda_sched s
        SET absorbed = l.absorbed, owner = NULL, undoing = s.undoing OR l.undoing, alone = false,
@@ -167,52 +167,52 @@ SECTIONS = {
         .replace("{rests}", "(l.delivered = l.absorbed OR l.status = 'parked')")
         .replace("{parked}", "(l.status = 'parked')")
     ),
-    "followed": Section(
+    "followed": StatementPart(
         """followed AS (
     UPDATE edda_sched s
        SET gen = s.gen + 1, absorbed = l.absorbed, cancelled = false, attempts = 0, undoing = false,
            end_if_parked = false, deaths = 0, deaths_alone = 0, died_seq = NULL
       FROM locked l WHERE s.run_id = l.run_id AND l.move = 'recur')"""
     ),
-    "gone": Section(
+    "gone": StatementPart(
         """gone AS (
     DELETE FROM edda_sched s USING locked l WHERE s.run_id = l.run_id AND l.move = 'end')"""
     ),
-    "unheard": Section(
+    "unheard": StatementPart(
         """unheard AS (
     DELETE FROM edda_wait w USING locked l WHERE w.run_id = l.run_id AND l.move IN ('end', 'recur'))"""
     ),
-    "unwatched": Section(
+    "unwatched": StatementPart(
         """unwatched AS (
     DELETE FROM edda_watcher w USING locked l WHERE w.run_id = l.run_id AND l.move = 'end')"""
     ),
     # All runs are locked first, because all of them are counted.
-    "dropped": Section(
+    "dropped": StatementPart(
         """dropped AS (
     DELETE FROM edda_wait w USING {rows} u, (SELECT count(*) AS runs FROM locked) l
      WHERE l.runs > 0 AND w.run_id = u.run_id AND w.step = u.step)""",
         "edda_drop_row",
     ),
-    "freed": Section(
+    "freed": StatementPart(
         """freed AS (
     UPDATE edda_delivery d SET event = NULL, kind = 'stray'
       FROM {rows} u, (SELECT count(*) AS runs FROM locked) l
      WHERE l.runs > 0 AND d.run_id = u.run_id AND d.n = u.n)""",
         "edda_free_row",
     ),
-    "result": Section(
+    "result": StatementPart(
         """result AS (
     INSERT INTO edda_result (run_id, gen, status, value, ended_at) SELECT u.* FROM {rows} u, fence)""",
         "edda_result_row",
     ),
     # Stands for the one above if there are ends that may not happen.
-    "ended": Section(
+    "ended": StatementPart(
         """ended AS (
     INSERT INTO edda_result (run_id, gen, status, value, ended_at)
     SELECT u.* FROM {rows} u, fence WHERE {happens})""".replace("{happens}", _HAPPENS),
         "edda_result_row",
     ),
-    "next": Section(
+    "next": StatementPart(
         """next AS (
     INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline, parent, parent_step, depth)
     SELECT r.id, r.gen + 1, r.workflow, u.input, u.created_at, r.deadline, r.parent, r.parent_step, r.depth
@@ -221,19 +221,19 @@ SECTIONS = {
         ),
         "edda_recur_row",
     ),
-    "opening": Section(
+    "opening": StatementPart(
         """opening AS (
     INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attempt, n, event, input, value)
     SELECT u.* FROM {rows} u, fence WHERE {happens})""".replace("{happens}", _HAPPENS),
         "edda_hist_row",
     ),
-    "posted": Section(POSTED, "edda_post_row"),
-    "sent": Section(SENT),
-    "told": Section(TOLD),
-    "recorded": Section(RECORDED, "edda_recorded_row"),
-    "dispatched": Section(DISPATCHED, "edda_dispatch_row"),
-    "outgoing": Section(OUTGOING, "edda_outgoing_row"),
-    "stated": Section(STATED, "edda_fact_row"),
+    "posted": StatementPart(POSTED, "edda_post_row"),
+    "sent": StatementPart(SENT),
+    "told": StatementPart(TOLD),
+    "recorded": StatementPart(RECORDED, "edda_recorded_row"),
+    "dispatched": StatementPart(DISPATCHED, "edda_dispatch_row"),
+    "outgoing": StatementPart(OUTGOING, "edda_outgoing_row"),
+    "stated": StatementPart(STATED, "edda_fact_row"),
 }
 
 _ANSWER = "\nSELECT NULL::text AS run_id, NULL::text AS step FROM fence"

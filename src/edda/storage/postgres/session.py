@@ -16,7 +16,7 @@ from edda.errors import (
     StorageRejectedError,
     StorageUnavailableError,
 )
-from edda.storage.ports import Probe
+from edda.storage.ports import StatementProbe
 
 from . import faults
 from .connection import Connection
@@ -38,7 +38,7 @@ class Session:
     """Sends statements over one connection object. In doubt it drops the connection and never goes on with it."""
 
     def __init__(
-        self, connection: Connection, probe: Probe | None, on_foreign: Callable[[object], None] = lambda error: None
+        self, connection: Connection, probe: StatementProbe | None, on_foreign: Callable[[object], None] = lambda error: None
     ) -> None:
         """`on_foreign` is told of a prepared statement that another client must have replaced."""
         self._connection = connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edda.core.model import RunId
-from edda.core.survey import Audit, Definition, Form, Reopened
+from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome
 
 from .clock import timed
 from .locks import HOLD_OUTBOX
@@ -79,15 +79,15 @@ _EVER = 2**63 - 1
 class PostgresSteering:
     _pool: Pool
 
-    async def reopen(self, run_id: RunId, gen: int, keep: int) -> Reopened:
+    async def reopen(self, run_id: RunId, gen: int, keep: int) -> ReopenOutcome:
         async with self._pool.session() as session, session.transaction():
             ended = await session.fetch(LOCK_ENDED, run_id)
             if not ended:
-                return Reopened.OPEN if await session.fetch(EXISTS, run_id) else Reopened.MISSING
+                return ReopenOutcome.OPEN if await session.fetch(EXISTS, run_id) else ReopenOutcome.MISSING
             if ended[0][0] != gen:
-                return Reopened.OPEN
+                return ReopenOutcome.OPEN
             await session.execute(REOPEN, run_id, gen, keep)
-        return Reopened.DONE
+        return ReopenOutcome.DONE
 
     async def resume(self, run_id: RunId) -> bool:
         async with self._pool.session() as session:
@@ -114,7 +114,7 @@ class PostgresSteering:
             rows = await session.fetch(AUDITS, _EVER if before is None else before, limit)
         return tuple(Audit(*row) for row in rows)
 
-    async def define(self, definitions: Sequence[Definition], forms: Sequence[Form]) -> None:
+    async def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
         async with self._pool.session() as session, session.transaction():
             await _define(session, definitions)
             await _keep_forms(session, forms)
@@ -127,7 +127,7 @@ async def _define(session: Session, definitions: Sequence[Definition]) -> None:
         await session.execute(DEFINE, *zip(*rows, strict=True))
 
 
-async def _keep_forms(session: Session, forms: Sequence[Form]) -> None:
+async def _keep_forms(session: Session, forms: Sequence[EventSchema]) -> None:
     rows = {(form.workflow, form.type): form.schema for form in forms}
     if rows:
         columns = zip(*((*key, schema) for key, schema in rows.items()), strict=True)

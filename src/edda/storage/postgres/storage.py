@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from edda.errors import StorageError
-from edda.storage.ports import Probe
+from edda.storage.ports import StatementProbe
 from edda.storage.session_target import SessionTarget
 
 from . import pool, schema
@@ -20,7 +20,7 @@ from .joints import PostgresJoints
 from .journal import PostgresJournal
 from .news import PostgresNews
 from .outbox import PostgresOutbox
-from .pool import SETTINGS, SHARED_SETTINGS, Address, Pool
+from .pool import SETTINGS, SHARED_SETTINGS, ConnectionFactory, Pool
 from .pruning import PostgresPruning
 from .queue import PostgresQueue
 from .runs import PostgresRuns
@@ -54,10 +54,10 @@ class PostgresStorage(
     """
 
     def __init__(
-        self, url: str, *, pool_size: int = 5, statement_cache_size: int | None = None, probe: Probe | None = None
+        self, url: str, *, pool_size: int = 5, statement_cache_size: int | None = None, probe: StatementProbe | None = None
     ) -> None:
         self._target = Target(url, statement_cache_size)
-        self._address = Address(self._target, probe)
+        self._address = ConnectionFactory(self._target, probe)
         # A locked row holds up all that is in the batch: what waits for it is soon sent apart from the rest.
         self._journal = Pool(replace(self._address, lock_timeout="1s"), size=1, answer_within=pool.JOURNAL_PATIENCE)
         self._pool = Pool(self._address, size=pool_size)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from edda.core.model import StoredEvent, WorkerInfo
-from edda.core.survey import Consumer, Definition, EventQuery, Form, StandingWait, WorkerRecord
+from edda.core.survey import EventReceiver, Definition, EventQuery, EventSchema, WaitRow, WorkerRecord
 
 from .clock import timed
 from .figures import PostgresFigures
@@ -56,25 +56,25 @@ class PostgresSurvey(PostgresSearch, PostgresFigures):
             rows = await session.fetch(EVENT, seq)
         return event_of(rows[0]) if rows else None
 
-    async def consumers(self, seq: int, limit: int) -> tuple[Consumer, ...]:
+    async def consumers(self, seq: int, limit: int) -> tuple[EventReceiver, ...]:
         async with self._survey.session() as session:
             rows = await session.fetch(CONSUMERS, seq, limit)
-        return tuple(Consumer(*row) for row in rows)
+        return tuple(EventReceiver(*row) for row in rows)
 
-    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[StandingWait, ...]:
+    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
         async with self._survey.session() as session:
             rows = await session.fetch(STANDING, type, *(after or ("", "")), limit)
-        return tuple(StandingWait(row["run_id"], row["workflow"], wait_of(row)) for row in rows)
+        return tuple(WaitRow(row["run_id"], row["workflow"], wait_of(row)) for row in rows)
 
     async def crew(self) -> tuple[WorkerRecord, ...]:
         async with self._survey.session() as session:
             rows = await session.fetch(CREW)
         return tuple(WorkerRecord(WorkerInfo(*row[:4]), *row[4:]) for row in map(tuple, rows))
 
-    async def forms(self, workflow: str) -> tuple[Form, ...]:
+    async def forms(self, workflow: str) -> tuple[EventSchema, ...]:
         async with self._survey.session() as session:
             rows = await session.fetch(FORMS, workflow)
-        return tuple(Form(*row) for row in rows)
+        return tuple(EventSchema(*row) for row in rows)
 
     async def definitions(self) -> tuple[Definition, ...]:
         async with self._survey.session() as session:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import Outgoing
+from edda.core.model import OutboxEvent
 
 from .births import Row
 from .clock import timed
@@ -28,6 +28,6 @@ STATED = timed("""stated AS (
     ON CONFLICT (run_id, name) DO UPDATE SET value = excluded.value, at = excluded.at)""")
 
 
-def outgoing_row(event: Outgoing) -> Row:
+def outgoing_row(event: OutboxEvent) -> Row:
     """As `edda_outgoing_row`."""
     return (event.id, event.key, event.type, event.source, event.body, event.run_id, event.created_at)

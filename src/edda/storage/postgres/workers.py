@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edda.core.model import SUSPECT_DEATHS, Registered, RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import SUSPECT_DEATHS, WorkerStatus, RunId, Takeover, WorkerId, WorkerInfo
 from edda.storage.ports import AT_ONCE, RECLAIM
 
 from .clock import timed
-from .pool import Address, Pool
+from .pool import ConnectionFactory, Pool
 from .session import Session
 
 BEAT_TIMEOUT = 4.0
@@ -113,7 +113,7 @@ DISOWN = timed("UPDATE edda_sched SET owner = NULL, ready_at = {now}, alone = fa
 
 
 class PostgresWorkers:
-    _address: Address
+    _address: ConnectionFactory
     _pool: Pool
     _pulses: list[Pool]
 
@@ -129,10 +129,10 @@ class PostgresWorkers:
             await session.execute(DELETE_FENCE, worker)
             await session.execute(FREE_FROM_DEAD if died else FREE, worker)
 
-    async def roster(self) -> tuple[Registered, ...]:
+    async def roster(self) -> tuple[WorkerStatus, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(ROSTER)
-        return tuple(Registered(WorkerInfo(*info), is_lapsed) for *info, is_lapsed in rows)
+        return tuple(WorkerStatus(WorkerInfo(*info), is_lapsed) for *info, is_lapsed in rows)
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
         async with self._pool.session() as session, session.transaction():

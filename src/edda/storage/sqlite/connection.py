@@ -18,10 +18,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any, TypeVar
 
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
-from edda.storage.ports import Probe
+from edda.storage.ports import StatementProbe
 
 from . import faults
-from .lock import Turn, create_private, leave_turn, share_turn
+from .lock import WriteLock, create_private, leave_turn, share_turn
 from .opened_file import OpenedFile
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Connection:
         self,
         path: str,
         synchronous: str,
-        probe: Probe | None = None,
+        probe: StatementProbe | None = None,
         *,
         lent: bool = False,
         file: OpenedFile | None = None,
@@ -190,7 +190,7 @@ class Connection:
         self._killed.set()
         with self._turn:
             self._drop()
-        if isinstance(self._turn, Turn):
+        if isinstance(self._turn, WriteLock):
             leave_turn(self._turn)
 
     def kill(self) -> None:

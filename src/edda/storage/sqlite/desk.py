@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from .connection import Connection
-from .lane import Lane
+from .lane import JobThread
 
 T = TypeVar("T")
 
 
-class Desk:
+class ConnectionThread:
     def __init__(self, name: str, connection: Connection) -> None:
         self._connection = connection
-        self._lane = Lane(f"edda-sqlite-{name}", connection.finish)
+        self._lane = JobThread(f"edda-sqlite-{name}", connection.finish)
 
     def transact(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
         return self._lane.submit(lambda: self._connection.transact(job))

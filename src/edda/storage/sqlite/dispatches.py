@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from edda.core.model import DispatchKind, StoredDispatch
+from edda.core.model import StagedKind, StagedEventRow
 from edda.errors import StorageConflictError
 
 from .connection import Connection
@@ -28,8 +28,8 @@ def first_due(db: Connection) -> int | None:
     return due
 
 
-def lowest(db: Connection, limit: int, now: int) -> tuple[StoredDispatch, ...]:
-    return tuple(StoredDispatch(seq, DispatchKind(kind), body) for seq, kind, body in db.rows(_LOWEST, (now, limit)))
+def lowest(db: Connection, limit: int, now: int) -> tuple[StagedEventRow, ...]:
+    return tuple(StagedEventRow(seq, StagedKind(kind), body) for seq, kind, body in db.rows(_LOWEST, (now, limit)))
 
 
 def remove(db: Connection, forwarded: Sequence[int]) -> None:
@@ -42,7 +42,7 @@ def is_kept(db: Connection, key: bytes) -> bool:
     return db.row(_FIRST_KEPT, (key,)) is not None
 
 
-def take(db: Connection, key: bytes, due: int) -> StoredDispatch | None:
+def take(db: Connection, key: bytes, due: int) -> StagedEventRow | None:
     """The first message of a key, to be offered again when it is due."""
     first = db.row(_FIRST_KEPT, (key,))
     if first is None:
@@ -50,4 +50,4 @@ def take(db: Connection, key: bytes, due: int) -> StoredDispatch | None:
     *place, body = first
     db.run(_TAKE, place)
     ((seq,),) = db.rows(_OFFER, (body, due))
-    return StoredDispatch(seq, DispatchKind.OFFER, body)
+    return StagedEventRow(seq, StagedKind.OFFER, body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import Done, RunId
+from edda.core.model import StepCommit, RunId
 
 from .connection import Connection
 
@@ -10,6 +10,6 @@ FORGET = "DELETE FROM edda_done WHERE run_id = ? AND gen = ? AND step = ?"
 _FIND = "SELECT step, attempt, value, at FROM edda_done WHERE run_id = ? AND gen = ? AND step = ?"
 
 
-def find(db: Connection, run_id: RunId, gen: int, step: str) -> Done | None:
+def find(db: Connection, run_id: RunId, gen: int, step: str) -> StepCommit | None:
     row = db.row(_FIND, (run_id, gen, step))
-    return Done(*row) if row else None
+    return StepCommit(*row) if row else None

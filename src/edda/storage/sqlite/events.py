@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edda.core.model import Accepted, EntryKind, Event, EventKey, Incoming, RunId, Shapes, StoredEvent
+from edda.core.model import AcceptResult, EntryKind, Event, EventKey, NewEvent, RunId, MatchPaths, StoredEvent
 
 from . import dispatches, runs, waits
 from .connection import Connection
@@ -51,8 +51,8 @@ _NEWEST_BEFORE = "SELECT seq FROM edda_event WHERE received_at < ? ORDER BY rece
 
 
 def accept(
-    db: Connection, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int], now: int
-) -> Accepted | None:
+    db: Connection, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int], now: int
+) -> AcceptResult | None:
     if not _is_current(db, post, versions):
         return None
     dispatches.remove(db, forwarded)
@@ -63,10 +63,10 @@ def accept(
         if seq is not None:
             fresh.add(position)
             woke |= _hand_out(db, incoming, seq, now)
-    return Accepted(frozenset(fresh), woke)
+    return AcceptResult(frozenset(fresh), woke)
 
 
-def _is_current(db: Connection, post: Iterable[Incoming], versions: Mapping[str, int]) -> bool:
+def _is_current(db: Connection, post: Iterable[NewEvent], versions: Mapping[str, int]) -> bool:
     for type in {incoming.event.type for incoming in post}:
         row = db.row(_VERSION, (type,))
         if (row[0] if row else 0) != versions.get(type, 0):
@@ -79,7 +79,7 @@ def _insert(db: Connection, event: Event, now: int) -> int | None:
     return int(row[0]) if row else None
 
 
-def _hand_out(db: Connection, incoming: Incoming, seq: int, now: int) -> bool:
+def _hand_out(db: Connection, incoming: NewEvent, seq: int, now: int) -> bool:
     """Whether there is something to do for somebody."""
     takers = _takers(db, incoming)
     if takers:
@@ -92,7 +92,7 @@ def _hand_out(db: Connection, incoming: Incoming, seq: int, now: int) -> bool:
     return bool(had or started)
 
 
-def _takers(db: Connection, incoming: Incoming) -> dict[RunId, str]:
+def _takers(db: Connection, incoming: NewEvent) -> dict[RunId, str]:
     """At most one wait of each run: that of the first step."""
     takers: dict[RunId, str] = {}
     target = incoming.event.target
@@ -119,13 +119,13 @@ def _give(db: Connection, key: EventKey, event: Event, seq: int, had: set[RunId]
     return False
 
 
-def shapes(db: Connection, types: Sequence[str]) -> dict[str, Shapes]:
+def shapes(db: Connection, types: Sequence[str]) -> dict[str, MatchPaths]:
     versions: dict[str, int] = {}
     known: defaultdict[str, list[str]] = defaultdict(list)
     for type, version, shape in db.rows(_SHAPES, (json.dumps(list(types)),)):
         versions[type] = version
         known[type].append(shape)
-    return {type: Shapes(version, tuple(known[type])) for type, version in versions.items()}
+    return {type: MatchPaths(version, tuple(known[type])) for type, version in versions.items()}
 
 
 def learn(db: Connection, type: str, shape: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import Fact, RunId
+from edda.core.model import RunValue, RunId
 
 from .connection import Connection
 
@@ -13,6 +13,6 @@ _ALL = "SELECT name, value FROM edda_fact WHERE run_id = ? ORDER BY name"
 _ONE = "SELECT name, value FROM edda_fact WHERE run_id = ? AND name = ?"
 
 
-def of_run(db: Connection, run_id: RunId, name: str | None) -> tuple[Fact, ...]:
+def of_run(db: Connection, run_id: RunId, name: str | None) -> tuple[RunValue, ...]:
     rows = db.rows(_ALL, (run_id,)) if name is None else db.rows(_ONE, (run_id, name))
-    return tuple(Fact(*row) for row in rows)
+    return tuple(RunValue(*row) for row in rows)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from edda.core.model import WorkerId, WorkerInfo
-from edda.core.survey import MOST_COUNTED, Backlog, Bucket, Latency, WorkerRecord
+from edda.core.survey import MOST_COUNTED, Backlog, TimeBucket, Latency, WorkerRecord
 from edda.storage.latency import measure
 
 from .connection import Connection
-from .lock import Presence
+from .lock import WorkerLockFile
 
 _CREW = """
 SELECT w.id, w.service, w.host, w.pid, w.started_at, w.expires_at,
@@ -53,7 +53,7 @@ SELECT x.ended_at - r.created_at
  WHERE x.ended_at >= ? ORDER BY x.ended_at DESC LIMIT ?"""
 
 
-def crew(db: Connection, presence: Presence, now: int) -> tuple[WorkerRecord, ...]:
+def crew(db: Connection, presence: WorkerLockFile, now: int) -> tuple[WorkerRecord, ...]:
     return tuple(_worker(*row, presence=presence, now=now) for row in db.rows(_CREW))
 
 
@@ -66,7 +66,7 @@ def _worker(
     expires_at: int,
     runs: int,
     *,
-    presence: Presence,
+    presence: WorkerLockFile,
     now: int,
 ) -> WorkerRecord:
     """Its row knows the lease only if there is no file."""
@@ -96,9 +96,9 @@ def _number(db: Connection, sql: str, *values: int) -> int:
     return int(db.rows(sql, values)[0][0])
 
 
-def buckets(db: Connection, since: int, width: int, count: int) -> tuple[Bucket, ...]:
+def buckets(db: Connection, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
     stretches = ((since + n * width, since + (n + 1) * width) for n in range(count))
-    return tuple(Bucket(*db.rows(_BUCKET, stretch)[0]) for stretch in stretches)
+    return tuple(TimeBucket(*db.rows(_BUCKET, stretch)[0]) for stretch in stretches)
 
 
 def latency(db: Connection, since: int, most: int) -> Latency:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import EntryKind, Letter, RunId
+from edda.core.model import EntryKind, RunSignal, RunId
 
 from .connection import Connection
 
@@ -25,7 +25,7 @@ INSERT INTO edda_delivery (run_id, n, kind, step, at, value)
 SELECT run_id, delivered, ?2, ?3, ?4, ?5 FROM edda_sched WHERE run_id = ?1"""
 
 
-def put(db: Connection, letter: Letter, now: int) -> bool:
+def put(db: Connection, letter: RunSignal, now: int) -> bool:
     """False if the run is not open, or is asked to cancel once more."""
     if not db.run(_CANCEL if letter.kind is EntryKind.CANCEL else WAKE, (letter.run_id,)):
         return False

@@ -10,7 +10,7 @@ from edda.errors import StorageConflictError, StorageUnavailableError
 from edda.storage.ports import Dialect
 
 from .connection import Connection
-from .tenure import Tenure, Tenures
+from .tenure import HeldTransaction, HeldTransactions
 
 T = TypeVar("T")
 _Values = Sequence[Any] | Mapping[str, Any]
@@ -20,9 +20,9 @@ class SQLiteJoint:
     dialect: Dialect = "sqlite"
     is_certified = False
 
-    def __init__(self, tenure: Tenure) -> None:
+    def __init__(self, tenure: HeldTransaction) -> None:
         self._tenure = tenure
-        self.connection = JointConnection(tenure)
+        self.connection = TransactionConnection(tenure)
 
     @property
     def is_lost(self) -> bool:
@@ -53,11 +53,11 @@ class SQLiteJoint:
             await self._tenure.end()
 
 
-async def begin(tenures: Tenures, holder: str) -> SQLiteJoint:
+async def begin(tenures: HeldTransactions, holder: str) -> SQLiteJoint:
     return SQLiteJoint(await tenures.begin(lambda db: db.run("BEGIN IMMEDIATE"), holder))
 
 
-class JointConnection:
+class TransactionConnection:
     """The user's side of it: everything is done by the transaction's own thread, one after the other.
 
     Values are a sequence for `?` or a mapping for `:name`. While it is open nobody else writes to the file, so what
@@ -65,7 +65,7 @@ class JointConnection:
     memory cannot even be read by others.
     """
 
-    def __init__(self, tenure: Tenure) -> None:
+    def __init__(self, tenure: HeldTransaction) -> None:
         self._tenure = tenure
 
     @property

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import Absorb, Bundle, End, Entry, Fence, Recur, Release, RunId, Start, WorkerId, Written
+from edda.core.model import AckInbox, RunWrite, End, Entry, Fence, Recur, Suspend, RunId, Start, WorkerId, BatchResult
 from edda.core.states import RunStatus
 
 from . import dispatches, done, facts, lineage, outbox, waits
@@ -65,7 +65,7 @@ SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.valu
  WHERE s.delivered <> s.absorbed"""
 
 
-def write(db: Connection, fence: Fence, batch: Sequence[Bundle], token: int, now: int) -> Written | None:
+def write(db: Connection, fence: Fence, batch: Sequence[RunWrite], token: int, now: int) -> BatchResult | None:
     if db.run(_BUMP, (fence.worker, fence.batch_no, fence.moves, fence.token, fence.claims, token)) != 1:
         return None
     refused = lineage.refused(db, batch)
@@ -77,7 +77,7 @@ def write(db: Connection, fence: Fence, batch: Sequence[Bundle], token: int, now
     rows.send(db)
     waits.bring(db, finds, now)
     lineage.spread(db, batch, refused, now)
-    return Written(rows.mailed(db), unmet)
+    return BatchResult(rows.mailed(db), unmet)
 
 
 def read_fence(db: Connection, worker: WorkerId) -> Fence | None:
@@ -113,7 +113,7 @@ class _Rows:
         self.facts: list[_Row] = []
         self.recorded: list[_Row] = []
 
-    def add(self, bundle: Bundle, stays: bool) -> None:
+    def add(self, bundle: RunWrite, stays: bool) -> None:
         """A run that stays is not released and does not end: it has mail to read, or more to tell its end."""
         if bundle.entries:
             self._add_entries(bundle, bundle.gen, bundle.entries)
@@ -129,14 +129,14 @@ class _Rows:
                 self._add_end(bundle, move)
             case Recur() as move if not stays:
                 self._add_recur(bundle, move)
-            case Release(status=RunStatus.PARKED) as move if bundle.start is None and not stays:
+            case Suspend(status=RunStatus.PARKED) as move if bundle.start is None and not stays:
                 self.parked.append((run_id, move.absorbed, move.ready_at, move.reason, self.now))
-            case Release() as move if bundle.start is None and not stays:
+            case Suspend() as move if bundle.start is None and not stays:
                 self.released.append((run_id, move.absorbed, move.ready_at, move.status.value, move.reason))
-            case Absorb() | Release() | Recur() | End() as move if bundle.start is None and move.absorbed is not None:
+            case AckInbox() | Suspend() | Recur() | End() as move if bundle.start is None and move.absorbed is not None:
                 self.absorbed.append((move.absorbed, run_id))
 
-    def _add_entries(self, bundle: Bundle, gen: int, entries: Iterable[Entry]) -> None:
+    def _add_entries(self, bundle: RunWrite, gen: int, entries: Iterable[Entry]) -> None:
         # Enumerations and booleans as plain values: the driver looks long for how to adapt anything else.
         run, epoch = bundle.run_id, bundle.epoch
         for e in entries:
@@ -145,39 +145,39 @@ class _Rows:
                 (run, gen, epoch, e.seq, kind, e.step, e.name, ok, e.at, e.attempt, e.n, e.event, e.input, e.value)
             )
 
-    def _add_talk(self, bundle: Bundle) -> None:
+    def _add_talk(self, bundle: RunWrite) -> None:
         run_id = bundle.run_id
         self.dispatches += [(dispatch.kind.value, dispatch.body) for dispatch in bundle.dispatches]
         self.outgoing += map(outbox.as_row, bundle.outgoing)
         self.facts += [(run_id, fact.name, fact.value, self.now) for fact in bundle.facts]
         self.recorded += [(run_id, bundle.gen, step) for step in bundle.recorded]
 
-    def _add_start(self, bundle: Bundle, start: Start, stays: bool) -> None:
+    def _add_start(self, bundle: RunWrite, start: Start, stays: bool) -> None:
         self.runs.append(as_row(start, bundle.gen))
         if not isinstance(bundle.move, End):
             place = self._place(bundle, start, stays)
             self.scheds.append((start.run_id, bundle.gen, bundle.epoch, start.workflow, *place))
 
-    def _place(self, bundle: Bundle, start: Start, stays: bool) -> _Row:
+    def _place(self, bundle: RunWrite, start: Start, stays: bool) -> _Row:
         """Owner, due time, status, reason, absorbed, attempts of a run that is new in this batch."""
         match bundle.move:
-            case Release(absorbed=absorbed, ready_at=ready_at, status=status, reason=reason) if not stays:
+            case Suspend(absorbed=absorbed, ready_at=ready_at, status=status, reason=reason) if not stays:
                 return (None, ready_at, status.value, reason, absorbed, int(status is RunStatus.PARKED))
-            case Absorb(absorbed=absorbed) | Release(absorbed=absorbed):
+            case AckInbox(absorbed=absorbed) | Suspend(absorbed=absorbed):
                 pass
             case _:
                 absorbed = 0
         owner = self.worker if start.ready_at is None else None
         return (owner, start.ready_at, "running", None, absorbed, 0)
 
-    def _add_end(self, bundle: Bundle, move: End) -> None:
+    def _add_end(self, bundle: RunWrite, move: End) -> None:
         self.results.append((bundle.run_id, bundle.gen, move.status.value, move.value, move.at))
         self.ended.append((bundle.run_id,))
         self.unwaiting.append((bundle.run_id,))
         if move.watchers:
             self.unwatched.append((bundle.run_id,))
 
-    def _add_recur(self, bundle: Bundle, move: Recur) -> None:
+    def _add_recur(self, bundle: RunWrite, move: Recur) -> None:
         self.followers.append((bundle.run_id, bundle.gen, move.input, move.at))
         self._add_entries(bundle, bundle.gen + 1, (move.entry,))
         self.recurred.append((move.absorbed, bundle.run_id))

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
-class Jobs:
+class JobQueue:
     """What a thread is to do, one after the other."""
 
     def __init__(self, over: str) -> None:
@@ -68,10 +68,10 @@ class Jobs:
             del job  # results may be large, and the next job may be long in coming
 
 
-class Lane:
+class JobThread:
     def __init__(self, name: str, finish: Callable[[], None]) -> None:
         self._finish = finish
-        self._jobs = Jobs("the storage is closed")
+        self._jobs = JobQueue("the storage is closed")
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 

@@ -26,12 +26,12 @@ PRIVATE = 0o600
 """The mode of files that are made here: what runs are given and return is in them."""
 
 _guard = threading.Lock()
-_turns: dict[str, Turn] = {}
+_turns: dict[str, WriteLock] = {}
 _alive: dict[str, int] = {}
 """The locked files of this process's own workers, with their descriptors."""
 
 
-class Queue:
+class FairLock:
     """A lock that goes to whoever has waited longest. Who gives a `threading.Lock` back and wants it again has it
     before the one who waits is awake: a stream of short transactions would keep the journal out."""
 
@@ -58,7 +58,7 @@ class Queue:
                 self._taken = False
 
 
-class Turn:
+class WriteLock:
     """Held by the one thread of the one process that may write just now.
 
     SQLite's own waiting sleeps and polls: of four busy processes one gets nearly all the turns. The kernel's
@@ -68,7 +68,7 @@ class Turn:
     def __init__(self, path: str) -> None:
         self.path = path
         self.users = 0
-        self._threads = Queue()
+        self._threads = FairLock()
         self._descriptor = _open(path, path.removesuffix(".lock"))
 
     def __enter__(self) -> None:
@@ -87,15 +87,15 @@ class Turn:
         os.close(self._descriptor)
 
 
-def share_turn(path: str) -> Turn:
+def share_turn(path: str) -> WriteLock:
     """The process's one `Turn` for this file; every user gives it back with `leave_turn`."""
     with _guard:
-        turn = _turns.get(path) or _turns.setdefault(path, Turn(path))
+        turn = _turns.get(path) or _turns.setdefault(path, WriteLock(path))
         turn.users += 1
         return turn
 
 
-def leave_turn(turn: Turn) -> None:
+def leave_turn(turn: WriteLock) -> None:
     with _guard:
         turn.users -= 1
         if not turn.users and _turns.get(turn.path) is turn:
@@ -103,7 +103,7 @@ def leave_turn(turn: Turn) -> None:
             turn.close()
 
 
-class Presence:
+class WorkerLockFile:
     """Shows that a worker's process lives: the kernel unlocks its file when it dies, however it dies."""
 
     def __init__(self, database: str) -> None:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class Memo:
+class ReadCache:
     """Belongs to one connection. Only for few questions with small answers: all of them stay until the next commit."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import Outgoing, OutgoingRecord, OutgoingState, Postponed, Receipt, Refused, Sent
+from edda.core.model import OutboxEvent, OutboxRow, OutboxState, SendLater, SendResult, Rejected, Sent
 
 from .connection import Connection
 
@@ -59,11 +59,11 @@ SELECT seq FROM edda_outbox INDEXED BY edda_outbox_sent
  WHERE state = 'sent' AND ended_at < ? ORDER BY ended_at, seq LIMIT ?)"""
 
 
-def as_row(event: Outgoing) -> tuple[Any, ...]:
+def as_row(event: OutboxEvent) -> tuple[Any, ...]:
     return (event.id, event.key, event.type, event.source, event.body, event.run_id, event.created_at)
 
 
-def enqueue(db: Connection, events: Iterable[Outgoing]) -> None:
+def enqueue(db: Connection, events: Iterable[OutboxEvent]) -> None:
     db.many(INSERT, map(as_row, events))
 
 
@@ -95,7 +95,7 @@ def _free(pending: Iterable[tuple[int, int, str]], now: int) -> list[int]:
     return free
 
 
-def claim(db: Connection, limit: int, lease: int, now: int) -> tuple[OutgoingRecord, ...]:
+def claim(db: Connection, limit: int, lease: int, now: int) -> tuple[OutboxRow, ...]:
     chosen = claimable(db, limit, now)
     if not chosen:
         return ()
@@ -103,20 +103,20 @@ def claim(db: Connection, limit: int, lease: int, now: int) -> tuple[OutgoingRec
     return tuple(map(_as_record, db.rows(_CLAIMED, (json.dumps(chosen),))))
 
 
-def settle(db: Connection, receipts: Iterable[Receipt], now: int) -> None:
+def settle(db: Connection, receipts: Iterable[SendResult], now: int) -> None:
     for receipt in receipts:
         match receipt:
             case Sent(seq):
                 db.run(_SENT, (now, seq))
-            case Refused(seq, attempts, reason):
+            case Rejected(seq, attempts, reason):
                 db.run(_REFUSED, (now, reason, seq, attempts))
-            case Postponed(seq, attempts, due, reason):
+            case SendLater(seq, attempts, due, reason):
                 if db.run(_POSTPONED, (due, reason, seq, attempts)):
                     db.run(_HOLD, (due, seq))
 
 
-def find(db: Connection, state: OutgoingState | None, after: int, limit: int) -> tuple[OutgoingRecord, ...]:
-    if state is OutgoingState.DEAD:
+def find(db: Connection, state: OutboxState | None, after: int, limit: int) -> tuple[OutboxRow, ...]:
+    if state is OutboxState.DEAD:
         rows = db.rows(_FIND_DEAD, (after, limit))
     else:
         rows = db.rows(_FIND, (after, state and state.value, limit))
@@ -136,7 +136,7 @@ def prune(db: Connection, before: int, limit: int) -> int:
     return db.run(_PRUNE, (before, limit))
 
 
-def _as_record(row: Sequence[Any]) -> OutgoingRecord:
+def _as_record(row: Sequence[Any]) -> OutboxRow:
     seq, id, key, type, source, body, created_at, run_id, state, *rest = row
-    event = Outgoing(id, key, type, source, body, created_at, run_id)
-    return OutgoingRecord(seq, event, OutgoingState(state), *rest)
+    event = OutboxEvent(id, key, type, source, body, created_at, run_id)
+    return OutboxRow(seq, event, OutboxState(state), *rest)

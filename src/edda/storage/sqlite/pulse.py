@@ -8,9 +8,9 @@ from edda.core.model import RunId, WorkerId
 
 from . import workers
 from .connection import Connection
-from .desk import Desk
-from .lock import Presence
-from .memo import Memo
+from .desk import ConnectionThread
+from .lock import WorkerLockFile
+from .memo import ReadCache
 
 
 class SQLitePulse:
@@ -18,14 +18,14 @@ class SQLitePulse:
 
     def __init__(
         self,
-        desk: Desk,
-        presence: Presence,
+        desk: ConnectionThread,
+        presence: WorkerLockFile,
         now: Callable[[], int],
-        end: Callable[[Desk], Awaitable[None]] | None = None,
+        end: Callable[[ConnectionThread], Awaitable[None]] | None = None,
     ) -> None:
         self._desk = desk
         self._presence = presence
-        self._memo = Memo()
+        self._memo = ReadCache()
         self._now = now
         self._end = end
 

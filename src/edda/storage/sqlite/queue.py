@@ -12,8 +12,8 @@ from edda.core.model import (
     Claim,
     ClaimedRun,
     Crashes,
-    Delivery,
-    Done,
+    InboxItem,
+    StepCommit,
     Entry,
     EntryKind,
     RunId,
@@ -147,10 +147,10 @@ def _load(db: Connection, run_ids: list[RunId]) -> tuple[ClaimedRun, ...]:
     entries: defaultdict[RunId, list[Entry]] = defaultdict(list)
     for run_id, *row in db.rows(_HISTORY, ids):
         entries[run_id].append(as_entry(row))
-    done: defaultdict[RunId, list[Done]] = defaultdict(list)
+    done: defaultdict[RunId, list[StepCommit]] = defaultdict(list)
     for run_id, *row in db.rows(_DONE, ids):
-        done[run_id].append(Done(*row))
-    mail: defaultdict[RunId, list[Delivery]] = defaultdict(list)
+        done[run_id].append(StepCommit(*row))
+    mail: defaultdict[RunId, list[InboxItem]] = defaultdict(list)
     for delivery in _deliveries(db.rows(_UNREAD, ids)):
         mail[delivery.run_id].append(delivery)
     runs = []
@@ -173,7 +173,7 @@ def unpark(db: Connection, workflows: Sequence[str], now: int) -> int:
     return db.run(_UNPARK, (now, json.dumps(list(workflows))))
 
 
-def mail(db: Connection, worker: WorkerId) -> tuple[Delivery, ...]:
+def mail(db: Connection, worker: WorkerId) -> tuple[InboxItem, ...]:
     return _deliveries(db.rows(_MAIL, (worker,)))
 
 
@@ -182,5 +182,5 @@ def as_entry(row: Sequence[Any]) -> Entry:
     return Entry(seq, _KINDS[kind], step, name, bool(ok), *rest)
 
 
-def _deliveries(rows: Iterable[Sequence[Any]]) -> tuple[Delivery, ...]:
-    return tuple(Delivery(run_id, n, _KINDS[kind], *rest) for run_id, n, kind, *rest in rows)
+def _deliveries(rows: Iterable[Sequence[Any]]) -> tuple[InboxItem, ...]:
+    return tuple(InboxItem(run_id, n, _KINDS[kind], *rest) for run_id, n, kind, *rest in rows)

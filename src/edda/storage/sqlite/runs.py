@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import CancelOutcome, Entry, EntryKind, Letter, RunFilter, RunId, RunRecord, Start
+from edda.core.model import CancelOutcome, Entry, EntryKind, RunSignal, RunFilter, RunId, RunRecord, Start
 from edda.core.states import OPEN, RunStatus
 
 from . import inbox
@@ -81,7 +81,7 @@ def as_row(s: Start, gen: int) -> tuple[Any, ...]:
 
 
 def cancel(db: Connection, run_id: RunId, value: bytes, now: int) -> CancelOutcome:
-    if inbox.put(db, Letter(run_id, EntryKind.CANCEL, value=value), now) or inbox.cancel_parked(db, run_id):
+    if inbox.put(db, RunSignal(run_id, EntryKind.CANCEL, value=value), now) or inbox.cancel_parked(db, run_id):
         return CancelOutcome.REQUESTED
     if db.row(_IS_OPEN, (run_id,)):
         return CancelOutcome.ALREADY

@@ -55,7 +55,7 @@ _FITS = f"""
 _NEWEST_FIRST = " ORDER BY r.created_at DESC, r.id DESC LIMIT :limit"
 
 
-class _Source(Struct, frozen=True):
+class _SearchSource(Struct, frozen=True):
     """Where to begin: the tables in their order, and the range of the first one's index."""
 
     tables: str
@@ -74,11 +74,11 @@ class _Source(Struct, frozen=True):
         return f"{_TALLY} FROM ({fitting}) GROUP BY state"
 
 
-_Part = tuple[_Source, _Values]
+_Part = tuple[_SearchSource, _Values]
 """Where to begin, and the values that limit it."""
 
 
-class _Runs(_Source, frozen=True):
+class _RunSource(_SearchSource, frozen=True):
     first: str
 
     @property
@@ -92,10 +92,10 @@ class _Runs(_Source, frozen=True):
         return f"{_MOMENT} FROM {self.first} WHERE {self.range} {newest_first}"
 
 
-def _by(index: str, range: str) -> _Runs:
+def _by(index: str, range: str) -> _RunSource:
     first = f"edda_run r INDEXED BY {index}"
     others = "LEFT JOIN edda_sched s ON s.run_id = r.id LEFT JOIN edda_result x ON x.run_id = r.id"
-    return _Runs(f"{first} {others}", range, first)
+    return _RunSource(f"{first} {others}", range, first)
 
 
 _WHEN = "r.created_at >= :created_from AND r.created_at < :created_to"
@@ -103,20 +103,20 @@ _BY_PARENT = _by("edda_run_parent", "r.parent = :parent")
 _BY_ID = _by("sqlite_autoindex_edda_run_1", "r.id >= :id_from AND r.id < :id_to")
 _BY_WORKFLOW = _by("edda_run_workflow", f"r.workflow = :workflow AND {_WHEN}")
 _BY_TIME = _by("edda_run_created", _WHEN)
-_OPEN_ONES = _Source(
+_OPEN_ONES = _SearchSource(
     """edda_sched s
  CROSS JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen
   LEFT JOIN edda_result x ON x.run_id = r.id""",
     f"{OPEN_STATUS} {_WANTED} AND (:workflow IS NULL OR s.workflow = :workflow)",
 )
-_UNUSUAL_ONES = _Source(
+_UNUSUAL_ONES = _SearchSource(
     """edda_result x INDEXED BY edda_result_unusual
  CROSS JOIN edda_run r ON r.id = x.run_id AND r.gen = x.gen
   LEFT JOIN edda_sched s ON s.run_id = r.id""",
     f"x.status <> 'completed' AND x.status {_WANTED}",
 )
 # Those that a text finds though they are older than the ids it is looked for in.
-_EXPLAINED_ONES = _Source(
+_EXPLAINED_ONES = _SearchSource(
     """edda_sched s
  CROSS JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen
   LEFT JOIN edda_result x ON x.run_id = r.id""",
@@ -153,7 +153,7 @@ def search(db: Connection, query: RunQuery, now: int) -> tuple[RunRecord, ...]:
     return newest if len(newest) == query.limit else _page(db, [(source, values) for source in seldom])
 
 
-def _seldom(query: RunQuery) -> Sequence[_Source]:
+def _seldom(query: RunQuery) -> Sequence[_SearchSource]:
     """Where to look for what may be seldom among the newest."""
     if _beyond(query.id_prefix or ""):
         return [_BY_ID]
@@ -230,7 +230,7 @@ def _is_plain(query: RunQuery) -> bool:
     return all(value is None for value in asked)
 
 
-def _narrow(db: Connection, query: RunQuery, values: _Values) -> _Runs | None:
+def _narrow(db: Connection, query: RunQuery, values: _Values) -> _RunSource | None:
     """An index that leaves few rows."""
     for source in _suitable(query):
         if db.rows(source.size, values | {"few": FEW})[0][0] < FEW:
@@ -238,7 +238,7 @@ def _narrow(db: Connection, query: RunQuery, values: _Values) -> _Runs | None:
     return None
 
 
-def _suitable(query: RunQuery) -> Iterator[_Runs]:
+def _suitable(query: RunQuery) -> Iterator[_RunSource]:
     """Those that will likely leave the fewest rows first."""
     if query.parent is not None:
         yield _BY_PARENT
@@ -249,12 +249,12 @@ def _suitable(query: RunQuery) -> Iterator[_Runs]:
         yield _BY_TIME
 
 
-def _broad(query: RunQuery) -> _Runs:
+def _broad(query: RunQuery) -> _RunSource:
     """Newest first."""
     return _BY_TIME if query.workflow is None else _BY_WORKFLOW
 
 
-def _moment(db: Connection, source: _Runs, values: _Values) -> _Values:
+def _moment(db: Connection, source: _RunSource, values: _Values) -> _Values:
     """Nothing before the newest few."""
     row = db.row(source.horizon, values | {"few": NEWEST})
     return {"created_from": row[0]} if row else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edda.core.model import RunId, StoredEvent
-from edda.core.survey import Consumer, Definition, EventQuery, Form, Generation, StandingWait
+from edda.core.survey import EventReceiver, Definition, EventQuery, EventSchema, Generation, WaitRow
 
 from .connection import Connection
 from .events import STORED, as_stored
@@ -87,17 +87,17 @@ def event(db: Connection, seq: int) -> StoredEvent | None:
     return as_stored(row) if row else None
 
 
-def consumers(db: Connection, seq: int, limit: int) -> tuple[Consumer, ...]:
-    return tuple(Consumer(*row) for row in db.rows(_CONSUMERS, (seq, limit)))
+def consumers(db: Connection, seq: int, limit: int) -> tuple[EventReceiver, ...]:
+    return tuple(EventReceiver(*row) for row in db.rows(_CONSUMERS, (seq, limit)))
 
 
-def standing(db: Connection, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[StandingWait, ...]:
+def standing(db: Connection, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
     rows = db.rows(_STANDING, (*(after or ("", "")), type, limit))
-    return tuple(StandingWait(run_id, workflow, as_wait(wait)) for run_id, workflow, *wait in rows)
+    return tuple(WaitRow(run_id, workflow, as_wait(wait)) for run_id, workflow, *wait in rows)
 
 
-def forms(db: Connection, workflow: str) -> tuple[Form, ...]:
-    return tuple(Form(*row) for row in db.rows(_FORMS, (workflow,)))
+def forms(db: Connection, workflow: str) -> tuple[EventSchema, ...]:
+    return tuple(EventSchema(*row) for row in db.rows(_FORMS, (workflow,)))
 
 
 def definitions(db: Connection) -> tuple[Definition, ...]:

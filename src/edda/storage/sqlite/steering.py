@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from edda.core.model import RunId
-from edda.core.survey import Audit, Definition, Form, Reopened
+from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome
 
 from .connection import Connection
 from .events import last_event
@@ -62,16 +62,16 @@ INSERT INTO edda_form (workflow, type, schema) VALUES (?, ?, ?)
     ON CONFLICT (workflow, type) DO UPDATE SET schema = excluded.schema"""
 
 
-def reopen(db: Connection, run_id: RunId, gen: int, keep: int, now: int) -> Reopened:
+def reopen(db: Connection, run_id: RunId, gen: int, keep: int, now: int) -> ReopenOutcome:
     if not db.run(_FORGET_RESULT, (run_id, gen)):
-        return Reopened.OPEN if db.row(EXISTS, (run_id,)) else Reopened.MISSING
+        return ReopenOutcome.OPEN if db.row(EXISTS, (run_id,)) else ReopenOutcome.MISSING
     ((born,),) = db.rows(_FIRST_CREATED, (run_id,))
     db.run(_SCHED, (run_id, gen, last_event(db, born)))
     db.run(_RUN, (run_id, gen, now))
     db.run(_KEEP, (run_id, gen, keep))
     db.run(_LET_GO, (run_id, gen))
     db.run(_FORGET_DONE, (run_id,))
-    return Reopened.DONE
+    return ReopenOutcome.DONE
 
 
 def delete(db: Connection, run_id: RunId) -> bool:
@@ -81,7 +81,7 @@ def delete(db: Connection, run_id: RunId) -> bool:
     return True
 
 
-def define(db: Connection, definitions: Sequence[Definition], forms: Sequence[Form]) -> None:
+def define(db: Connection, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
     db.many(_DEFINE, [(d.workflow, d.service, d.details, d.seen_at) for d in definitions])
     db.many(_FORM, [(f.workflow, f.type, f.schema) for f in forms])
 
@@ -101,7 +101,7 @@ class SQLiteSteering:
     async def _look(self, job: Callable[[Connection], T]) -> T:
         raise NotImplementedError
 
-    async def reopen(self, run_id: RunId, gen: int, keep: int) -> Reopened:
+    async def reopen(self, run_id: RunId, gen: int, keep: int) -> ReopenOutcome:
         return await self._transact(lambda db: reopen(db, run_id, gen, keep, self._now()))
 
     async def resume(self, run_id: RunId) -> bool:
@@ -120,5 +120,5 @@ class SQLiteSteering:
     async def audits(self, before: int | None, limit: int) -> tuple[Audit, ...]:
         return await self._look(lambda db: audits(db, before, limit))
 
-    async def define(self, definitions: Sequence[Definition], forms: Sequence[Form]) -> None:
+    async def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
         await self._transact(lambda db: define(db, definitions, forms))

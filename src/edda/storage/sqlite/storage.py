@@ -15,37 +15,37 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar, TypeVarTuple
 
 from edda.core.model import (
-    Accepted,
-    Bundle,
+    AcceptResult,
+    RunWrite,
     CancelOutcome,
     Claim,
-    Delivery,
-    Done,
+    InboxItem,
+    StepCommit,
     Entry,
-    Fact,
+    RunValue,
     Fence,
-    Incoming,
-    Outgoing,
-    OutgoingRecord,
-    OutgoingState,
-    Receipt,
-    Registered,
+    NewEvent,
+    OutboxEvent,
+    OutboxRow,
+    OutboxState,
+    SendResult,
+    WorkerStatus,
     RunFilter,
     RunId,
     RunRecord,
-    Shapes,
+    MatchPaths,
     Start,
-    StoredDispatch,
+    StagedEventRow,
     StoredEvent,
     Takeover,
     Wait,
-    Watcher,
+    EndWatcher,
     WorkerId,
     WorkerInfo,
-    Written,
+    BatchResult,
 )
 from edda.errors import AppError, StorageUnavailableError
-from edda.storage.ports import Probe, Turn
+from edda.storage.ports import StatementProbe, WriteLock
 from edda.storage.session_target import SessionTarget
 
 from . import (
@@ -65,16 +65,16 @@ from . import (
     workers,
 )
 from .connection import MEMORY, OLDEST, SYNCHRONOUS, Connection
-from .desk import Desk
-from .lock import Presence
-from .memo import Memo
+from .desk import ConnectionThread
+from .lock import WorkerLockFile
+from .memo import ReadCache
 from .opened_file import OpenedFile
 from .pulse import SQLitePulse
 from .slow_write import SlowWrite
 from .steering import SQLiteSteering
 from .survey import SQLiteSurvey
-from .tenure import NO_TURN, Tenures
-from .watch import Watch
+from .tenure import NO_TURN, HeldTransactions
+from .watch import ChangePoller
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -95,7 +95,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         path: str,
         *,
         now: Callable[[], int] = system_microseconds,
-        probe: Probe | None = None,
+        probe: StatementProbe | None = None,
         synchronous: str = "FULL",
     ) -> None:
         """`synchronous` weaker than FULL may lose the last commits when the machine (not the process) dies."""
@@ -108,16 +108,16 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         self._now = now
         self._probe = probe
         self._synchronous = synchronous
-        self._presence = Presence(path)
+        self._presence = WorkerLockFile(path)
         self._file = None if path == MEMORY else OpenedFile(path)
         self._workers: set[WorkerId] = set()
-        self._writer: Desk | None = None
-        self._reader: Desk | None = None
-        self._observer: Desk | None = None
-        self._memo = Memo()
-        self._watch: Watch | None = None
-        self._pulses: set[Desk] = set()
-        self._tenures: Tenures | None = None
+        self._writer: ConnectionThread | None = None
+        self._reader: ConnectionThread | None = None
+        self._observer: ConnectionThread | None = None
+        self._memo = ReadCache()
+        self._watch: ChangePoller | None = None
+        self._pulses: set[ConnectionThread] = set()
+        self._tenures: HeldTransactions | None = None
         self._news = asyncio.Event()
         self._name = secrets.token_hex(4)
 
@@ -149,7 +149,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         else:
             self._reader = self._desk("reader")
             await self._reader.read(lambda db: None)  # it opens now, not while somebody has the turn for long
-            self._watch = Watch(Connection(self._path, self._synchronous, file=self._file), self._news.set)
+            self._watch = ChangePoller(Connection(self._path, self._synchronous, file=self._file), self._news.set)
             await self._watch.open()
 
     async def close(self) -> None:
@@ -179,7 +179,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
 
     # Journal: what a worker asks about its own writes waits behind them
 
-    async def write(self, fence: Fence, batch: Sequence[Bundle], token: int = 0) -> Written | None:
+    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         with SlowWrite(self._path, self._name_holder):
             return await self._transact(lambda db: journal.write(db, fence, batch, token, self._now()))
 
@@ -218,9 +218,9 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         await self._transact(lambda db: workers.retire(db, worker, died, self._now()))
         self._bury(worker)
 
-    async def roster(self) -> tuple[Registered, ...]:
+    async def roster(self) -> tuple[WorkerStatus, ...]:
         known = await self._recall(workers.roster)
-        return tuple(Registered(info, self._is_over(info.id, expires_at)) for info, expires_at in known)
+        return tuple(WorkerStatus(info, self._is_over(info.id, expires_at)) for info, expires_at in known)
 
     def _is_over(self, worker: WorkerId, expires_at: int) -> bool:
         return self._presence.is_over(worker, expires_at, self._now())
@@ -284,7 +284,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     async def unpark(self, workflows: Sequence[str]) -> int:
         return await self._transact(lambda db: queue.unpark(db, workflows, self._now()))
 
-    async def mail(self, worker: WorkerId) -> tuple[Delivery, ...]:
+    async def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         return await self._read(lambda db: queue.mail(db, worker))
 
     # Runs
@@ -298,14 +298,14 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     async def get(self, run_id: RunId) -> RunRecord | None:
         return await self._read(lambda db: runs.get(db, run_id, self._now()))
 
-    async def watch(self, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+    async def watch(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
         return await self._transact(lambda db: self._watch_run(db, run_id, watcher))
 
-    def _watch_run(self, db: Connection, run_id: RunId, watcher: Watcher) -> RunRecord | None:
+    def _watch_run(self, db: Connection, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
         watchers.add(db, run_id, watcher)
         return runs.get(db, run_id, self._now())
 
-    async def watchers(self, run_id: RunId) -> tuple[Watcher, ...]:
+    async def watchers(self, run_id: RunId) -> tuple[EndWatcher, ...]:
         return await self._read(lambda db: watchers.of_run(db, run_id))
 
     async def history(
@@ -325,18 +325,18 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     # Events
 
     async def accept(
-        self, post: Sequence[Incoming], versions: Mapping[str, int], forwarded: Sequence[int] = ()
-    ) -> Accepted | None:
+        self, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+    ) -> AcceptResult | None:
         return await self._transact(lambda db: events.accept(db, post, versions, forwarded, self._now()))
 
-    async def dispatches(self, limit: int) -> tuple[StoredDispatch, ...]:
+    async def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
         return await self._read(lambda db: self._dispatches(db, limit))
 
-    def _dispatches(self, db: Connection, limit: int) -> tuple[StoredDispatch, ...]:
+    def _dispatches(self, db: Connection, limit: int) -> tuple[StagedEventRow, ...]:
         due, now = self._memo.recall(db, dispatches.first_due), self._now()
         return () if due is None or due > now else dispatches.lowest(db, limit, now)
 
-    async def shapes(self, types: Sequence[str]) -> dict[str, Shapes]:
+    async def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         return await self._read(lambda db: events.shapes(db, types))
 
     async def learn(self, type: str, shape: str) -> int:
@@ -362,16 +362,16 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
 
     # Outbox
 
-    async def enqueue(self, events: Sequence[Outgoing]) -> None:
+    async def enqueue(self, events: Sequence[OutboxEvent]) -> None:
         await self._transact(lambda db: outbox.enqueue(db, events))
 
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutgoingRecord, ...]:
+    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         """Nobody is kept from writing by one who finds nothing."""
         if await self.next_outgoing() != 0 or not await self._read(lambda db: outbox.claimable(db, limit, self._now())):
             return ()
         return await self._transact(lambda db: outbox.claim(db, limit, lease, self._now()))
 
-    async def settle_outgoing(self, receipts: Sequence[Receipt]) -> None:
+    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
         if receipts:
             await self._transact(lambda db: outbox.settle(db, receipts, self._now()))
 
@@ -380,8 +380,8 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         return None if due is None else max(0, due - self._now())
 
     async def find_outgoing(
-        self, state: OutgoingState | None = None, after: int = 0, limit: int = 50
-    ) -> tuple[OutgoingRecord, ...]:
+        self, state: OutboxState | None = None, after: int = 0, limit: int = 50
+    ) -> tuple[OutboxRow, ...]:
         return await self._read(lambda db: outbox.find(db, state, after, limit))
 
     async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
@@ -389,7 +389,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
 
     # Facts
 
-    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[Fact, ...]:
+    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
         return await self._read(lambda db: facts.of_run(db, run_id, name))
 
     # Joints
@@ -401,14 +401,14 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     def is_certified(self) -> bool:
         return False
 
-    async def take_turn(self, holder: str = "") -> Turn:
+    async def take_turn(self, holder: str = "") -> WriteLock:
         """Of a database in memory nobody else has a connection."""
         return NO_TURN if self._in_memory else await self._lent().begin(holder=holder)
 
-    async def done(self, run_id: RunId, gen: int, step: str) -> Done | None:
+    async def done(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
         return await self._read(lambda db: done.find(db, run_id, gen, step))
 
-    async def take(self, key: bytes, lease: int) -> StoredDispatch | None:
+    async def take(self, key: bytes, lease: int) -> StagedEventRow | None:
         if not await self._recall(dispatches.is_kept, key):
             return None
         return await self._transact(lambda db: dispatches.take(db, key, self._now() + lease))
@@ -472,14 +472,14 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     def _in_memory(self) -> bool:
         return self._path == MEMORY
 
-    def _desk(self, name: str, *, lent: bool = False) -> Desk:
-        return Desk(name, Connection(self._path, self._synchronous, self._probe, lent=lent, file=self._file))
+    def _desk(self, name: str, *, lent: bool = False) -> ConnectionThread:
+        return ConnectionThread(name, Connection(self._path, self._synchronous, self._probe, lent=lent, file=self._file))
 
-    def _lent(self) -> Tenures:
+    def _lent(self) -> HeldTransactions:
         """A database in memory has one connection only."""
         writer = _open_only(self._writer)
         if self._tenures is None:
-            self._tenures = Tenures(writer if self._in_memory else self._desk("joint", lent=True))
+            self._tenures = HeldTransactions(writer if self._in_memory else self._desk("joint", lent=True))
         return self._tenures
 
     async def _transact(self, job: Callable[[Connection], T]) -> T:
@@ -501,11 +501,11 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         """What is asked by the clock costs a database at rest no statement."""
         return await self._read(lambda db: self._memo.recall(db, ask, *args))
 
-    async def _end_pulse(self, desk: Desk) -> None:
+    async def _end_pulse(self, desk: ConnectionThread) -> None:
         self._pulses.discard(desk)
         await desk.close()
 
-    def _leave(self) -> Iterator[Desk | Tenures | Watch]:
+    def _leave(self) -> Iterator[ConnectionThread | HeldTransactions | ChangePoller]:
         """Every part, each forgotten as it is given away; first who may hold the turn that the others need to close."""
         tenures, self._tenures = self._tenures, None
         if tenures:
@@ -533,7 +533,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         self._presence.release(worker)
 
 
-def _open_only(desk: Desk | None) -> Desk:
+def _open_only(desk: ConnectionThread | None) -> ConnectionThread:
     if desk is None:
         raise StorageUnavailableError("the storage is not open")
     return desk

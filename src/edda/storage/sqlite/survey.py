@@ -9,21 +9,21 @@ from edda.core.model import RunId, RunRecord, StoredEvent
 from edda.core.states import RunStatus
 from edda.core.survey import (
     Backlog,
-    Bucket,
-    Consumer,
+    TimeBucket,
+    EventReceiver,
     Definition,
     EventQuery,
-    Form,
+    EventSchema,
     Generation,
     Latency,
     RunQuery,
-    StandingWait,
+    WaitRow,
     WorkerRecord,
 )
 
 from . import figures, search, sights
 from .connection import Connection
-from .lock import Presence
+from .lock import WorkerLockFile
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class SQLiteSurvey:
     """The part of the storage that people look through."""
 
     _now: Callable[[], int]
-    _presence: Presence
+    _presence: WorkerLockFile
 
     async def _look(self, job: Callable[[Connection], T]) -> T:
         raise NotImplementedError
@@ -55,10 +55,10 @@ class SQLiteSurvey:
     async def event(self, seq: int) -> StoredEvent | None:
         return await self._look(lambda db: sights.event(db, seq))
 
-    async def consumers(self, seq: int, limit: int) -> tuple[Consumer, ...]:
+    async def consumers(self, seq: int, limit: int) -> tuple[EventReceiver, ...]:
         return await self._look(lambda db: sights.consumers(db, seq, limit))
 
-    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[StandingWait, ...]:
+    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
         return await self._look(lambda db: sights.standing(db, type, after, limit))
 
     async def crew(self) -> tuple[WorkerRecord, ...]:
@@ -67,13 +67,13 @@ class SQLiteSurvey:
     async def backlog(self) -> Backlog:
         return await self._look(lambda db: figures.backlog(db, self._now()))
 
-    async def buckets(self, since: int, width: int, count: int) -> tuple[Bucket, ...]:
+    async def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
         return await self._look(lambda db: figures.buckets(db, since, width, count))
 
     async def latency(self, since: int, most: int) -> Latency:
         return await self._look(lambda db: figures.latency(db, since, most))
 
-    async def forms(self, workflow: str) -> tuple[Form, ...]:
+    async def forms(self, workflow: str) -> tuple[EventSchema, ...]:
         return await self._look(lambda db: sights.forms(db, workflow))
 
     async def definitions(self) -> tuple[Definition, ...]:

@@ -9,18 +9,18 @@ from typing import Any, TypeVar
 from edda.errors import StorageUnavailableError
 
 from .connection import Connection
-from .desk import Desk
-from .lane import Jobs
+from .desk import ConnectionThread
+from .lane import JobQueue
 
 T = TypeVar("T")
 
 
-class Tenure:
+class HeldTransaction:
     """A thread stands in the queue for the turn, and does in it whatever it is told, until the end."""
 
-    def __init__(self, desk: Desk, prepare: Callable[[Connection], object], holder: str) -> None:
+    def __init__(self, desk: ConnectionThread, prepare: Callable[[Connection], object], holder: str) -> None:
         self.holder = holder
-        self._jobs = Jobs("the transaction is over")
+        self._jobs = JobQueue("the transaction is over")
         self._prepare = prepare
         self._db: Connection | None = None
         self.over = desk.hold(self._serve)
@@ -76,20 +76,20 @@ class _NoTurn:
 NO_TURN = _NoTurn()
 
 
-class Tenures:
+class HeldTransactions:
     """Those that hold the turn or wait for it; one thread and one connection for all, since only one can have it."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ConnectionThread) -> None:
         self._desk = desk
-        self._all: set[Tenure] = set()
+        self._all: set[HeldTransaction] = set()
 
     @property
     def holder(self) -> str:
         """Of the one that has the turn now; nothing if none has."""
         return next((tenure.holder for tenure in self._all if tenure.has_begun), "")
 
-    async def begin(self, prepare: Callable[[Connection], object] | None = None, holder: str = "") -> Tenure:
-        tenure = Tenure(self._desk, prepare or _nothing, holder)
+    async def begin(self, prepare: Callable[[Connection], object] | None = None, holder: str = "") -> HeldTransaction:
+        tenure = HeldTransaction(self._desk, prepare or _nothing, holder)
         self._all.add(tenure)
         tenure.over.add_done_callback(lambda over: self._part(tenure, over))
         await tenure.begin()
@@ -110,7 +110,7 @@ class Tenures:
         for tenure in tuple(self._all):
             tenure.stop()
 
-    def _part(self, tenure: Tenure, over: asyncio.Future[None]) -> None:
+    def _part(self, tenure: HeldTransaction, over: asyncio.Future[None]) -> None:
         self._all.discard(tenure)
         if not over.cancelled():
             over.exception()  # told to who began it, if anybody still waits

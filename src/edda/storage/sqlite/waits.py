@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from edda.core.model import Absorb, Bundle, EntryKind, Release, RunId, Wait
+from edda.core.model import AckInbox, RunWrite, EntryKind, Suspend, RunId, Wait
 
 from .connection import Connection
 from .inbox import WAKE
@@ -38,7 +38,7 @@ INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
 SELECT run_id, delivered, ?2, ?3, ?4, x'', ?5 FROM edda_sched WHERE run_id = ?1"""
 
 
-class Find(Struct, frozen=True):
+class FoundEvent(Struct, frozen=True):
     """An event that was there before the wait for it."""
 
     run_id: RunId
@@ -47,11 +47,11 @@ class Find(Struct, frozen=True):
     kind: EntryKind
 
 
-def settle(db: Connection, batch: Sequence[Bundle]) -> tuple[dict[RunId, frozenset[str]], list[Find]]:
+def settle(db: Connection, batch: Sequence[RunWrite]) -> tuple[dict[RunId, frozenset[str]], list[FoundEvent]]:
     """What a batch drops, gives back and asks for; returns the steps that have mail instead of a wait, and what to
     bring when the rest is written: a run that is new has no inbox before."""
     unmet: dict[RunId, frozenset[str]] = {}
-    finds: list[Find] = []
+    finds: list[FoundEvent] = []
     for bundle in batch:
         if bundle.drops:
             db.many(_DROP, [(bundle.run_id, step) for step in bundle.drops])
@@ -62,24 +62,24 @@ def settle(db: Connection, batch: Sequence[Bundle]) -> tuple[dict[RunId, frozens
     return unmet, finds
 
 
-def bring(db: Connection, finds: Iterable[Find], now: int) -> None:
+def bring(db: Connection, finds: Iterable[FoundEvent], now: int) -> None:
     for find in finds:
         deliver(db, find.kind, find.seq, [(find.run_id, find.step)], now)
 
 
-def _ask(db: Connection, bundle: Bundle, finds: list[Find]) -> frozenset[str]:
+def _ask(db: Connection, bundle: RunWrite, finds: list[FoundEvent]) -> frozenset[str]:
     found: dict[str, int] = {}
     if bundle.start is None:  # else no event can have come since
         inbox = db.row(_INBOX, (bundle.run_id,))
         if inbox is None:
             return frozenset()
         delivered, start_seq = inbox
-        if isinstance(bundle.move, Absorb | Release) and bundle.move.absorbed != delivered:
+        if isinstance(bundle.move, AckInbox | Suspend) and bundle.move.absorbed != delivered:
             return frozenset(wait.step for wait in bundle.waits)
         found = {w.step: seq for w in bundle.waits if not w.once and (seq := _find(db, bundle.run_id, w, start_seq))}
     # Of steps that found the same event the first gets it; the others ask again.
     takers = {seq: step for step, seq in sorted(found.items(), reverse=True)}
-    brought = [Find(bundle.run_id, seq, step, EntryKind.EVENT) for seq, step in takers.items()]
+    brought = [FoundEvent(bundle.run_id, seq, step, EntryKind.EVENT) for seq, step in takers.items()]
     brought += _take_all(db, bundle, set(takers))
     finds += sorted(brought, key=lambda find: find.seq)
     unmet = frozenset(found).union(find.step for find in brought)
@@ -93,12 +93,12 @@ def _find(db: Connection, run_id: RunId, wait: Wait, start_seq: int) -> int | No
     return min((row[0] for row in rows if row), default=None)
 
 
-def _take_all(db: Connection, bundle: Bundle, had: set[int]) -> list[Find]:
+def _take_all(db: Connection, bundle: RunWrite, had: set[int]) -> list[FoundEvent]:
     """What nobody else will get; not one of those that the run has by another step."""
-    taken: list[Find] = []
+    taken: list[FoundEvent] = []
     for wait in bundle.waits:
         if wait.once and (seq := _take(db, bundle.run_id, wait, had)):
-            taken.append(Find(bundle.run_id, seq, wait.step, EntryKind.MESSAGE))
+            taken.append(FoundEvent(bundle.run_id, seq, wait.step, EntryKind.MESSAGE))
             had.add(seq)
     return taken
 

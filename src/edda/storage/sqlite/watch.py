@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from .connection import Connection, Version
-from .desk import Desk
+from .desk import ConnectionThread
 
 logger = logging.getLogger(__name__)
 
@@ -18,14 +18,14 @@ GROWTH = 1.02
 """From the shortest pause to the longest in two quiet seconds: waking up costs far more than looking."""
 
 
-class Watch:
+class ChangePoller:
     """Looks from a thread and a connection of its own, and only while somebody asks.
 
     The connection never writes: its own commits would be news.
     """
 
     def __init__(self, connection: Connection, heard: Callable[[], None]) -> None:
-        self._desk = Desk("watch", connection)
+        self._desk = ConnectionThread("watch", connection)
         self._heard = heard
         self._seen: Version | None = None
         self._pause = SHORTEST
