@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from msgspec import UNSET
 
-from edda.brokers import choose_sink
+from edda.brokers import resolve_sink
 from edda.cloudevents.event import CloudEvent
 from edda.control.controller import Controller
 from edda.control.describing import describe_workflow
@@ -24,7 +24,7 @@ from edda.core.codec import Codec
 from edda.core.logs import clean_logs
 from edda.core.model import CancelOutcome, RunFilter
 from edda.core.options import known_options, refuse_unknown
-from edda.core.paths import show
+from edda.core.paths import repr_short
 from edda.core.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from edda.core.shapes import did_you_mean
 from edda.core.states import RunStatus
@@ -35,7 +35,7 @@ from edda.engine.clock import Clock, DatabaseClock
 from edda.engine.engine import Engine
 from edda.engine.hooks import WorkflowHooks
 from edda.engine.ids import Ids
-from edda.engine.intake import run_of
+from edda.engine.intake import run_id_for_event
 from edda.engine.settings import Settings, check_whole
 from edda.engine.sinks import Sink
 from edda.errors import AppError, MigrationError, UnknownWorkflowError
@@ -50,10 +50,10 @@ from edda.web.inside import Viewer
 from edda.web.request import Request
 from edda.workflow.channels import publish
 from edda.workflow.context import as_microseconds
-from edda.workflow.current import Client, add_started, here, remove_started, set_fallback
+from edda.workflow.current import Client, current_context, register_app, set_default_client, unregister_app
 from edda.workflow.handle import WorkflowHandle
 from edda.workflow.handlers import as_workflow
-from edda.workflow.sending import as_cloudevent, complete, describe_event
+from edda.workflow.sending import as_cloudevent, event_attributes, finish_event
 from edda.workflow.workflow import BoundWorkflow, Workflow, as_starter, registry
 
 if TYPE_CHECKING:
@@ -124,12 +124,14 @@ class EddaApp:
         self._handlers: dict[str, list[Workflow[Any, Any]]] = {}
         self._web = WebApp(
             self,
-            _with_access(_with_webhooks(web or WebOptions(), webhooks), auth, tokens),
+            _apply_auth(_with_webhooks(web or WebOptions(), webhooks), auth, tokens),
             control=lambda: self.control,
             pages=_LazyViewer(lambda caller: controller_for(self.control, caller)),
         )
-        self._storage = storage or open_storage(self.db_url, pool_size=pool_size, probe=probe, now=_now_of(clock))
-        self._sink = _sink_of(broker_url, sink, outbox_secret) if outbox_enabled else None
+        self._storage = storage or open_storage(
+            self.db_url, pool_size=pool_size, probe=probe, now=_clock_or_system(clock)
+        )
+        self._sink = _resolve_sink(broker_url, sink, outbox_secret) if outbox_enabled else None
         self._open_sessions = partial(open_sessions, self._storage, engine, pool_size, probe)
         self._alchemy = engine
         self._clock = clock or DatabaseClock()
@@ -150,7 +152,7 @@ class EddaApp:
     async def initialize(self, *, worker: bool | None = None) -> None:
         """Open the database, bring its schema up to date, start the worker, unless told not to here or when the app
         was made. Does nothing the second time; called at once by several tasks, one of them starts it."""
-        if self._engine is not None and (not self._leaving or here.get() is not None):
+        if self._engine is not None and (not self._leaving or current_context.get() is not None):
             return  # a step that is finishing while the app drains must not wait for the end of the drain
         async with self._lifecycle():
             if self._engine is None:
@@ -175,12 +177,12 @@ class EddaApp:
             self._starting = None
         self._engine = engine
         self._was_started = True
-        add_started(engine)
+        register_app(engine)
 
     async def shutdown(self, grace: float | None = None) -> None:
         """Drain: steps under way may finish within the grace; everything else goes to other workers at once. A second
         call waits for the first."""
-        if here.get() is not None and self._leaving:
+        if current_context.get() is not None and self._leaving:
             return  # as in `initialize`
         async with self._lifecycle():
             if self._engine is not None:
@@ -195,7 +197,7 @@ class EddaApp:
             engine.kill()
             raise
         finally:
-            remove_started(engine)
+            unregister_app(engine)
             self._leaving = False
             if self._engine is engine:
                 self._engine = None
@@ -212,7 +214,7 @@ class EddaApp:
         engine, self._engine = self._engine or self._starting, None
         self._starting = None
         if engine is not None:
-            remove_started(engine)
+            unregister_app(engine)
             engine.kill()
         else:
             self._storage.kill()
@@ -380,10 +382,10 @@ class EddaApp:
 
         With a `session` it is stored in that transaction, if and when it commits.
         """
-        attributes = describe_event(
+        attributes = event_attributes(
             event_type, source, data, datacontenttype, subject, time, dataschema, target_instance_id, extensions
         )
-        event = complete(attributes, id, self.engine.new_id(), self.engine.now())
+        event = finish_event(attributes, id, self.engine.new_id(), self.engine.now())
         await self.engine.send(event, session)
         return event.id
 
@@ -406,7 +408,7 @@ class EddaApp:
         await self.engine.send(known)
         if wait:
             for workflow in self._handlers_of(known.type):
-                await self.engine.await_end(run_of(workflow.name, known))
+                await self.engine.await_end(run_id_for_event(workflow.name, known))
 
     def _handlers_of(self, event_type: str) -> Sequence[Workflow[Any, Any]]:
         named = [w for w in map(self._find, self._names()) if w.event_handler and w.name == event_type]
@@ -453,8 +455,8 @@ class _LazyViewer:
     async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
         return await self._viewer.answer(request, caller, body)
 
-    def excuse(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
-        return self._viewer.excuse(request, caller, refusal)
+    def error_page(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
+        return self._viewer.error_page(request, caller, refusal)
 
     @cached_property
     def _viewer(self) -> Viewer:
@@ -486,7 +488,7 @@ def _check_options(service_name: Any, settings: Any, hooks: Any) -> None:
             'database: EddaApp("shop", "sqlite:///shop.db")'
         )
     if settings is not None and not isinstance(settings, Settings):
-        raise TypeError(f"EddaApp(settings={show(settings)}): expected edda.engine.settings.Settings(lease=30)")
+        raise TypeError(f"EddaApp(settings={repr_short(settings)}): expected edda.engine.settings.Settings(lease=30)")
     if isinstance(hooks, type):
         raise TypeError(f"EddaApp(hooks={hooks.__name__}): expected an object, not its class: hooks={hooks.__name__}()")
 
@@ -503,13 +505,15 @@ def _as_list(workflows: Any) -> Iterable[Any]:
     if isinstance(workflows, Workflow):
         raise TypeError(f"EddaApp(workflows={workflows.name}): expected a list of workflows: [{workflows.name}]")
     if isinstance(workflows, str) or not isinstance(workflows, Iterable):
-        raise TypeError(f"EddaApp(workflows={show(workflows)}): expected a list of workflows")
+        raise TypeError(f"EddaApp(workflows={repr_short(workflows)}): expected a list of workflows")
     return workflows
 
 
 def _as_workflow(one: Any) -> Workflow[Any, Any]:
     if not isinstance(one, Workflow):
-        raise TypeError(f"EddaApp(workflows=...): {show(one)} is no workflow; list the decorated functions themselves")
+        raise TypeError(
+            f"EddaApp(workflows=...): {repr_short(one)} is no workflow; list the decorated functions themselves"
+        )
     return one
 
 
@@ -520,15 +524,15 @@ def _choose_url(storage: Storage | None, given: str | None, engine: AsyncEngine 
     return given or (url_of(engine) if engine is not None else None) or os.environ.get("EDDA_DB_URL") or _DEFAULT_URL
 
 
-def _sink_of(broker_url: str | None, sink: Sink | None, secret: str | Sequence[str] | None) -> Sink | None:
+def _resolve_sink(broker_url: str | None, sink: Sink | None, secret: str | Sequence[str] | None) -> Sink | None:
     """Without a receiver events are stored all the same: a relayer elsewhere may know where they go."""
     if broker_url is None and sink is None:
         logger.warning("outbox_enabled without broker_url or sink: this app stores events, and sends none")
         return None
-    return choose_sink(broker_url, sink, secret)
+    return resolve_sink(broker_url, sink, secret)
 
 
-def _now_of(clock: Clock | None) -> Callable[[], int]:
+def _clock_or_system(clock: Clock | None) -> Callable[[], int]:
     return clock.now if clock is not None else lambda: time.time_ns() // 1000
 
 
@@ -542,7 +546,7 @@ def _with_webhooks(options: WebOptions, webhooks: Iterable[Webhook]) -> WebOptio
     return replace(options, webhooks=(*options.webhooks, *webhooks))
 
 
-def _with_access(options: WebOptions, auth: str | None, tokens: str | Iterable[Token] | None) -> WebOptions:
+def _apply_auth(options: WebOptions, auth: str | None, tokens: str | Iterable[Token] | None) -> WebOptions:
     if auth is None:
         auth = options.auth
     known = options.tokens if options.tokens and tokens is None else find_tokens(tokens)
@@ -559,4 +563,4 @@ async def _default_client() -> AsyncIterator[Client]:
         yield app.engine
 
 
-set_fallback(_open_default)
+set_default_client(_open_default)

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 from edda.engine.sinks import TIMEOUT, HttpSink, Sink
 
 
-def choose_sink(
+def resolve_sink(
     broker_url: str | None, sink: Sink | None, secret: str | Sequence[str] | None, timeout: float = TIMEOUT
 ) -> Sink:
     """The one that is given, or the one that the URL means."""

@@ -27,7 +27,11 @@ def settings_for(url: str) -> Settings:
 
 
 def open_storage(
-    url: str, *, pool_size: int = 5, probe: StatementProbe | None = None, now: Callable[[], int] = lambda: time.time_ns() // 1000
+    url: str,
+    *,
+    pool_size: int = 5,
+    probe: StatementProbe | None = None,
+    now: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> Storage:
     """The adapter for a database URL, plain or with a driver's name in it."""
     scheme = urlsplit(url).scheme
@@ -81,7 +85,7 @@ def _driver(package: str, extra: str) -> Iterator[None]:
         ) from error
 
 
-def most_connections(pool_size: int = 5) -> int:
+def max_connections(pool_size: int = 5) -> int:
     """That one app opens to a server, if it uses everything at once.
 
     What it reads and claims with, `ctx.transaction()`, and people who look have `pool_size` each, and the sessions of
@@ -90,7 +94,9 @@ def most_connections(pool_size: int = 5) -> int:
     return 6 * pool_size + 4
 
 
-def open_sessions(storage: Storage, engine: AsyncEngine | None, pool_size: int, probe: StatementProbe | None) -> Sessions:
+def open_sessions(
+    storage: Storage, engine: AsyncEngine | None, pool_size: int, probe: StatementProbe | None
+) -> Sessions:
     """SQLAlchemy on the storage's own database; imported only now."""
     target = storage.session_target()
     try:

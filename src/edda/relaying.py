@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import Self
 
-from edda.brokers import choose_sink
+from edda.brokers import resolve_sink
 from edda.core.codec import Codec
 from edda.databases import open_storage
 from edda.engine.calls import CallLimit
 from edda.engine.clock import DatabaseClock
-from edda.engine.dismissal import dismiss
+from edda.engine.dismissal import cancel_and_wait
 from edda.engine.relayer import Relayer, RelaySettings
 from edda.engine.retention import Pruner
 from edda.engine.settings import Settings
@@ -48,7 +48,7 @@ class OutboxRelayer:
         storage: Storage | None = None,
     ) -> None:
         self._settings = RelaySettings(lease=lease, timeout=timeout, concurrency=concurrency)
-        self._sink = choose_sink(broker_url, sink, secret, timeout)
+        self._sink = resolve_sink(broker_url, sink, secret, timeout)
         url = db_url or os.environ.get("EDDA_DB_URL") or _DEFAULT_URL
         self._storage = storage or open_storage(url, pool_size=2)
         self._codec = codec
@@ -80,7 +80,7 @@ class OutboxRelayer:
         if self._relayer is None or self._pruning is None:
             return
         pruning, self._pruning = self._pruning, None
-        await dismiss(pruning)
+        await cancel_and_wait(pruning)
         try:
             await self._relayer.stop(grace)
             await self._sink.close()

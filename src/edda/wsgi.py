@@ -24,9 +24,9 @@ from edda.control.describing import read_structures
 from edda.engine.tasks import start_task
 from edda.errors import AppError
 from edda.web import State
-from edda.web.answers import Response, come_back
+from edda.web.answers import Response, retry_later
 from edda.web.asgi import Headers, Message, Scope
-from edda.web.excuses import explain
+from edda.web.excuses import response_for_exception
 from edda.workflow.workflow import registry
 
 logger = logging.getLogger("edda.web")
@@ -93,7 +93,7 @@ class WSGIApp:
         self._lock = threading.Lock()
 
     def _goodbye(self) -> Response:
-        return _whole(come_back(503, "the app is shutting down", self._app.web_options.retry_after))
+        return _whole(retry_later(503, "the app is shutting down", self._app.web_options.retry_after))
 
 
 class _LoopThread:
@@ -160,7 +160,7 @@ class _LoopThread:
                 await self._start()
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception as error:  # a client gets an answer whatever happens
-            exchange.answer = _whole(explain(error, self._app.web_options.retry_after))
+            exchange.answer = _whole(response_for_exception(error, self._app.web_options.retry_after))
         finally:
             exchange.leave()
 

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from edda.control.views import (
+    ActionResult,
     AttemptView,
     AuditView,
     Bar,
@@ -19,7 +20,6 @@ from edda.control.views import (
     ChannelView,
     ConsumerView,
     DefinitionView,
-    ActionResult,
     EntryView,
     ErrorView,
     EventDetail,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edda.cli.doctor import CheckResult, _look_there
+from edda.cli.doctor import CheckResult, _check_database
 from edda.core.model import OutboxEvent, Rejected, Suspend
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
@@ -15,13 +15,13 @@ from tests.storage.worker import Worker
 
 
 async def look(url: str) -> dict[str, CheckResult]:
-    return {finding.subject: finding for finding in await _look_there(url)}
+    return {finding.subject: finding for finding in await _check_database(url)}
 
 
 async def kill_dead_event(storage: Storage) -> None:
     await storage.enqueue([OutboxEvent("e-1", "key", "order.paid", "/shop", b"{}", 1)])
-    (claimed,) = await storage.claim_outgoing(10, 1_000_000)
-    await storage.settle_outgoing([Rejected(claimed.seq, claimed.attempts, "400")])
+    (claimed,) = await storage.claim_outbox(10, 1_000_000)
+    await storage.record_send_results([Rejected(claimed.seq, claimed.attempts, "400")])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mysql"])
@@ -40,7 +40,7 @@ async def test_work_without_a_worker_that_is_alive_is_found(kind: str, make_data
         lost = (await look(url_of(database)))["workers"]
         assert (lost.ok, lost.words) == (False, "none is alive; 3 runs are owned by a lost worker")
         assert lost.remedy.startswith("start a worker")
-        await storage.retire(worker.id)
+        await storage.remove_worker(worker.id)
         ready = (await look(url_of(database)))["workers"]
         assert (ready.ok, ready.words) == (False, "none is alive; 3 runs are ready")
     finally:
@@ -66,7 +66,7 @@ async def test_what_needs_somebody_is_found(kind: str, make_database: MakeDataba
             mortal = Worker(storage, name)
             await mortal.register(3_600_000_000)
             assert len((await mortal.claim("order")).runs) == 2
-            await storage.retire(mortal.id, died=True)
+            await storage.remove_worker(mortal.id, died=True)
         suspects = (await storage.claim_suspects(worker.id, ["order"], 10, False)).runs
         await worker.write(
             *(

@@ -6,7 +6,7 @@ import pytest
 
 from edda.cli.drawing import draw
 from edda.cli.overview import sparkline
-from edda.cli.terminal import Line, clean, cut, table, width_of
+from edda.cli.terminal import Line, display_width, strip_control, table, truncate
 from tests.cli.showcase import TIMELINE
 
 
@@ -26,7 +26,7 @@ def test_a_timeline_shows_attempts_waits_children_and_what_was_undone() -> None:
 @pytest.mark.parametrize("width", [20, 80, 300])
 def test_a_timeline_fits_the_terminal(width: int) -> None:
     for one in draw(TIMELINE, width):
-        assert width_of(written(one)) <= max(width, 40)
+        assert display_width(written(one)) <= max(width, 40)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_timeline_fits_the_terminal(width: int) -> None:
     ],
 )
 def test_a_terminal_obeys_nothing_that_comes_from_a_database(hostile: str, shown: str) -> None:
-    assert clean(hostile) == shown
+    assert strip_control(hostile) == shown
 
 
 def test_a_table_keeps_its_columns_below_each_other_in_every_script() -> None:
@@ -50,8 +50,8 @@ def test_a_table_keeps_its_columns_below_each_other_in_every_script() -> None:
 
 
 def test_what_is_too_long_is_cut_by_its_width() -> None:
-    assert cut("注文の番号", 5) == "注文…"
-    assert cut("short", 5) == "short"
+    assert truncate("注文の番号", 5) == "注文…"
+    assert truncate("short", 5) == "short"
 
 
 def test_a_sparkline_shows_even_little_things() -> None:

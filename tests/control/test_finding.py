@@ -23,8 +23,8 @@ EARLIER = datetime.fromtimestamp(5, UTC)
 @pytest.fixture
 async def finder(monkeypatch: pytest.MonkeyPatch) -> RunSearcher:
     """Of the runs order-0 to order-9, a second apart, of which it searches four."""
-    monkeypatch.setattr(finding, "TEXT_REACH", 4)
-    monkeypatch.setattr(finding, "INPUT_REACH", 4)
+    monkeypatch.setattr(finding, "TEXT_SCAN_LIMIT", 4)
+    monkeypatch.setattr(finding, "INPUT_SCAN_LIMIT", 4)
     storage, codec = MemoryStorage(), Codec()
     await storage.open()
     inputs = {n: codec.encode({"even": n % 2 == 0, "number": n}) for n in range(10)}
@@ -39,7 +39,7 @@ async def names(finder: RunSearcher, search: RunSearch) -> list[str]:
 async def test_text_is_searched_in_the_newest_ids(finder: RunSearcher) -> None:
     found = await finder.find(RunSearch(q="ORDER"))
     assert [run.run_id for run in found.runs] == ["order-9", "order-8", "order-7", "order-6"]
-    assert found.horizon == 5 * SECOND
+    assert found.searched_to == 5 * SECOND
     assert await finder.count(RunSearch(q="order")) == {RunStatus.RUNNING: 4}
 
 
@@ -48,7 +48,7 @@ async def test_the_pages_of_one_search_end_where_the_first_one_says(finder: RunS
     second = await finder.find(RunSearch(q="order", limit=3, cursor=finding.write_cursor(first.after)))
     assert [run.run_id for run in second.runs] == ["order-6"]
     assert second.after is None
-    assert first.horizon == second.horizon == 5 * SECOND
+    assert first.searched_to == second.searched_to == 5 * SECOND
 
 
 async def test_a_whole_id_is_found_however_old_it_is(finder: RunSearcher) -> None:
@@ -58,20 +58,20 @@ async def test_a_whole_id_is_found_however_old_it_is(finder: RunSearcher) -> Non
 async def test_older_ids_are_searched_by_asking_for_an_earlier_time(finder: RunSearcher) -> None:
     found = await finder.find(RunSearch(q="order", until=EARLIER))
     assert [run.run_id for run in found.runs] == ["order-4", "order-3", "order-2", "order-1"]
-    assert found.horizon == 0
+    assert found.searched_to == 0
 
 
 async def test_who_has_searched_everything_says_nothing(finder: RunSearcher) -> None:
     assert (
         await finder.find(RunSearch(q="order", since=EARLIER, until=datetime.fromtimestamp(8, UTC)))
-    ).horizon is None
-    assert (await finder.find(RunSearch())).horizon is None
+    ).searched_to is None
+    assert (await finder.find(RunSearch())).searched_to is None
 
 
 async def test_inputs_are_searched_in_the_newest_runs_and_then_further_back(finder: RunSearcher) -> None:
     first = await finder.find(RunSearch(input=("number=3",)))
     assert first.runs == []
-    assert first.horizon == 5 * SECOND
+    assert first.searched_to == 5 * SECOND
     second = await finder.find(RunSearch(input=("number=3",), cursor=finding.write_cursor(first.after)))
     assert [run.run_id for run in second.runs] == ["order-3"]
     third = await finder.find(RunSearch(input=("number=3",), until=datetime.fromtimestamp(5.000001, UTC)))
@@ -82,7 +82,7 @@ async def test_what_is_counted_before_something_is_done_to_all_is_what_it_is_don
     search = RunSearch(input=("even=true",))
     for reach in (3, 6, 100):
         counted = sum((await finder.count(search, reach)).values())
-        assert counted == len([run async for run in finder.every(search, reach)]) > 0
+        assert counted == len([run async for run in finder.iterate(search, reach)]) > 0
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ async def test_what_cannot_be_kept_is_not_missed(model: Any) -> None:
     lore: DefinitionPublisher = made(storage, None, "shop", unused, unused, unused)
     lore.start()
     for _ in range(3):
-        lore.add_form("order", "paid", model)
+        lore.add_event_schema("order", "paid", model)
     await lore.stop()
-    lore.add_form("order", "later", model)
+    lore.add_event_schema("order", "later", model)
     assert storage.asked <= 1

@@ -21,7 +21,7 @@ from edda.core.channels import Message, pack_message
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
 from edda.core.redaction import Redaction
-from edda.core.veil import HIDDEN
+from edda.core.veil import REDACTED
 
 CODEC = Codec()
 PAYLOADS = PayloadPresenter(CODEC, Redaction(["iban", "card.number", "*.note"]))
@@ -80,27 +80,27 @@ def test_secrets_are_hidden_at_every_depth() -> None:
         "number": 7,
     }
     assert PAYLOADS.value(CODEC.encode(value)) == {
-        "user": {"name": "Ann", "password": HIDDEN, "accessToken": HIDDEN, "API-Key": HIDDEN},
-        "payments": [{"card": {"number": HIDDEN, "holder": "Ann"}, "IBAN": HIDDEN}],
+        "user": {"name": "Ann", "password": REDACTED, "accessToken": REDACTED, "API-Key": REDACTED},
+        "payments": [{"card": {"number": REDACTED, "holder": "Ann"}, "IBAN": REDACTED}],
         "note": "mine",
         "number": 7,
     }
-    assert PAYLOADS.value(CODEC.encode({"order": {"note": "theirs"}})) == {"order": {"note": HIDDEN}}
+    assert PAYLOADS.value(CODEC.encode({"order": {"note": "theirs"}})) == {"order": {"note": REDACTED}}
 
 
 def test_secrets_of_events_and_messages_are_hidden_too() -> None:
     event = make("paid", "/shop", "1", {"token": "t", "by": "card"}, extensions={"secret": "s"})
     shown = PAYLOADS.event(json_format.emit_stored(event))
-    assert shown["data"] == {"token": HIDDEN, "by": "card"}
-    assert (shown["type"], shown["secret"]) == ("paid", HIDDEN)
+    assert shown["data"] == {"token": REDACTED, "by": "card"}
+    assert (shown["type"], shown["secret"]) == ("paid", REDACTED)
     message = Message("1", "news", None, {"password": "p"}, {"token": "t"}, 0)
     shown = PAYLOADS.event(pack_message(CODEC, message))
-    assert (shown["data"], shown["metadata"]) == ({"password": HIDDEN}, {"token": HIDDEN})
+    assert (shown["data"], shown["metadata"]) == ({"password": REDACTED}, {"token": REDACTED})
 
 
 def test_secrets_among_the_paths_of_a_match_are_hidden_too() -> None:
     match = {"card.number": "4111", "order.user.token": "t", "@authorization": "a", "order.id": "A"}
-    hidden = {"card.number": HIDDEN, "order.user.token": HIDDEN, "@authorization": HIDDEN, "order.id": "A"}
+    hidden = {"card.number": REDACTED, "order.user.token": REDACTED, "@authorization": REDACTED, "order.id": "A"}
     assert PAYLOADS.value(CODEC.encode(match)) == hidden
 
 
@@ -158,13 +158,13 @@ def test_an_error_has_its_traceback_and_its_cause() -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("GET https://me:hunter2@example.org/a?b=1", f"GET https://me:{HIDDEN}@example.org/a?b=1"),
-        ("postgresql://:hunter2@db", f"postgresql://:{HIDDEN}@db"),
-        ("Authorization: Bearer abc.def-1234", f"Authorization: Bearer {HIDDEN}"),
-        ("{'Authorization': 'Basic aGVsbG8='}", f"{{'Authorization': 'Basic {HIDDEN}'}}"),
-        ('{"api_key": "abc", "order": "A-17"}', f'{{"api_key": {HIDDEN}, "order": "A-17"}}'),
-        ("token=abc&order=17", f"token={HIDDEN}&order=17"),
-        ("iban: DE02 is refused", f"iban: {HIDDEN} is refused"),
+        ("GET https://me:hunter2@example.org/a?b=1", f"GET https://me:{REDACTED}@example.org/a?b=1"),
+        ("postgresql://:hunter2@db", f"postgresql://:{REDACTED}@db"),
+        ("Authorization: Bearer abc.def-1234", f"Authorization: Bearer {REDACTED}"),
+        ("{'Authorization': 'Basic aGVsbG8='}", f"{{'Authorization': 'Basic {REDACTED}'}}"),
+        ('{"api_key": "abc", "order": "A-17"}', f'{{"api_key": {REDACTED}, "order": "A-17"}}'),
+        ("token=abc&order=17", f"token={REDACTED}&order=17"),
+        ("iban: DE02 is refused", f"iban: {REDACTED} is refused"),
         ("order 17 was refused: no money", "order 17 was refused: no money"),
         ("see https://example.org/a:b for tokens", "see https://example.org/a:b for tokens"),
         ("a bearer of news", "a bearer of news"),

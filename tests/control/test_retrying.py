@@ -20,7 +20,7 @@ from edda import (
 )
 from edda.core.model import EntryKind, RunId
 from edda.errors import ActionRefusedError, InstanceNotFoundError, RetryExhaustedError
-from edda.testing import CrashPoints, CrashMode
+from edda.testing import CrashMode, CrashPoints
 from edda.workflow.saga import on_failure
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edda.control.timeline import TimelineInput, draw_timeline
+from edda.control.timeline import TimelineInput, build_timeline
 from edda.control.views import Bar, BarState, ErrorView, Timeline
 from edda.core.model import MICROSECONDS, Entry, EntryKind, RunId, RunRecord, Wait, WorkerId
 from edda.core.states import RunStatus
@@ -33,7 +33,7 @@ def draw(
     glance = TimelineInput(
         record, 0, BORN, waits, at(200), lambda value: ErrorView("E", value.decode()), lambda value: ("child-1", True)
     )
-    return draw_timeline(entries, glance)
+    return build_timeline(entries, glance)
 
 
 def span(bar: Bar) -> tuple[int, int | None]:

@@ -30,7 +30,7 @@ class Pulse:
 
 
 async def listen(watch: ChangeFeed, heard: list[str]) -> None:
-    async with aclosing(watch.marks()) as marks:
+    async with aclosing(watch.changes()) as marks:
         async for mark in marks:
             heard.append(mark)
 

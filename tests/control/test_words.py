@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edda.control.words import say_duration, say_state
+from edda.control.words import format_duration, status_text
 from edda.core.match import describe
 from edda.core.model import MICROSECONDS, RunId, RunRecord, WorkerId
 from edda.core.redaction import Redaction
@@ -53,7 +53,7 @@ def record(status: RunStatus, **known: Any) -> RunRecord:
     ],
 )
 def test_each_state_is_said_in_words(run: RunRecord, words: str) -> None:
-    assert say_state(run, NOW, outcome="ValueError: no") == words
+    assert status_text(run, NOW, outcome="ValueError: no") == words
 
 
 @pytest.mark.parametrize(
@@ -61,18 +61,18 @@ def test_each_state_is_said_in_words(run: RunRecord, words: str) -> None:
     [(RunStatus.RUNNING, "has stopped: its"), (RunStatus.COMPENSATING, "has stopped undoing what it did: its")],
 )
 def test_a_run_whose_worker_is_lost_is_not_said_to_run(status: RunStatus, begin: str) -> None:
-    words = say_state(record(status, owner=WorkerId("w1")), NOW, lost="has died")
+    words = status_text(record(status, owner=WorkerId("w1")), NOW, lost="has died")
     assert words == f"{begin} worker w1 has died; another worker takes it over as soon as one is running"
 
 
 def test_every_state_has_words() -> None:
-    assert all(say_state(record(status), NOW) for status in RunStatus)
+    assert all(status_text(record(status), NOW) for status in RunStatus)
 
 
 def test_a_wait_says_how_much_of_its_time_is_over() -> None:
     reason = Redaction().clean(describe("payment.completed", {"order_id": "A-17"}))
     run = record(RunStatus.WAITING_FOR_EVENT, reason=reason, ready_at=NOW + 2 * MINUTE)
-    words = say_state(run, NOW, since=NOW - 3 * MINUTE)
+    words = status_text(run, NOW, since=NOW - 3 * MINUTE)
     assert words == "waits for payment.completed where order_id = A-17, 3 min of 5 min"
 
 
@@ -106,15 +106,15 @@ def test_secrets_in_what_is_waited_for_are_hidden(match: dict[str, Any], words: 
     ],
 )
 def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
-    assert say_duration(int(seconds * MICROSECONDS)) == words
+    assert format_duration(int(seconds * MICROSECONDS)) == words
 
 
 def test_a_run_that_died_with_its_process_or_is_not_claimed_says_so() -> None:
     long_ago = NOW - 10 * MINUTE
-    assert say_state(record(RunStatus.RUNNING, owner=WorkerId("w1"), deaths=1), NOW).endswith(
+    assert status_text(record(RunStatus.RUNNING, owner=WorkerId("w1"), deaths=1), NOW).endswith(
         "after a process death without progress"
     )
-    assert say_state(record(RunStatus.RUNNING, deaths=3), NOW).startswith(
+    assert status_text(record(RunStatus.RUNNING, deaths=3), NOW).startswith(
         "waits until a worker runs it apart from others, after 3 process deaths"
     )
-    assert "is a worker running that has the workflow" in say_state(record(RunStatus.RUNNING, ready_at=long_ago), NOW)
+    assert "is a worker running that has the workflow" in status_text(record(RunStatus.RUNNING, ready_at=long_ago), NOW)

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edda.core.codec import Codec
-from edda.core.match import bucket, describe, event_keys, normalize, shape, wait_key
+from edda.core.match import bucket, describe, event_keys, match_paths, parse_match, wait_key
 
 TYPE = "payment.completed"
 
@@ -26,8 +26,8 @@ def read(text: str) -> Any:
 
 
 def meets(match: dict[str, Any], data: str = "{}", **attributes: Any) -> bool:
-    match = normalize(match)
-    keys = event_keys(TYPE, attributes, read(data), [shape(match)], None)
+    match = parse_match(match)
+    keys = event_keys(TYPE, attributes, read(data), [match_paths(match)], None)
     return wait_key(TYPE, match) in [key.plain for key in keys]
 
 
@@ -195,30 +195,30 @@ def test_a_key_is_the_same_in_every_release_because_it_is_stored() -> None:
 def test_an_event_has_a_key_for_every_shape_that_it_fits() -> None:
     data = {"order_id": "A-17", "region": "eu"}
     matches: list[dict[str, Any]] = [{}, {"order_id": "A-17"}, {"order_id": "A-17", "region": "eu"}, {"amount": 1}]
-    keys = event_keys(TYPE, {}, data, map(shape, matches), None)
+    keys = event_keys(TYPE, {}, data, map(match_paths, matches), None)
     assert [key.plain for key in keys] == [wait_key(TYPE, match) for match in matches[:3]]
     assert all(key.kept == key.plain for key in keys)
 
 
 def test_an_event_for_one_run_is_kept_under_that_run_s_own_key() -> None:
     match = {"order_id": "A-17"}
-    (key,) = event_keys(TYPE, {}, match, [shape(match)], "run-1")
+    (key,) = event_keys(TYPE, {}, match, [match_paths(match)], "run-1")
     assert key.plain == wait_key(TYPE, match)
     assert key.kept == wait_key(TYPE, match, "run-1")
     assert len({key.plain, key.kept, wait_key(TYPE, match, "run-2")}) == 3
 
 
 def test_a_shape_is_the_sorted_paths_in_ascii() -> None:
-    assert shape({"b": 1, "a.é": 2, "\x00": 3}) == r'["\u0000","a.\u00e9","b"]'
-    assert shape({}) == "[]"
+    assert match_paths({"b": 1, "a.é": 2, "\x00": 3}) == r'["\u0000","a.\u00e9","b"]'
+    assert match_paths({}) == "[]"
 
 
 def test_a_shape_has_a_limit() -> None:
-    assert len(shape({"a" * 1_596: 1})) == 1_600
+    assert len(match_paths({"a" * 1_596: 1})) == 1_600
     with pytest.raises(
         ValueError, match="take 1,601 bytes, more than the limit of 1,600; match on fewer or shorter paths"
     ):
-        shape({"a" * 1_597: 1})
+        match_paths({"a" * 1_597: 1})
 
 
 def test_a_bucket_is_the_key_s_checksum() -> None:
@@ -260,12 +260,12 @@ class Loud(float):
     ],
 )
 def test_a_match_is_reduced_to_json_values(given: Any, normal: Any) -> None:
-    (value,) = normalize({"a": given}).values()
+    (value,) = parse_match({"a": given}).values()
     assert (type(value), value) == (type(normal), normal)
 
 
 def test_no_match_is_an_empty_one() -> None:
-    assert normalize(None) == normalize({}) == {}
+    assert parse_match(None) == parse_match({}) == {}
 
 
 def test_a_number_that_prints_itself_in_its_own_way_is_still_that_number() -> None:
@@ -297,18 +297,18 @@ def test_a_number_that_prints_itself_in_its_own_way_is_still_that_number() -> No
 )
 def test_what_no_event_can_have_is_refused_by_name(match: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
-        normalize(match)
+        parse_match(match)
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(ValueError, match="is nested more than 64 levels deep"):
-        normalize({"a": loop})
+        parse_match({"a": loop})
 
 
 def test_a_match_is_described_for_people() -> None:
-    match = normalize({"order_id": "A-17", "@subject": "x", "price": Decimal("1.50"), "ok": None})
+    match = parse_match({"order_id": "A-17", "@subject": "x", "price": Decimal("1.50"), "ok": None})
     assert describe(TYPE, match) == f'{TYPE} where order_id = "A-17" and @subject = "x" and price = 1.50 and ok = null'
     assert describe(TYPE, {}) == TYPE
 
@@ -376,11 +376,11 @@ def test_a_wait_meets_an_event_if_and_only_if_its_values_are_there(case: tuple[d
         texts.get(path) == as_text(value) if path[0] == "@" else path in present and equal(present[path], value)
         for path, value in match.items()
     )
-    keys = event_keys(TYPE, attributes, data, [shape(match)], None)
-    assert (wait_key(TYPE, normalize(match)) in [key.plain for key in keys]) is expected
+    keys = event_keys(TYPE, attributes, data, [match_paths(match)], None)
+    assert (wait_key(TYPE, parse_match(match)) in [key.plain for key in keys]) is expected
 
 
 @given(events_and_matches())
 def test_a_stored_match_has_the_same_key(case: tuple[Any, Any, dict[str, Any]]) -> None:
-    codec, match = Codec(), normalize(case[2])
+    codec, match = Codec(), parse_match(case[2])
     assert wait_key(TYPE, codec.decode(codec.encode(match))) == wait_key(TYPE, match)

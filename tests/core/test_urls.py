@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edda.core.urls import show_url, split_credentials
-from edda.core.veil import veil
+from edda.core.veil import redact_credentials
 
 SECRET = "S3CRET"
 URLS = [
@@ -55,7 +55,7 @@ def test_without_a_password_all_of_it_is_shown(url: str) -> None:
     ],
 )
 def test_urls_within_a_text_are_shown_without_them(text: str) -> None:
-    assert SECRET not in veil(text)
+    assert SECRET not in redact_credentials(text)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from edda.engine.ids import Ids
 from edda.engine.settings import Settings
 from edda.errors import EddaError, StorageUnavailableError
 from edda.storage.ports import HeartbeatConnection, Storage
-from edda.testing import CrashPoints, CrashMode, CrashPoint
+from edda.testing import CrashMode, CrashPoint, CrashPoints
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database
 
@@ -67,7 +67,7 @@ async def witness_of(database: Database) -> AsyncIterator[Witness]:
     await storage.open()
     try:
         await storage.migrate()
-        pulse = await storage.pulse()
+        pulse = await storage.open_heartbeat()
         yield Witness(database, storage, pulse)
         await pulse.close()
     finally:

@@ -13,7 +13,9 @@ LASTS = {"sqlite": re.compile("COMMIT"), "postgres": CHANGES, "mysql": CHANGES}
 """Dying at any other statement leaves what dying at the next of these leaves; on SQLite nothing lasts but a commit."""
 
 
-def telling(kind: str, how: CrashMode, points: Iterable[CrashPoint], known: Container[CrashPoint] = ()) -> list[CrashPoint]:
+def telling(
+    kind: str, how: CrashMode, points: Iterable[CrashPoint], known: Container[CrashPoint] = ()
+) -> list[CrashPoint]:
     """Without those known from another scenario."""
     return [point for point in points if point not in known and _tells(kind, how, point)]
 

@@ -30,7 +30,7 @@ from edda import (
 )
 from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
-from edda.core.channels import DIRECT, log_type, unpack_message
+from edda.core.channels import DIRECT, event_type, unpack_message
 from edda.core.model import EntryKind, RunId
 from edda.errors import WorkflowCancelledError
 from edda.storage.ports import Storage
@@ -148,7 +148,7 @@ class Remains(Struct, frozen=True):
     async def is_done(self, place: str) -> bool:
         """Recorded by its own transaction, or by then in the history."""
         id, gen, step = place.split("/", 2)
-        if await self.storage.done(RunId(id), int(gen), step) is not None:
+        if await self.storage.find_step_commit(RunId(id), int(gen), step) is not None:
             return True
         return any(
             entry.step == step and entry.ok and entry.kind in {EntryKind.STEP, EntryKind.LATE}
@@ -156,7 +156,7 @@ class Remains(Struct, frozen=True):
         )
 
     async def is_dispatched(self) -> bool:
-        return any(self.names_it(one.body) for one in await self.storage.dispatches(10_000))
+        return any(self.names_it(one.body) for one in await self.storage.staged_events(10_000))
 
     def names_it(self, body: bytes) -> bool:
         return f'"{self.family}"'.encode() in body
@@ -299,12 +299,12 @@ async def is_packing(remains: Remains) -> bool:
 async def is_announced(remains: Remains) -> bool:
     if await remains.is_dispatched():
         return True
-    logged = await remains.storage.log(log_type(CHANNEL), 0, FOR_EVER, 10_000)
+    logged = await remains.storage.events_of_type(event_type(CHANNEL), 0, FOR_EVER, 10_000)
     return any(remains.names_it(one.event.body) for one in logged)
 
 
 async def is_on_its_way_out(remains: Remains) -> bool:
-    found = [one for one in await remains.storage.find_outgoing(limit=10_000) if one.event.run_id == remains.family]
+    found = [one for one in await remains.storage.find_outbox(limit=10_000) if one.event.run_id == remains.family]
     assert len(found) <= 1, "an event is in the outbox twice"
     return bool(found)
 

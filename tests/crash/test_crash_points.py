@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from edda.testing import CrashPoints, CrashMode, CrashPoint
+from edda.testing import CrashMode, CrashPoint, CrashPoints
 from tests.conftest import MakeDatabase
 from tests.sampling import is_sampled
 

@@ -9,8 +9,8 @@ import pytest
 
 from edda import EddaApp
 from edda.core.model import EntryKind
-from edda.engine.intake import run_of
-from edda.testing import CrashPoints, CrashMode, CrashPoint
+from edda.engine.intake import run_id_for_event
+from edda.testing import CrashMode, CrashPoint, CrashPoints
 from tests.conftest import MakeDatabase
 
 from .event_scenarios import EVENT_SCENARIOS, SUMMONED, event_for
@@ -39,7 +39,7 @@ class Summoner(Reader):
     def __init__(self, witness: Witness, scenario: Scenario) -> None:
         super().__init__(witness, scenario)
         self.event = event_for(self.run_id, scenario.name, 1)
-        self.run_id = run_of(scenario.name, self.event)
+        self.run_id = run_id_for_event(scenario.name, self.event)
 
     async def launch(self, app: EddaApp) -> None:
         await app.receive([self.event])

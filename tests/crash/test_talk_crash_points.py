@@ -20,7 +20,7 @@ from edda.core.codec import Codec
 from edda.core.model import Entry, EntryKind, RunId
 from edda.core.states import ENDED
 from edda.engine.relayer import Relayer, RelaySettings
-from edda.testing import CrashPoints, CrashMode, CrashPoint
+from edda.testing import CrashMode, CrashPoint, CrashPoints
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database, MakeDatabase
 from tests.engine.conftest import url_of
@@ -146,7 +146,7 @@ class Talker(Player):
         assert all(memory.calls[place] == times for place, times in self._recorded.items()), "what was done ran again"
         for name in self.talk.cast:
             await self._check_run(RunId(f"{self.run_id}{name}"))
-        facts = await self.witness.storage.facts(self.run_id)
+        facts = await self.witness.storage.run_values(self.run_id)
         assert tuple(Codec().decode(fact.value) for fact in facts) == self.talk.facts
 
     async def _check_run(self, run_id: RunId) -> None:
@@ -158,7 +158,7 @@ class Talker(Player):
         for gen, history in enumerate(histories):
             check_history(history)
             for entry in history:
-                assert await storage.done(run_id, gen, entry.step) is None, "it is recorded twice"
+                assert await storage.find_step_commit(run_id, gen, entry.step) is None, "it is recorded twice"
         check_letters([entry for history in histories for entry in history])
         assert await storage.waits(run_id) == ()
 
@@ -172,7 +172,7 @@ def check_letters(entries: Sequence[Entry]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edda.engine.work.LEASE", QUICK_LEASE)
+    monkeypatch.setattr("edda.engine.work.MESSAGE_LEASE", QUICK_LEASE)
 
 
 @pytest.mark.parametrize("how", CrashMode)

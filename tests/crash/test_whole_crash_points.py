@@ -15,7 +15,7 @@ import pytest
 from edda import EddaApp, RunStatus
 from edda.core.model import Entry, EntryKind, RunId
 from edda.core.states import ENDED
-from edda.testing import CrashPoints, CrashMode, CrashPoint
+from edda.testing import CrashMode, CrashPoint, CrashPoints
 from edda.workflow.workflow import Workflow
 from tests.conftest import MakeDatabase
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from edda.core import states
-from edda.core.states import ENDED, MOVES, WAITING, RunStatus
+from edda.core.states import ENDED, TRANSITIONS, WAITING, RunStatus
 
 from ..matrix.table import AGAIN, GONE, INPUTS, REFUSED, SAME, STATES, rows
 from .pages import DOCS
@@ -59,7 +59,7 @@ def meaning(status: RunStatus, documented: dict[str, str]) -> str:
 
 
 def following(status: RunStatus) -> str:
-    found = ", ".join(f"`{after}`" for after in in_order(MOVES[status] - LATER))
+    found = ", ".join(f"`{after}`" for after in in_order(TRANSITIONS[status] - LATER))
     if status in RETRIED:
         return "`running`, if it is retried by hand"
     return found or ("" if status in LATER else "none: it has ended")
@@ -82,7 +82,9 @@ def diagram() -> str:
     """Without what is reserved, for it would only hide the rest."""
     used = [status for status in RunStatus if status not in LATER]
     lines = ["stateDiagram-v2", "    [*] --> running"]
-    lines += [f"    {before} --> {after}" for before in used for after in in_order(MOVES[before]) if after in used]
+    lines += [
+        f"    {before} --> {after}" for before in used for after in in_order(TRANSITIONS[before]) if after in used
+    ]
     lines += [f"    {status} --> [*]" for status in in_order(ENDED) if status in used]
     return "\n".join(["```mermaid", *lines, "```"])
 

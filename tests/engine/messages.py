@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edda import EddaApp, RunStatus, WorkflowContext, publish, receive, subscribe, workflow
-from edda.core.channels import log_type, unpack_message
-from edda.core.model import RunWrite, End, EntryKind, Fence, Recur, BatchResult
+from edda.core.channels import event_type, unpack_message
+from edda.core.model import BatchResult, End, EntryKind, Fence, Recur, RunWrite
 
 from .facts import PATIENCE, until, until_status
 
@@ -52,7 +52,7 @@ async def publish_all(app: EddaApp, channel: str, *data: Any) -> None:
 
 async def logged(app: EddaApp, channel: str) -> list[Any]:
     """The data of every message of a channel that is in the log, in its order."""
-    found = await app.engine.storage.log(log_type(channel), 0, _FOR_EVER, 100_000)
+    found = await app.engine.storage.events_of_type(event_type(channel), 0, _FOR_EVER, 100_000)
     return [unpack_message(app.engine.codec, one.event.body).data for one in found]
 
 
@@ -68,7 +68,7 @@ async def kill(app: EddaApp, witness: EddaApp) -> None:
     worker = app.engine.worker
     assert worker is not None
     app.kill()
-    await witness.engine.storage.retire(worker.info.id)
+    await witness.engine.storage.remove_worker(worker.info.id)
 
 
 class Held:

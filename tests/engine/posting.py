@@ -32,8 +32,8 @@ async def result_of(app: EddaApp, run_id: str) -> Any:
 
 async def stored(app: EddaApp, event_type: str) -> list[CloudEvent]:
     """All events of a type, in the order they were accepted."""
-    found = await app.engine.storage.log(event_type, 0, _FOR_EVER, 1000)
-    return [json_format.parse_stored(app.engine.codec.unseal(one.event.body)) for one in found]
+    found = await app.engine.storage.events_of_type(event_type, 0, _FOR_EVER, 1000)
+    return [json_format.parse_stored(app.engine.codec.decrypt(one.event.body)) for one in found]
 
 
 async def registered(app: EddaApp, run_id: str) -> list[str]:

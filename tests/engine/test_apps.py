@@ -235,7 +235,7 @@ async def test_a_lost_worker_is_replaced_and_the_app_goes_on(make_app: MakeApp) 
     app = await make_app(settings=MORTAL)
     lost = app.engine.worker
     assert lost is not None
-    await app.engine.storage.retire(lost.info.id)  # as a takeover does: its fence is gone
+    await app.engine.storage.remove_worker(lost.info.id)  # as a takeover does: its fence is gone
     assert await app.run(order) == "done"
     await until(lambda: app.engine.worker is not lost, "there is a new worker")
     assert await app.run(order) == "done"

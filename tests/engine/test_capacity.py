@@ -94,7 +94,7 @@ async def test_other_activities_keep_their_places(make_app: MakeApp) -> None:
     worker = app.engine.worker
     assert worker is not None
     assert len(worker.live) == 2
-    assert not worker.has_room
+    assert not worker.has_capacity
     gate.set()
     for run_id in runs:
         await app.handle(run_id).result(timeout=60)

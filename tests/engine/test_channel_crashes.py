@@ -72,7 +72,7 @@ async def forward_nothing() -> bool:
 
 
 def stop_forwarding(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app.engine.forwarder, "forward", forward_nothing)
+    monkeypatch.setattr(app.engine.forwarder, "move_batch", forward_nothing)
 
 
 # Whoever receives dies

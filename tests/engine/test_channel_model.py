@@ -262,9 +262,9 @@ class Comparison(RuleBasedStateMachine):
         self.app.kill()
         self.app = self.new_app(start=now + timedelta(seconds=away))
         await self.app.initialize()
-        await self.app.engine.storage.retire(worker.info.id)  # as whoever sees that the process is gone does
+        await self.app.engine.storage.remove_worker(worker.info.id)  # as whoever sees that the process is gone does
         assert self.app.engine.worker is not None
-        self.app.engine.worker.nudge()
+        self.app.engine.worker.wake()
 
     # What must be so
 

@@ -29,7 +29,7 @@ from edda import (
     wait_event,
     workflow,
 )
-from edda.core.model import RunWrite, EntryKind, Fence, BatchResult
+from edda.core.model import BatchResult, EntryKind, Fence, RunWrite
 from edda.errors import NotInWorkflowError, StorageRejectedError
 from edda.workflow.workflow import registry
 

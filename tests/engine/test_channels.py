@@ -209,7 +209,7 @@ async def test_a_message_is_encrypted_like_everything_else(make_app: MakeApp, mo
     await publish(app, "in", "secret")
     held.let_go()
     assert await result_of(app, out) == "secret"
-    stored = await app.engine.storage.log("channel/in", 0, 1 << 60, 10)
+    stored = await app.engine.storage.events_of_type("channel/in", 0, 1 << 60, 10)
     assert len(stored) == 2, "as it was published, and as it was offered again"
     assert not any(b"secret" in one.event.body for one in stored)
 
@@ -586,13 +586,13 @@ async def test_messages_that_are_too_large_all_together_arrive_all_the_same(
         for number in range(20):
             await publish(ctx, "news", [number, "x" * 1_500_000])
 
-    forward, may_forward = app.engine.forwarder.forward, asyncio.Event()
+    forward, may_forward = app.engine.forwarder.move_batch, asyncio.Event()
 
     async def forward_later() -> bool:
         await may_forward.wait()
         return await forward()
 
-    monkeypatch.setattr(app.engine.forwarder, "forward", forward_later)
+    monkeypatch.setattr(app.engine.forwarder, "move_batch", forward_later)
     await run(app, tell)
     may_forward.set()
     await until_logged(app, "news", 20)

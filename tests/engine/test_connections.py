@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from edda import EddaApp, WorkflowContext, activity, workflow
 from edda.control.views import RunSearch
-from edda.databases import most_connections
+from edda.databases import max_connections
 from edda.storage import alchemy
 from edda.storage.postgres import PostgresStorage
 from tests.conftest import MakeDatabase
@@ -62,7 +62,7 @@ async def test_a_process_opens_no_more_connections_than_it_says(kind: str, make_
         gate.set()
         await run
     await engine.dispose()
-    assert 4 < count <= most_connections(pool_size=1)
+    assert 4 < count <= max_connections(pool_size=1)
 
 
 async def test_a_connection_that_was_cut_is_no_error_in_anybodys_log() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from edda import RetryPolicy, WorkflowContext, activity, sleep, workflow
 from edda.core.codec import Codec
-from edda.core.model import RunWrite, ClaimedRun, Crashes, Entry, EntryKind, RunId, WorkerId, WorkerInfo
+from edda.core.model import ClaimedRun, Crashes, Entry, EntryKind, RunId, RunWrite, WorkerId, WorkerInfo
 from edda.engine.crashes import CrashGuard
 from edda.engine.settings import Settings
 from edda.engine.steps import OutcomePolicy
@@ -37,7 +37,7 @@ def judge() -> OutcomePolicy:
 
 def command(id: str, needs: int, policy: RetryPolicy | None = None) -> Command:
     made = Command(EntryKind.STEP, id, id.partition(":")[0], b"", lambda _: None)
-    made.needs, made.replayed = needs, True
+    made.after_entry, made.is_replay = needs, True
     made.call = ActivityCall.__new__(ActivityCall)
     object.__setattr__(made.call, "retry_policy", policy)
     return made
@@ -160,7 +160,7 @@ async def test_deaths_are_cleared_when_the_steps_in_flight_have_ended(
     worker = WorkerInfo(WorkerId("mortal"), "test", "elsewhere", 1)
     await storage.register(worker, 3_600_000_000)
     assert len((await storage.claim(worker.id, ["order"], 10)).runs) == 1
-    await storage.retire(worker.id, died=True)
+    await storage.remove_worker(worker.id, died=True)
     cleared = 0
     app = await make_app(workflows=[order])
     clear = app.engine.storage.clear_deaths

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edda.engine import dismissal
-from edda.engine.dismissal import dismiss
+from edda.engine.dismissal import cancel_and_wait
 
 
 async def for_ever() -> None:
@@ -16,12 +16,12 @@ async def for_ever() -> None:
 
 async def test_a_task_is_over_when_it_was_dismissed() -> None:
     task = asyncio.create_task(for_ever())
-    await dismiss(task, None)
+    await cancel_and_wait(task, None)
     assert task.cancelled()
 
 
 async def test_a_cancel_that_is_swallowed_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dismissal, "AGAIN", 0.01)
+    monkeypatch.setattr(dismissal, "RECANCEL_AFTER", 0.01)
     swallowed = 0
 
     async def deaf() -> None:
@@ -35,7 +35,7 @@ async def test_a_cancel_that_is_swallowed_is_repeated(monkeypatch: pytest.Monkey
 
     task = asyncio.create_task(deaf())
     await asyncio.sleep(0)
-    await dismiss(task)
+    await cancel_and_wait(task)
     assert task.cancelled()
     assert swallowed == 3
 
@@ -46,11 +46,11 @@ async def test_how_it_ended_is_of_no_interest(caplog: pytest.LogCaptureFixture) 
 
     task = asyncio.create_task(fail())
     await asyncio.sleep(0)
-    await dismiss(task)
+    await cancel_and_wait(task)
     del task
     assert caplog.text == ""
 
 
 async def test_nobody_to_dismiss_takes_no_time() -> None:
-    await dismiss()
-    await dismiss(None)
+    await cancel_and_wait()
+    await cancel_and_wait(None)

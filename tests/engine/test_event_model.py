@@ -199,8 +199,8 @@ class Comparison(RuleBasedStateMachine):
         self.app = self.new_app(start=now + timedelta(seconds=away))
         self.model.absences.append((as_microseconds(now), self.app.clock.now()))
         await self.app.initialize()
-        await self.app.engine.storage.retire(dead)  # as whoever sees that the process is gone does
-        self.worker.nudge()
+        await self.app.engine.storage.remove_worker(dead)  # as whoever sees that the process is gone does
+        self.worker.wake()
 
     @property
     def worker(self) -> Worker:
@@ -235,7 +235,7 @@ class Comparison(RuleBasedStateMachine):
         kind = OutcomeKind(entry.kind)
         if kind is not OutcomeKind.EVENT or not entry.ok:
             return Outcome(kind, entry.at, entry.step, ok=entry.ok)
-        event = json_format.parse_stored(self.app.engine.codec.unseal(entry.value))
+        event = json_format.parse_stored(self.app.engine.codec.decrypt(entry.value))
         return Outcome(kind, entry.at, entry.step, event.id)
 
 

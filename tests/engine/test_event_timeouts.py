@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edda import EddaApp, EventTimeoutError, WorkflowContext, activity, sleep, wait_event, workflow
-from edda.core.model import RunWrite, EntryKind, Fence, BatchResult
+from edda.core.model import BatchResult, EntryKind, Fence, RunWrite
 from edda.testing import VirtualApp
 
 from .conftest import MakeApp
@@ -240,7 +240,7 @@ async def test_a_crash_before_the_wait_was_stored_does_not_turn_its_event_into_a
     assert worker is not None
     first.kill()
     await asyncio.sleep(0.25)  # the time-out passes while nobody is there
-    await door.engine.storage.retire(worker.info.id)
+    await door.engine.storage.remove_worker(worker.info.id)
     second = await make_app()
     assert await result_of(second, run_id) == 7
 

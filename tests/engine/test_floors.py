@@ -44,41 +44,43 @@ def floors_of(*entries: Entry) -> EventCursors:
 def test_a_key_is_asked_for_from_the_last_event_that_came_by_it() -> None:
     floors = floors_of(received(1, 7, k=1))
     floors.received(wait_for(k=1), 9)
-    assert floors.wait_of(wait_for(k=1)).floor == 9
-    assert floors.wait_of(wait_for(k=2)).floor is None
+    assert floors.to_wait(wait_for(k=1)).floor == 9
+    assert floors.to_wait(wait_for(k=2)).floor is None
 
 
 def test_what_was_given_back_is_asked_for_again_though_another_wait_got_a_later_one() -> None:
     floors = floors_of()
-    floors.given_back("paid", 5)
+    floors.on_released("paid", 5)
     floors.received(wait_for(k=1), 6)
-    assert floors.wait_of(wait_for(k=1)).floor == 4
+    assert floors.to_wait(wait_for(k=1)).floor == 4
     floors.received(wait_for(k=1), 5)
-    assert floors.wait_of(wait_for(k=1)).floor == 6
+    assert floors.to_wait(wait_for(k=1)).floor == 6
 
 
 def test_a_replay_knows_what_was_given_back_too() -> None:
-    assert floors_of(given_back(1, 5), received(2, 6, k=1)).wait_of(wait_for(k=1)).floor == 4
+    assert floors_of(given_back(1, 5), received(2, 6, k=1)).to_wait(wait_for(k=1)).floor == 4
     back_again = floors_of(given_back(1, 5), received(2, 6, k=1), received(3, 5, k=1))
-    assert back_again.wait_of(wait_for(k=1)).floor == 6
+    assert back_again.to_wait(wait_for(k=1)).floor == 6
 
 
 def test_what_no_letter_brought_is_carried_over_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floors_module, "MOST_CARRIED", 0)
+    monkeypatch.setattr(floors_module, "MAX_CARRIED_CURSORS", 0)
     before = floors_of(Entry(1, EntryKind.MESSAGE, "m:1", "news", True, 0, CODEC.encode("broadcast"), event=7))
     before.received(wait_for(k=1), 9)
-    carried = Entry(1, EntryKind.RECUR, "", "", True, 0, value=before.pack({}))
+    carried = Entry(1, EntryKind.RECUR, "", "", True, 0, value=before.export({}))
     after = floors_of(carried)
-    assert after.reached(message_on("news")) == 7
-    assert after.wait_of(wait_for(k=1)).floor is None
-    assert floors_of(Entry(1, EntryKind.RECUR, "", "", True, 0, value=after.pack({}))).reached(message_on("news")) == 7
+    assert after.position(message_on("news")) == 7
+    assert after.to_wait(wait_for(k=1)).floor is None
+    assert (
+        floors_of(Entry(1, EntryKind.RECUR, "", "", True, 0, value=after.export({}))).position(message_on("news")) == 7
+    )
 
 
 def test_nothing_is_read_on_while_something_of_its_type_was_given_back() -> None:
     floors = floors_of(given_back(1, 5))
-    assert not floors.are_final("paid")
-    assert floors.are_final("sent")
+    assert not floors.has_no_released("paid")
+    assert floors.has_no_released("sent")
 
 
 def test_what_was_given_back_holds_up_its_own_type_alone() -> None:
-    assert floors_of(given_back(1, 5, "sent"), received(2, 6, k=1)).wait_of(wait_for(k=1)).floor == 6
+    assert floors_of(given_back(1, 5, "sent"), received(2, 6, k=1)).to_wait(wait_for(k=1)).floor == 6

@@ -40,7 +40,7 @@ async def test_a_message_that_cannot_be_read_here_stays_for_who_can_and_stops_no
         await run(first, say, "one", "secret", "two")
         await until_logged(first, "news", 2)
         assert await logged(first, "news") == ["one", "two"]
-        assert len(await first.engine.storage.dispatches(10)) == 1
+        assert len(await first.engine.storage.staged_events(10)) == 1
     second = await make_app()
     await until_logged(second, "news", 3)
     assert await logged(second, "news") == ["one", "two", "secret"]
@@ -48,7 +48,7 @@ async def test_a_message_that_cannot_be_read_here_stays_for_who_can_and_stops_no
 
 async def test_a_fault_does_not_end_forwarding(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.add(say)
-    dispatches, faults = app.engine.storage.dispatches, 0
+    dispatches, faults = app.engine.storage.staged_events, 0
 
     async def fail_once(limit: int) -> Any:
         nonlocal faults
@@ -57,7 +57,7 @@ async def test_a_fault_does_not_end_forwarding(app: EddaApp, monkeypatch: pytest
             raise RuntimeError("a fault of ours")
         return await dispatches(limit)
 
-    monkeypatch.setattr(app.engine.storage, "dispatches", fail_once)
+    monkeypatch.setattr(app.engine.storage, "staged_events", fail_once)
 
     await until(lambda: faults > 0, "it has met the fault")
     await run(app, say, "hello")

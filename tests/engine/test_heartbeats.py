@@ -262,7 +262,7 @@ def test_ten_hours_of_details_leave_some_two_hundred_entries(clock: Time) -> Non
     body = ActivityHeartbeat(loop, None, lambda details: kept.append((clock.now - 1000, details)))
     for second in range(36_000):
         for _ in range(2):
-            body.beat(str(second).encode())
+            body.heartbeat(str(second).encode())
             clock.advance(0.5)
     assert 150 <= len(kept) <= 220
     for (earlier, _), (later, _) in pairwise(kept):
@@ -276,9 +276,9 @@ def test_the_last_details_are_recorded_though_nothing_follows(clock: Time) -> No
     kept: list[bytes] = []
     loop: Any = clock
     body = ActivityHeartbeat(loop, None, kept.append)
-    body.beat(b"1")
-    body.beat(b"2")
-    body.beat(b"3")
+    body.heartbeat(b"1")
+    body.heartbeat(b"2")
+    body.heartbeat(b"3")
     assert kept == [b"1"]
     clock.advance(1.0)
     assert kept == [b"1", b"3"]
@@ -288,10 +288,10 @@ def test_nobody_listens_to_an_attempt_that_was_given_up(clock: Time) -> None:
     kept: list[bytes] = []
     loop: Any = clock
     body = ActivityHeartbeat(loop, None, kept.append)
-    body.beat(b"1")
-    body.beat(b"2")
-    body.give_up()
+    body.heartbeat(b"1")
+    body.heartbeat(b"2")
+    body.cancel()
     clock.advance(10.0)
     with pytest.raises(asyncio.CancelledError):
-        body.beat(b"3")
+        body.heartbeat(b"3")
     assert kept == [b"1"]

@@ -114,7 +114,7 @@ async def user(database: Database, number: int, log: Path) -> AsyncIterator[Proc
 
 
 async def worker_ids(storage: Storage) -> set[str]:
-    return {one.info.id for one in await storage.roster()}
+    return {one.info.id for one in await storage.registered_workers()}
 
 
 @pytest.mark.timed

@@ -121,7 +121,7 @@ async def workers_of(database: Database) -> int:
     storage = database.storage()
     await storage.open()
     try:
-        return len(await storage.roster())
+        return len(await storage.registered_workers())
     finally:
         await storage.close()
 
@@ -157,7 +157,7 @@ async def test_two_starts_at_once_register_one_worker(database: Database, count:
     app = EddaApp("shop", url_of(database), storage=database.storage(), settings=RESTLESS)
     try:
         await asyncio.gather(*(app.initialize() for _ in range(5)))
-        assert len(await app.engine.storage.roster()) == 1
+        assert len(await app.engine.storage.registered_workers()) == 1
         assert count.most == 1
     finally:
         await app.shutdown()

@@ -22,7 +22,7 @@ class LateClaim:
 
     def __init__(self, app: EddaApp) -> None:
         self._storage = app.engine.storage
-        self._claim, self._owned = self._storage.claim, self._storage.owned
+        self._claim, self._owned = self._storage.claim, self._storage.owned_runs
         self._is_cut = False
         self._landed = asyncio.Event()
 
@@ -53,6 +53,6 @@ async def test_a_claim_that_comes_into_force_late_strands_no_run(
     app, client = await make_app(settings=QUICK), await make_app(worker=False)
     late = LateClaim(app)
     monkeypatch.setattr(app.engine.storage, "claim", late.claim)
-    monkeypatch.setattr(app.engine.storage, "owned", late.owned)
+    monkeypatch.setattr(app.engine.storage, "owned_runs", late.owned)
     run_id = await client.start(greet)
     assert await client.handle(run_id).result(timeout=20) == "hello"

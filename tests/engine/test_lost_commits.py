@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from edda import EddaApp, RunStatus, WorkflowContext, activity, sleep, workflow
-from edda.core.model import RunWrite, Claim, EntryKind, Fence, RunId, WorkerId, WorkerInfo, BatchResult
+from edda.core.model import BatchResult, Claim, EntryKind, Fence, RunId, RunWrite, WorkerId, WorkerInfo
 from edda.engine.settings import Settings
 from edda.engine.worker import Worker
 from edda.errors import StorageUnavailableError
@@ -118,7 +118,7 @@ async def make_suspects(client: EddaApp, workflow: str) -> None:
         worker = WorkerInfo(WorkerId(name), "test", "elsewhere", 1)
         await storage.register(worker, 3_600_000_000)
         assert len((await storage.claim(worker.id, [workflow], MANY)).runs) == MANY
-        await storage.retire(worker.id, died=True)
+        await storage.remove_worker(worker.id, died=True)
 
 
 async def test_a_claim_of_suspects_that_the_database_lost_is_noticed_and_fails_no_run(
@@ -191,7 +191,7 @@ async def test_a_move_that_the_database_lost_leaves_no_run_without_a_driver(
     await until(lambda: len(bodies.begun) == 1, "the run is in its step")
     before, lost = await Past.of(shared_database), worker_of(app)
     held = HeldClaim(app, monkeypatch)
-    await app.engine.storage.disown(RunId(run_id))
+    await app.engine.storage.release_run(RunId(run_id))
     bodies.let_go.set()
     await until(lambda: not lost.live, "the worker has let go of the run")
     await before.restore()

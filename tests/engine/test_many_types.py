@@ -32,14 +32,14 @@ async def test_a_known_type_beside_the_type_that_is_one_too_many_is_stored(app: 
         ]
         await app.engine.receive(post)
     assert await app.engine.storage.find_event("/shop", "again-2") is not None
-    assert len(app.engine._book._shapes) <= shapes.MAX_TYPES
+    assert len(app.engine._match_paths._shapes) <= shapes.MAX_TYPES
 
 
 async def test_one_post_may_have_more_types_than_are_kept(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "MAX_TYPES", 3)
     await app.engine.receive([event(f"type-{number}", "first") for number in range(10)])
     await app.engine.receive([event("type-9", "second"), event("type-0", "second"), event("other", "first")])
-    assert len(app.engine._book._shapes) <= 10
+    assert len(app.engine._match_paths._shapes) <= 10
 
 
 async def test_a_wait_is_found_after_its_type_was_forgotten(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,5 +56,5 @@ async def test_a_wait_is_found_after_its_type_was_forgotten(app: EddaApp, monkey
         await app.engine.receive([paid])
     for number, run_id in enumerate(runs):
         assert await app.handle(run_id).result(timeout=30) == f"paid-{number}"
-    assert len(app.engine._book._filled) <= 2
-    assert not app.engine._book._learning
+    assert len(app.engine._match_paths._filled) <= 2
+    assert not app.engine._match_paths._learning

@@ -64,7 +64,7 @@ async def test_a_suspect_says_how_often_its_process_died(make_app: MakeApp) -> N
         worker = WorkerInfo(WorkerId(name), "test", "host", 1)
         await storage.register(worker, 3_600_000_000)
         assert [run.run_id for run in (await storage.claim(worker.id, ["order"], 10)).runs] == [RunId(run_id)]
-        await storage.retire(worker.id, died=True)
+        await storage.remove_worker(worker.id, died=True)
     assert "its process died 2 times" in await complaint(client, run_id)
     app = await make_app(workflows=[order])
     assert await app.handle(run_id).result(timeout=30) is None

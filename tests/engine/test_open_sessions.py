@@ -109,7 +109,7 @@ async def test_a_reader_that_lost_its_connection_opens_another_meanwhile(app: Ed
     def fail(db: Connection) -> None:
         raise StorageUnavailableError("the connection was lost on purpose")
 
-    for ask_storage in (storage._read, storage._look):
+    for ask_storage in (storage._read, storage._query):
         with pytest.raises(StorageUnavailableError):
             await asyncio.wait_for(ask_storage(fail), SOON)
         assert await asyncio.wait_for(ask_storage(lambda db: db.row("SELECT 1")), SOON) == (1,)

@@ -60,7 +60,7 @@ async def test_a_backlog_is_read_in_order_and_few_of_its_messages_are_letters(ap
 
 
 async def test_a_backlog_of_many_pages_is_read_to_its_end(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "PAGE", 3)
+    monkeypatch.setattr(worker, "PAGE_SIZE", 3)
     run_id = await begin_with_backlog(app, hear_backlog(), COUNT)
     assert await result_of(app, run_id) == list(range(COUNT))
 
@@ -145,11 +145,11 @@ async def test_a_letter_for_a_wait_that_is_over_is_not_passed_over_nor_doubled(
     assert await result_of(app, run_id) == list(range(2 * COUNT))
 
 
-@pytest.mark.parametrize("carried", [floors.MOST_CARRIED, 0])
+@pytest.mark.parametrize("carried", [floors.MAX_CARRIED_CURSORS, 0])
 async def test_the_next_generation_reads_on_where_the_last_one_was(
     app: EddaApp, monkeypatch: pytest.MonkeyPatch, carried: int
 ) -> None:
-    monkeypatch.setattr(floors, "MOST_CARRIED", carried)
+    monkeypatch.setattr(floors, "MAX_CARRIED_CURSORS", carried)
 
     @workflow
     async def listen(ctx: WorkflowContext, heard: list[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ from edda import (
     wait_event,
     workflow,
 )
-from edda.core.model import EntryKind, RunFilter, RunId, EndWatcher
+from edda.core.model import EndWatcher, EntryKind, RunFilter, RunId
 from edda.engine.settings import Settings
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database
@@ -71,7 +71,7 @@ async def cancel(app: EddaApp, run_id: str) -> None:
 
 
 async def watch(app: EddaApp, run_id: str) -> None:
-    await app.engine.storage.watch(RunId(run_id), EndWatcher(RunId("nobody"), "step:1"))
+    await app.engine.storage.add_watcher(RunId(run_id), EndWatcher(RunId("nobody"), "step:1"))
 
 
 DELIVERIES: dict[str, Deliver] = {"event": pay_once, "message": say, "cancel": cancel, "watcher": watch}

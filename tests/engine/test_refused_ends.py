@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from edda import EddaApp, RunStatus, WorkflowContext, activity, workflow
-from edda.core.model import RunWrite, End, Fence, RunId, BatchResult
+from edda.core.model import BatchResult, End, Fence, RunId, RunWrite
 from edda.errors import StorageRejectedError
 
 from .conftest import MakeApp

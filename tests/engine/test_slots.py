@@ -10,7 +10,7 @@ import pytest
 
 from edda import EddaApp, RetryExhaustedError, RetryPolicy, WorkflowContext, activity, sleep, workflow
 from edda.engine.settings import Settings
-from edda.engine.slots import Slot, ConcurrencyLimiter
+from edda.engine.slots import ConcurrencyLimiter, Slot
 
 from .conftest import MakeApp
 from .facts import until
@@ -305,15 +305,15 @@ async def test_a_slot_that_is_freed_while_the_worker_drains_begins_nothing(make_
 
 def test_a_slot_that_is_refused_goes_to_the_next() -> None:
     slots, taken = ConcurrencyLimiter(), list[Slot]()
-    slots.ask("work", 1, "a", lambda slot: taken.append(slot) or True)  # type: ignore[func-returns-value]
+    slots.acquire("work", 1, "a", lambda slot: taken.append(slot) or True)  # type: ignore[func-returns-value]
     for number in range(2000):
-        slots.ask("work", 1, number, lambda slot: False)
-    slots.ask("work", 1, "b", lambda slot: taken.append(slot) or True)  # type: ignore[func-returns-value]
+        slots.acquire("work", 1, number, lambda slot: False)
+    slots.acquire("work", 1, "b", lambda slot: taken.append(slot) or True)  # type: ignore[func-returns-value]
     taken[0].free()
     taken[0].free()
     assert len(taken) == 2
-    slots.ask("work", 1, "c", lambda slot: taken.append(slot) or True)  # type: ignore[func-returns-value]
+    slots.acquire("work", 1, "c", lambda slot: taken.append(slot) or True)  # type: ignore[func-returns-value]
     assert len(taken) == 2, "freeing twice does not make two slots of one"
-    slots.leave("work", "c")
+    slots.cancel("work", "c")
     taken[1].free()
     assert len(taken) == 2

@@ -214,7 +214,7 @@ async def test_a_commit_without_an_answer_that_is_not_in_costs_no_attempt(
     way: str, open_app: OpenApp, proxy: DatabaseProxy, orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection is lost after the record was sent and before the COMMIT is."""
-    record = joints.record
+    record = joints.write_step_commit
     cuts = 0
 
     async def record_and_cut(*args: Any) -> None:
@@ -230,7 +230,7 @@ async def test_a_commit_without_an_answer_that_is_not_in_costs_no_attempt(
 
     step = Step(act)
     app = await open_app()
-    monkeypatch.setattr(joints, "record", record_and_cut)
+    monkeypatch.setattr(joints, "write_step_commit", record_and_cut)
     assert await app.run(step.workflow) == 2
     assert step.attempts == [1, 1]
     assert await orders.items() == ["lute"]
@@ -258,7 +258,7 @@ async def test_a_step_that_waits_for_the_database_can_be_cancelled(
     assert worker is not None
 
     _, run_id = await wait_in_vain(way, app, proxy, orders, caplog)
-    worker.joints = Refusing(worker.joints)  # the journal gets through again, the step does not
+    worker.transactions = Refusing(worker.transactions)  # the journal gets through again, the step does not
     await proxy.restore()
     await app.cancel(run_id)
     await until_status(app, run_id, RunStatus.CANCELLED)
@@ -285,7 +285,7 @@ async def test_a_step_that_waits_for_the_database_is_handed_back_by_a_shutdown(
     worker = app.engine.worker
     assert worker is not None
     step, run_id = await wait_in_vain(way, app, proxy, orders, caplog)
-    worker.joints = Refusing(worker.joints)
+    worker.transactions = Refusing(worker.transactions)
     await proxy.restore()
     async with asyncio.timeout(PATIENCE):
         await app.shutdown(grace=600.0)

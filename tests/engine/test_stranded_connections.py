@@ -61,7 +61,7 @@ async def test_starts_and_steps_go_on_when_the_journal_has_given_its_connection_
         run_id = await start_at_last(app, job)
         took = time.monotonic() - began
         assert await app.handle(run_id).result(timeout=PATIENCE) == 2
-        assert took < mysql_pool.PATIENCE / 2, "a start does not wait for the time-out of other connections"
+        assert took < mysql_pool.ANSWER_TIMEOUT / 2, "a start does not wait for the time-out of other connections"
     finally:
         await app.shutdown(grace=0.0)
 

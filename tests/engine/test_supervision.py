@@ -43,49 +43,49 @@ STARTED = {
     "engine/supervision.py:attempt": "",
     "engine/supervision.py:start_once": "its failure is logged; the next call begins it anew",
     # The bodies of steps, and what runs ask for: their errors reach the run, or `LiveRun.fail`
-    "engine/bodies.py:_begin": "Bodies._run reports every error to its run",
-    "engine/attempts.py:_conclude": "awaited by the attempt",
+    "engine/bodies.py:_begin": "ActivityRunner._run reports every error to its run",
+    "engine/attempts.py:_commit_effects": "awaited by the attempt",
     "engine/attempts.py:_run_in_thread": "callbacks of an attempt's clock",
-    "engine/attempts.py:_watch": "callbacks of an attempt's clock",
-    "engine/attempts.py:drop": "tells the run that the body is gone",
-    "engine/waits.py:_begin": "Waits._prepare reports every error to its run",
-    "engine/children.py:_begin_search": "Children._search reports every error to its run",
-    "engine/run.py:_advance": "LiveRun.pump is an entry: see `_entry`",
-    "engine/run.py:_set_alarm": "LiveRun._fire is an entry: see `_entry`",
-    "engine/worker.py:_drive": "LiveRun.begin is an entry: see `_entry`",
-    "engine/patience.py:is_over": "calls LiveRun.pump, which is an entry",
-    "engine/progress.py:beat": "records details of a body; the body goes on without",
-    "engine/progress.py:_plan": "records details of a body; the body goes on without",
+    "engine/attempts.py:_check_timeouts": "callbacks of an attempt's clock",
+    "engine/attempts.py:force_cancel": "tells the run that the body is gone",
+    "engine/waits.py:_begin": "EventWaits._prepare reports every error to its run",
+    "engine/children.py:_start_resolving": "ChildRuns._resolve_task reports every error to its run",
+    "engine/run.py:_create_children_and_read_backlog": "LiveRun.advance is an entry: see `_entry`",
+    "engine/run.py:_set_alarm": "LiveRun._deliver_due is an entry: see `_entry`",
+    "engine/worker.py:_schedule_run": "LiveRun.begin is an entry: see `_entry`",
+    "engine/patience.py:has_expired": "calls LiveRun.advance, which is an entry",
+    "engine/progress.py:heartbeat": "records details of a body; the body goes on without",
+    "engine/progress.py:_schedule_flush": "records details of a body; the body goes on without",
     "engine/steps.py:run": "awaited by the attempt",
     # Callbacks that only set an event
-    "engine/worker.py:_wait_for_work": "nudge",
+    "engine/worker.py:_wait_for_work": "wakes the loop",
     "engine/worker.py:run_failed": "ends the rest of a run",
     "engine/worker.py:_run_errand": "forgets a task that is kept",
-    "engine/relayer.py:_rest": "nudge",
+    "engine/relayer.py:_rest": "wakes the loop",
     "engine/relayer.py:stop": "cancels",
-    "engine/relayer.py:_begin": "counts",
+    "engine/relayer.py:_start_key": "counts",
     "engine/hooks.py:_run": "awaited",
-    "engine/lore.py:add_form": "begins a task that is supervised",
+    "engine/lore.py:add_event_schema": "begins a task that is supervised",
     "engine/lore.py:_begin": "forgets a task",
     # The heartbeat's thread: `Heartbeat._run` reports its end, and `Worker._sweep` sees it
     "engine/heartbeat.py:__init__": "the thread",
     "engine/heartbeat.py:stop": "joins it",
     "engine/heartbeat.py:kill": "wakes it",
-    "engine/heartbeat.py:_tell": "tells the worker",
+    "engine/heartbeat.py:_call_on_loop": "tells the worker",
     "engine/watchdog.py:tick": "sets a time",
     # Awaited where they are started
     "engine/sinks.py:_end_gently": "awaited",
     "engine/lore.py:_describe_all": "awaited",
     "storage/sqlite/slow_write.py:_set_alarm": "only logs",
-    "engine/lore.py:_tell_form": "awaited",
+    "engine/lore.py:_save_event_schema": "awaited",
     "engine/clock.py:call_at": "the callers are in this table",
     "storage/postgres/line.py:connect": "awaited",
     "storage/postgres/session.py:kill": "drops a connection",
-    "storage/mysql/session.py:abort_from_anywhere": "drops a connection",
+    "storage/mysql/session.py:close_threadsafe": "drops a connection",
     # SQLite's threads: `Jobs.work` answers every job
     "storage/sqlite/lane.py:__init__": "the thread",
     "storage/sqlite/lane.py:close": "joins it",
-    "storage/sqlite/lane.py:_perform": "answers",
+    "storage/sqlite/lane.py:_run_job": "answers",
     "storage/sqlite/lane.py:_answer_at_last": "answers when that failed",
     "storage/sqlite/watch.py:_look": "an error ends one look; the next asker begins another",
     "storage/sqlite/tenure.py:begin": "forgets a turn",
@@ -137,27 +137,27 @@ PARTS: dict[str, tuple[type, str]] = {
     "watchdog": (Watchdog, "look"),
     "journal": (JournalWriter, "_make_batch"),
     "claim": (Worker, "_claim_ready"),
-    "adopting a claimed run": (Worker, "_adopt"),
+    "adopting a claimed run": (Worker, "_add_claimed_run"),
     "sweep": (Worker, "_take_over_all"),
-    "neighbours": (Worker, "_bury_neighbours"),
-    "listen": (Worker, "_read_mail"),
+    "neighbours": (Worker, "_remove_dead_local_workers"),
+    "listen": (Worker, "_read_inboxes"),
     "prune": (Pruner, "prune"),
-    "mail": (Worker, "_read_mail"),
+    "mail": (Worker, "_read_inboxes"),
     "announce": (Worker, "_announce"),
     "watchers": (Worker, "_fetch_watchers"),
-    "forwarder": (StagedEventMover, "forward"),
-    "relayer": (Relayer, "_look"),
+    "forwarder": (StagedEventMover, "move_batch"),
+    "relayer": (Relayer, "_claim_if_due"),
     "outbox line": (Relayer, "_try"),
     "intake": (EventIngest, "_take"),
-    "lore": (DefinitionPublisher, "_describe_all"),
+    "definitions": (DefinitionPublisher, "_describe_all"),
     "hooks": (HookCaller, "watch"),
-    "wait": (Worker, "prepare_wait"),
-    "child": (Worker, "attend"),
-    "begin": (LiveRun, "_catch_up"),
-    "pump": (LiveRun, "_go_on"),
-    "timer": (LiveRun, "_fire_one"),
-    "flushed": (LiveRun, "_goes"),
-    "registering waits": (EventWaits, "settle"),
+    "wait": (Worker, "ensure_wait_indexed"),
+    "child": (Worker, "start_or_watch"),
+    "begin": (LiveRun, "_apply_since_last_entry"),
+    "advance": (LiveRun, "_start_work"),
+    "timer": (LiveRun, "_deliver_due_one"),
+    "on_committed": (LiveRun, "_apply_transition"),
+    "registering waits": (EventWaits, "apply_result"),
     "body settled": (LiveRun, "_accept_issued"),
 }
 
@@ -260,7 +260,7 @@ async def test_after_one_unexpected_error_runs_go_on(
         if fault.raised:
             await run_one()
     told = [record for record in caplog.records if "injected" in record.getMessage()]
-    if fault.raised and part not in {"hooks", "lore", "outbox line"}:  # which have their own words for it
+    if fault.raised and part not in {"hooks", "definitions", "outbox line"}:  # which have their own words for it
         assert told
     assert len(told) <= 3
 
@@ -313,14 +313,14 @@ async def test_an_answer_of_a_sqlite_thread_that_cannot_be_handed_over_is_said_t
 ) -> None:
     from edda.storage.sqlite import lane
 
-    real, failures = lane._perform, iter([True, True])
+    real, failures = lane._run_job, iter([True, True])
 
     def perform(*job: Any) -> None:
         if next(failures, False):
             raise MemoryError("injected")
         real(*job)
 
-    monkeypatch.setattr(lane, "_perform", perform)
+    monkeypatch.setattr(lane, "_run_job", perform)
     one = lane.JobThread("edda-test", lambda: None)
     try:
         async with asyncio.timeout(20):

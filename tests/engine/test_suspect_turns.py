@@ -93,7 +93,7 @@ async def make_suspects(storage: Storage, count: int) -> None:
         worker = WorkerInfo(WorkerId(f"mortal-{number}"), "test", "elsewhere", 1)
         await storage.register(worker, 3_600_000_000)
         assert len((await storage.claim(worker.id, ["suspect"], 100)).runs) == count
-        await storage.retire(worker.id, died=True)
+        await storage.remove_worker(worker.id, died=True)
 
 
 @pytest.mark.parametrize("long", [many_steps, one_long_step], ids=["many steps", "one step"])

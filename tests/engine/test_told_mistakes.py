@@ -20,7 +20,7 @@ from edda.core.redaction import Redaction
 from edda.core.validation import ValidationFailure, validate
 from edda.engine.backoff import Backoff
 from edda.errors import AppError, EventValidationError, PayloadError, StorageUnavailableError
-from edda.workflow.events import received
+from edda.workflow.events import to_received_event
 
 
 class Paid(pydantic.BaseModel):
@@ -81,10 +81,10 @@ def test_a_form_that_a_model_rejects_is_told_with_its_content_type() -> None:
         id="1", source="/shop", type="paid", data=b"amount=5", datacontenttype="application/x-www-form-urlencoded"
     )
     with pytest.raises(EventValidationError, match="its data came as application/x-www-form-urlencoded, not as JSON"):
-        received(form, Paid)
+        to_received_event(form, Paid)
     json = CloudEvent(id="1", source="/shop", type="paid", data=msgspec.Raw(b'{"amount": "x"}'))
     with pytest.raises(EventValidationError) as raised:
-        received(json, Paid)
+        to_received_event(json, Paid)
     assert "its data came as" not in str(raised.value)
 
 

@@ -23,7 +23,7 @@ from edda import (
     on_failure,
     workflow,
 )
-from edda.core.model import StepCommit, EntryKind, RunId
+from edda.core.model import EntryKind, RunId, StepCommit
 from edda.engine.work import StepEffects
 from edda.errors import PayloadError, StorageUnavailableError
 from edda.storage import joint as joints
@@ -374,7 +374,7 @@ async def test_a_commit_that_goes_through_though_its_step_was_given_up_is_record
     assert await orders.items() == ["lute"]
     (entry,) = await entries_of(app, run_id, EntryKind.LATE)
     assert (entry.name, entry.ok, app.engine.codec.decode(entry.value)) == ("place", True, "ordered")
-    assert await app.engine.storage.done(RunId(run_id), 0, "place:1") is None
+    assert await app.engine.storage.find_step_commit(RunId(run_id), 0, "place:1") is None
 
 
 @only_on_servers
@@ -429,7 +429,7 @@ async def test_a_worker_that_has_lost_a_run_commits_nothing_for_it(
     async def body(ctx: WorkflowContext) -> int:
         bodies.append(ctx.instance_id)
         if len(bodies) == 1:
-            await app.engine.storage.disown(RunId(ctx.instance_id))
+            await app.engine.storage.release_run(RunId(ctx.instance_id))
         await write(ctx, "lute")
         return len(bodies)
 
@@ -459,7 +459,7 @@ async def test_only_one_of_two_workers_commits(make_app: MakeApp, orders: Orders
     await begun.wait()
     second = await make_app()
     assert first.engine.worker is not None
-    await second.engine.storage.retire(first.engine.worker.info.id)
+    await second.engine.storage.remove_worker(first.engine.worker.info.id)
     assert await result_of(second, run_id) == 2
     go.set()
     await first.shutdown()
@@ -590,7 +590,7 @@ async def test_rows_and_record_are_there_together_wherever_the_process_dies(
     expected = 1 if (what, how) == ("commit", CrashMode.AFTER) else 2
     assert await result_of(second, run_id) == expected
     assert await orders.items() == [f"lute {expected}"]
-    assert await second.engine.storage.done(RunId(run_id), 0, "step:1") is None
+    assert await second.engine.storage.find_step_commit(RunId(run_id), 0, "step:1") is None
 
 
 async def test_what_a_killed_process_committed_is_undone_if_the_run_was_cancelled(
@@ -683,7 +683,7 @@ async def test_a_commit_whose_answer_was_lost_is_known_to_have_gone_through(
         assert await result_of(app, run_id) == 1
         assert strike.struck.is_set()
         assert await kinds_in(app, run_id) == [EntryKind.STEP]
-        assert await app.engine.storage.done(RunId(run_id), 0, "step:1") is None
+        assert await app.engine.storage.find_step_commit(RunId(run_id), 0, "step:1") is None
     assert await orders.items() == ["lute 1"]
 
 
@@ -717,10 +717,10 @@ async def test_a_commit_that_is_still_on_its_way_is_waited_for(app: EddaApp, mon
         worker = app.engine.worker
         assert worker is not None
         key = work._key
-        await work._drop()
+        await work._rollback()
         joint = await storage.begin()
         done = StepCommit(key.step, key.attempt, value, 0)
-        await joints.record(joint, StepCommitWrite(worker.worker_id, key.run_id, key.epoch, key.gen, done))
+        await joints.write_step_commit(joint, StepCommitWrite(worker.worker_id, key.run_id, key.epoch, key.gen, done))
         committing.append(asyncio.create_task(commit_late(joint)))
         raise StorageUnavailableError("the connection was lost")
 

@@ -85,7 +85,7 @@ async def run_step(app: EddaApp, body: Callable[[WorkflowContext], Awaitable[Any
 
 async def leftovers(storage: Storage, run_id: str, *steps: str) -> list[str]:
     """Records of steps that are not in the history yet."""
-    return [step for step in steps if await storage.done(RunId(run_id), 0, step)]
+    return [step for step in steps if await storage.find_step_commit(RunId(run_id), 0, step)]
 
 
 # One commit
@@ -525,7 +525,7 @@ async def do_everything(ctx: WorkflowContext, item: str) -> str:
 
 
 async def sent(app: EddaApp) -> list[str]:
-    return [one.event.type for one in await app.engine.storage.find_outgoing()]
+    return [one.event.type for one in await app.engine.storage.find_outbox()]
 
 
 async def exists(app: EddaApp, run_id: str) -> bool:
@@ -672,7 +672,7 @@ async def test_what_would_wait_for_the_transaction_itself_is_refused(
 async def test_a_message_that_was_received_in_a_block_that_is_rolled_back_is_offered_again(
     app: EddaApp, orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "LEASE", 50_000)
+    monkeypatch.setattr(work, "MESSAGE_LEASE", 50_000)
     got: list[str] = []
 
     async def drop(ctx: WorkflowContext) -> None:

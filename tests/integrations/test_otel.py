@@ -188,8 +188,8 @@ async def test_an_event_in_the_outbox_carries_it_too(make_app: MakeApp, tracing:
 
     app = await make_app(hooks=TracingHooks(tracing.provider))
     await app.run(order)
-    (record,) = await app.engine.storage.find_outgoing()
-    event = json_format.parse_stored(app.engine.codec.unseal(record.event.body))
+    (record,) = await app.engine.storage.find_outbox()
+    event = json_format.parse_stored(app.engine.codec.decrypt(record.event.body))
     await app.shutdown()
     assert event.extensions["traceparent"] == traceparent(tracing.only("send_event_transactional"))
 

@@ -101,7 +101,7 @@ async def prune(world: World, runs: Runs) -> Refusals:
     """Everything that may go is old enough to go."""
     storage = world.client.engine.storage
     later = await storage.now() + 86_400 * MICROSECONDS
-    for call in (storage.prune_events, storage.prune_letters, storage.prune_runs, storage.prune_outgoing):
+    for call in (storage.prune_events, storage.prune_inbox, storage.prune_runs, storage.prune_outbox):
         while await call(later, 100):
             pass
     return {}

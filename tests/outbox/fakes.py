@@ -57,18 +57,18 @@ class Sabotaged:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 
-    async def next_outgoing(self) -> int | None:
+    async def next_outbox_due(self) -> int | None:
         self.looks += 1
-        return await self._storage.next_outgoing()
+        return await self._storage.next_outbox_due()
 
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
+    async def claim_outbox(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         self.claims += 1
         self.before_claim()
-        return await self._storage.claim_outgoing(limit, lease)
+        return await self._storage.claim_outbox(limit, lease)
 
-    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
+    async def record_send_results(self, receipts: Sequence[SendResult]) -> None:
         self.before_settling(receipts)
-        await self._storage.settle_outgoing(receipts)
+        await self._storage.record_send_results(receipts)
 
     @property
     def as_storage(self) -> Storage:

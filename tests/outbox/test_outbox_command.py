@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edda.cli import main
-from edda.core.model import SendLater, Rejected, Sent
+from edda.core.model import Rejected, SendLater, Sent
 from edda.databases import open_storage
 from edda.storage.ports import Storage
 from tests.engine.facts import until
@@ -44,9 +44,9 @@ async def edda(*arguments: str) -> Result:
 async def fill(shop: Storage) -> None:
     """Four events: sent, dead, dead, put off."""
     await put(shop, ["a", "b", "c", "d"])
-    one, two, three, four = await shop.claim_outgoing(4, 1_000_000)
+    one, two, three, four = await shop.claim_outbox(4, 1_000_000)
     later = await shop.now() + 3_600_000_000
-    await shop.settle_outgoing(
+    await shop.record_send_results(
         [
             Sent(one.seq),
             Rejected(two.seq, two.attempts, "400 Bad Request: no such order"),

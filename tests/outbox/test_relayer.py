@@ -134,8 +134,8 @@ async def test_a_dead_event_is_kept_with_its_reason_and_holds_nobody_up(
     assert dead.reason == "400 Bad Request:  no such  thing"
     assert relayer.refused == 1
     sink.behaviour = ListSink().behaviour
-    assert await storage.retry_outgoing(["2"]) == 1
-    relayer.nudge()
+    assert await storage.retry_outbox(["2"]) == 1
+    relayer.wake()
     await until(lambda: "2" in sink.taken, "it is sent after all")
 
 
@@ -161,8 +161,8 @@ async def test_claims_that_were_handed_back_are_no_failures(storage: Storage, ma
 
     await put(storage, ["1"])
     for _ in range(12):
-        (record,) = await storage.claim_outgoing(1, MICROSECONDS)
-        await storage.settle_outgoing([SendLater(record.seq, record.attempts, 0, "handed back")])
+        (record,) = await storage.claim_outbox(1, MICROSECONDS)
+        await storage.record_send_results([SendLater(record.seq, record.attempts, 0, "handed back")])
     relayer = await make_relayer(ListSink(fail), RelaySettings(first_pause=5.0, longest_pause=5000.0))
     await until(lambda: relayer.is_quiet and relayer.postponed == 1, "it was tried")
     assert (await records(storage))["1"].due - await storage.now() <= 5 * MICROSECONDS
@@ -240,9 +240,9 @@ async def test_a_key_has_one_line_at_a_time(storage: Storage, make_relayer: Make
     relayer = await make_relayer(sink, on=counted.as_storage)
     await until(lambda: sink.under_way == 1, "it is under way")
     lapsed = (await records(storage))["1"]  # as after a sleep of this process that was longer than its lease
-    await storage.settle_outgoing([SendLater(lapsed.seq, lapsed.attempts, 0, "asleep")])
+    await storage.record_send_results([SendLater(lapsed.seq, lapsed.attempts, 0, "asleep")])
     counted.claims = 0
-    relayer.nudge()
+    relayer.wake()
     await until(lambda: counted.claims > 0, "it was claimed again")
     await put(storage, ["2"])
     await until(lambda: "2" in sink.tried, "and others after it")

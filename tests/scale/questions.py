@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from edda.control.finding import TEXT_REACH
+from edda.control.finding import TEXT_SCAN_LIMIT
 from edda.core.model import MICROSECONDS, RunFilter, RunId
 from edda.core.states import RunStatus
 from edda.core.survey import EventQuery, RunQuery
@@ -20,7 +20,7 @@ async def questions(storage: Storage) -> dict[str, Question]:
     """Each under the name of what people do."""
     now = await storage.now()
     somebody = (await storage.find(RunFilter(limit=1)))[0].run_id
-    newest = await storage.horizon(RunQuery(), TEXT_REACH)
+    newest = await storage.scan_boundary(RunQuery(), TEXT_SCAN_LIMIT)
     late = (await storage.search(RunQuery(created_to=now - 15 * DAY, limit=1)))[0]
     runs = {
         "newest": RunQuery(),
@@ -71,30 +71,30 @@ def _others(storage: Storage, somebody: RunId, now: int) -> dict[str, Question]:
         await storage.get(somebody)
         await storage.history(somebody)
         await storage.waits(somebody)
-        await storage.facts(somebody)
+        await storage.run_values(somebody)
         await storage.generations(somebody)
         await storage.search(RunQuery(parent=somebody, limit=100))
 
     async def show_stats() -> None:
         await storage.count(RunQuery())
         await storage.backlog()
-        await storage.buckets(now - DAY, HOUR, 24)
+        await storage.throughput(now - DAY, HOUR, 24)
         await storage.latency(now - DAY, 1_000)
-        await storage.crew()
+        await storage.list_workers()
 
     return {
         "one run": show_run,
         "stats": show_stats,
         "backlog": storage.backlog,
-        "throughput of a day": lambda: storage.buckets(now - DAY, HOUR, 24),
-        "throughput of a busy day": lambda: storage.buckets(now - 5 * DAY, HOUR, 24),
+        "throughput of a day": lambda: storage.throughput(now - DAY, HOUR, 24),
+        "throughput of a busy day": lambda: storage.throughput(now - 5 * DAY, HOUR, 24),
         "latency": lambda: storage.latency(now - 5 * DAY, 1_000),
         "events: newest": lambda: storage.find_events(EventQuery()),
         "events: a rare type": lambda: storage.find_events(EventQuery(type="rare")),
         "events: one source and id": lambda: storage.find_events(EventQuery(source="shop", id=somebody)),
         "events: messages, of which there are none": lambda: storage.find_events(EventQuery(messages=True)),
         "who consumed an event": lambda: storage.consumers(10, 100),
-        "waits": lambda: storage.standing(None, None, 50),
-        "waits for a rare type": lambda: storage.standing("rare", None, 50),
-        "the mark that pages watch": storage.pulse_mark,
+        "waits": lambda: storage.list_waits(None, None, 50),
+        "waits for a rare type": lambda: storage.list_waits("rare", None, 50),
+        "the mark that pages watch": storage.change_token,
     }

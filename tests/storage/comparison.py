@@ -74,8 +74,8 @@ class Comparison(RuleBasedStateMachine):
             comparable(await storage.find(RunFilter(limit=100))),
             [await storage.history(run) for run in RUNS],
             [await storage.watchers(run) for run in RUNS],
-            [(await storage.read_fence(worker), await storage.owned(worker)) for worker in workers],
-            [self._letters(storage, await storage.mail(worker)) for worker in workers],
+            [(await storage.read_fence(worker), await storage.owned_runs(worker)) for worker in workers],
+            [self._letters(storage, await storage.read_inboxes(worker)) for worker in workers],
             await storage.free_orphans(),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from edda.core.model import StagedEvent, StepCommit, OutboxEvent, RunId, WorkerId
+from edda.core.model import OutboxEvent, RunId, StagedEvent, StepCommit, WorkerId
 from edda.storage import joint as joints
 from edda.storage.joint import StepCommitWrite
 from edda.storage.ports import SharedTransaction, Storage
@@ -45,4 +45,4 @@ def step_record(
 async def record(storage: Storage, *records: StepCommitWrite) -> None:
     async with transaction(storage) as joint:
         for each in records:
-            await joints.record(joint, each)
+            await joints.write_step_commit(joint, each)

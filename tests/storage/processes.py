@@ -18,7 +18,7 @@ from edda.core.model import RunId
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import StatementProbe
 from edda.storage.sqlite import SQLiteStorage
-from edda.storage.sqlite.lock import leave_turn, share_turn
+from edda.storage.sqlite.lock import acquire_lock_file, release_lock_file
 
 from .probes import Listener
 from .records import born, bundle, done, entry
@@ -140,14 +140,14 @@ async def use_it_in_a_forked_child(pipe: Pipe, path: str) -> None:
     storage = await opened(path)
     worker = Worker(storage, "parent")
     await worker.register()
-    turn = share_turn(f"{path}.lock")
+    turn = acquire_lock_file(f"{path}.lock")
     with turn:
         child = os.fork()
         if child == 0:
             pipe.send((await refusal(storage), can_lock(f"{path}.lock"), can_lock(f"{path}.worker-parent")))
             os._exit(0)
         wait_for(child)
-    leave_turn(turn)
+    release_lock_file(turn)
     await storage.close()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import MICROSECONDS, Fence, OutboxEvent, Suspend, RunId, WorkerId, WorkerInfo
+from edda.core.model import MICROSECONDS, Fence, OutboxEvent, RunId, Suspend, WorkerId, WorkerInfo
 from edda.core.states import RunStatus
 from edda.storage.ports import RECLAIM, Storage
 
@@ -42,20 +42,20 @@ async def test_a_lease_ends_no_later_than_a_new_one(storage: Storage) -> None:
     await storage.register(WorkerInfo(far, "shop", "host/1", 1), HOUR)
     await storage.register(WorkerInfo(near, "shop", "host/1", 1), LEASE // 2)
     await storage.mend_times(-HOUR)  # a lease that is over at once, so that no test has to wait for it
-    assert {one.info.id: one.is_lapsed for one in await storage.roster()} == {far: True, near: True}
-    pulse = await storage.pulse()
+    assert {one.info.id: one.is_lapsed for one in await storage.registered_workers()} == {far: True, near: True}
+    pulse = await storage.open_heartbeat()
     try:
         assert await pulse.beat(near, LEASE) is not None  # who lives prolongs it
     finally:
         await pulse.close()
-    assert {one.info.id: one.is_lapsed for one in await storage.roster()} == {far: True, near: False}
+    assert {one.info.id: one.is_lapsed for one in await storage.registered_workers()} == {far: True, near: False}
 
 
 async def test_claimed_events_of_the_outbox_are_due_within_a_minute(storage: Storage) -> None:
     now = await storage.now()
     await storage.enqueue([OutboxEvent("e1", "key", "type", "/source", b"{}", now)])
-    assert len(await storage.claim_outgoing(10, HOUR)) == 1
+    assert len(await storage.claim_outbox(10, HOUR)) == 1
     await storage.mend_times(LEASE)
-    due = await storage.next_outgoing()
+    due = await storage.next_outbox_due()
     assert due is not None
     assert due <= RECLAIM

@@ -12,18 +12,18 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from msgspec.structs import replace
 
 from edda.core.model import (
-    AckInbox,
     AcceptResult,
-    RunWrite,
+    AckInbox,
     End,
+    EndWatcher,
     EntryKind,
     NewEvent,
-    Transition,
-    Suspend,
     RunId,
+    RunWrite,
     StoredEvent,
+    Suspend,
+    Transition,
     Wait,
-    EndWatcher,
     WorkerId,
 )
 from edda.core.states import RunStatus
@@ -155,7 +155,7 @@ class Waiting(Comparison):
     @rule(run=runs, watcher=st.builds(EndWatcher, runs, watching))
     def watch(self, run: RunId, watcher: EndWatcher) -> None:
         async def watch(storage: Storage) -> object:
-            record = await storage.watch(run, watcher)
+            record = await storage.add_watcher(run, watcher)
             return comparable([record] if record else [])
 
         self.ask(watch)
@@ -180,7 +180,7 @@ class Waiting(Comparison):
     @rule(type=st.sampled_from(TYPES), shape=st.sampled_from(SHAPES))
     def learn(self, type: str, shape: str) -> None:
         async def learn(storage: Storage) -> int:
-            return self.place(storage, await storage.learn(type, shape))
+            return self.place(storage, await storage.register_match_paths(type, shape))
 
         self.ask(learn)
 
@@ -193,7 +193,7 @@ class Waiting(Comparison):
 
         async def fill(storage: Storage) -> None:
             numbers = [self.number(storage, place) for place in places]
-            await storage.fill(type, shape, list(zip(keys, numbers, strict=True)), self.number(storage, after))
+            await storage.backfill_keys(type, shape, list(zip(keys, numbers, strict=True)), self.number(storage, after))
 
         self.ask(fill)
 
@@ -211,7 +211,7 @@ class Waiting(Comparison):
     @rule(age=ages)
     def prune_letters(self, age: int) -> None:
         async def prune(storage: Storage) -> int:
-            return await storage.prune_letters(await storage.now() + age, 100)
+            return await storage.prune_inbox(await storage.now() + age, 100)
 
         self.ask(prune)
 
@@ -231,9 +231,9 @@ class Waiting(Comparison):
                 await self.stored(storage, [self.worker]),
                 [await storage.waits(run) for run in RUNS],
                 [await storage.history(run, gen) for run in RUNS for gen in self._generations(run)],
-                [self._logged(storage, await storage.log(type, 0, LATER, 100)) for type in TYPES],
+                [self._logged(storage, await storage.events_of_type(type, 0, LATER, 100)) for type in TYPES],
                 self.place(storage, await storage.last_event()),
-                await storage.shapes(TYPES),
+                await storage.match_paths(TYPES),
             )
 
         self.ask(everything)
@@ -246,7 +246,12 @@ class Waiting(Comparison):
 
 
 def _bundle(
-    sched: OpenRun, move: Transition, *, waits: tuple[Wait, ...] = (), drops: tuple[str, ...] = (), frees: tuple[int, ...] = ()
+    sched: OpenRun,
+    move: Transition,
+    *,
+    waits: tuple[Wait, ...] = (),
+    drops: tuple[str, ...] = (),
+    frees: tuple[int, ...] = (),
 ) -> RunWrite:
     return RunWrite(sched.run_id, sched.epoch, sched.gen, (), None, move, waits, drops, frees)
 

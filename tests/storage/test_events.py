@@ -55,7 +55,7 @@ async def test_events_are_numbered_in_the_order_of_the_post(storage: Storage) ->
 
 async def test_events_were_received_in_the_order_of_their_numbers(storage: Storage) -> None:
     await storage.accept([incoming(f"e{n}") for n in reversed(range(50))], {})
-    times = [stored.received_at for stored in await storage.log(TYPE, 0, 2**62, 50)]
+    times = [stored.received_at for stored in await storage.events_of_type(TYPE, 0, 2**62, 50)]
     assert times == sorted(times)
 
 
@@ -91,7 +91,7 @@ async def test_of_acceptors_at_the_same_time_one_stores_an_event(storage: Storag
         *(each.accept(post if each is storage else post[::-1], {}) for post in posts for each in storages)
     )
     assert sum(len(answer.fresh) for answer in accepted if answer) == 100
-    assert len(await storage.log(TYPE, 0, 2**62, 200)) == 100
+    assert len(await storage.events_of_type(TYPE, 0, 2**62, 200)) == 100
 
 
 BAD_EVENTS = {
@@ -124,7 +124,7 @@ async def test_any_text_comes_back(storage: Storage, text: str) -> None:
     stored = await storage.find_event(text, text)
     assert stored is not None
     assert stored.event == event
-    assert await storage.log(text, 0, stored.seq, 10) == (stored,)
+    assert await storage.events_of_type(text, 0, stored.seq, 10) == (stored,)
 
 
 # Waking
@@ -157,8 +157,8 @@ async def test_an_event_that_nobody_waits_for_wakes_nobody(storage: Storage, wor
 async def test_a_run_in_a_workers_hands_stays_there_and_has_mail(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "w", "order")]))
     assert await storage.accept([incoming("e1", "order")], {}) == AcceptResult(frozenset({0}), woke=True)
-    assert await storage.owned(worker.id) == {R1: 1}
-    (letter,) = await storage.mail(worker.id)
+    assert await storage.owned_runs(worker.id) == {R1: 1}
+    (letter,) = await storage.read_inboxes(worker.id)
     assert (letter.run_id, letter.n, letter.step, letter.value) == (R1, 1, "w", b"e1")
 
 
@@ -189,7 +189,7 @@ async def test_an_event_goes_to_the_first_of_a_runs_waits(storage: Storage, work
     waits = [wait("run-1", step, "order") for step in ("b", "Z", "a")]
     await worker.send(born("run-1", waits=waits))
     await storage.accept([incoming("e1", "order")], {})
-    assert [letter.step for letter in await storage.mail(worker.id)] == ["Z"]
+    assert [letter.step for letter in await storage.read_inboxes(worker.id)] == ["Z"]
     assert [each.step for each in await storage.waits(R1)] == ["a", "b"]
 
 
@@ -199,7 +199,7 @@ async def test_an_event_found_under_two_keys_goes_to_one_wait_of_a_run(
 ) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "b", "order"), wait("run-1", "a", "customer")]))
     await storage.accept([incoming("e1", *names)], {})
-    assert [letter.step for letter in await storage.mail(worker.id)] == ["a"]
+    assert [letter.step for letter in await storage.read_inboxes(worker.id)] == ["a"]
     assert [each.step for each in await storage.waits(R1)] == ["b"]
 
 
@@ -215,7 +215,7 @@ async def test_events_of_one_post_go_to_different_waits_of_a_run_in_order(storag
 async def test_a_wait_taken_by_one_event_of_a_post_is_gone_for_the_next(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "a", "order"), wait("run-1", "b", "refund")]))
     await storage.accept([incoming("e1", "order"), incoming("e2", "order"), incoming("e3", "refund")], {})
-    letters = await storage.mail(worker.id)
+    letters = await storage.read_inboxes(worker.id)
     assert [(letter.n, letter.step, letter.value) for letter in letters] == [(1, "a", b"e1"), (2, "b", b"e3")]
 
 
@@ -236,7 +236,7 @@ async def test_events_and_other_mail_are_numbered_together(storage: Storage, wor
     await storage.accept([incoming("e1", "order")], {})
     await storage.cancel(R1, b"stop")
     await storage.accept([incoming("e2", "order")], {})
-    letters = await storage.mail(worker.id)
+    letters = await storage.read_inboxes(worker.id)
     assert [(letter.n, letter.value) for letter in letters] == [(1, b"e1"), (2, b"stop"), (3, b"e2")]
     assert [letter.event is None for letter in letters] == [False, True, False]
 
@@ -248,7 +248,7 @@ async def test_acceptors_at_the_same_time_wake_a_run_for_each_event(
     waits = [wait("run-1", f"s{n:02}", f"key-{n % 4}") for n in range(40)]
     await worker.send(born("run-1", waits=waits))
     await asyncio.gather(*(storages[n % 2].accept([incoming(f"e{n}", f"key-{n % 4}")], {}) for n in range(40)))
-    letters = await storage.mail(worker.id)
+    letters = await storage.read_inboxes(worker.id)
     assert [letter.n for letter in letters] == list(range(1, 41))
     assert {letter.value for letter in letters} == {f"e{n}".encode() for n in range(40)}
     assert await storage.waits(R1) == ()
@@ -269,8 +269,10 @@ async def test_a_new_event_starts_its_runs(storage: Storage, worker: Worker) -> 
 
 async def test_a_run_that_exists_is_not_started_again(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    assert await storage.accept([incoming("e1", starts=[start("run-1")])], {}) == AcceptResult(frozenset({0}), woke=False)
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.accept([incoming("e1", starts=[start("run-1")])], {}) == AcceptResult(
+        frozenset({0}), woke=False
+    )
+    assert await storage.owned_runs(worker.id) == {R1: 1}
 
 
 async def test_two_events_of_a_post_start_a_run_once(storage: Storage, worker: Worker) -> None:
@@ -287,7 +289,7 @@ async def test_a_run_does_not_get_the_event_that_started_it(storage: Storage, wo
     written = await worker.send(bundle("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")]))
     assert written is not None
     assert written.unmet == {R1: frozenset({"w"})}
-    assert [letter.value for letter in await storage.mail(worker.id)] == [b"e2"]
+    assert [letter.value for letter in await storage.read_inboxes(worker.id)] == [b"e2"]
 
 
 # Versions
@@ -296,7 +298,7 @@ async def test_a_run_does_not_get_the_event_that_started_it(storage: Storage, wo
 async def test_a_post_made_with_other_shapes_than_the_known_ones_is_not_stored(
     storage: Storage, worker: Worker
 ) -> None:
-    await storage.learn(TYPE, "order")
+    await storage.register_match_paths(TYPE, "order")
     await worker.send(born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")]))
     post = [incoming("e0", type="other"), incoming("e1", "order", starts=[start("run-2")])]
     for versions in ({}, {TYPE: 0}, {TYPE: 2}, {TYPE: 1, "other": 1}):
@@ -320,10 +322,10 @@ async def test_the_log_of_a_type_comes_by_number(storage: Storage) -> None:
     def ids(events: tuple[StoredEvent, ...]) -> list[str]:
         return [stored.event.id for stored in events]
 
-    assert ids(await storage.log(TYPE, 0, numbers[9], 100)) == ["e1", "e3", "e5", "e7", "e9"]
-    assert ids(await storage.log(TYPE, numbers[3], numbers[7], 100)) == ["e5", "e7"]
-    assert ids(await storage.log(TYPE, numbers[1], numbers[9], 2)) == ["e3", "e5"]
-    assert ids(await storage.log("unknown", 0, numbers[9], 100)) == []
+    assert ids(await storage.events_of_type(TYPE, 0, numbers[9], 100)) == ["e1", "e3", "e5", "e7", "e9"]
+    assert ids(await storage.events_of_type(TYPE, numbers[3], numbers[7], 100)) == ["e5", "e7"]
+    assert ids(await storage.events_of_type(TYPE, numbers[1], numbers[9], 2)) == ["e3", "e5"]
+    assert ids(await storage.events_of_type("unknown", 0, numbers[9], 100)) == []
 
 
 async def test_the_events_of_a_key_come_in_pages_by_number(storage: Storage) -> None:
@@ -331,7 +333,7 @@ async def test_the_events_of_a_key_come_in_pages_by_number(storage: Storage) -> 
     numbers = [await number(storage, f"e{n}") for n in range(10)]
 
     async def ids(name: str, after: int, limit: int = 100) -> list[bytes]:
-        return [stored.event.body for stored in await storage.page(key(name), after, limit)]
+        return [stored.event.body for stored in await storage.events_under_key(key(name), after, limit)]
 
     assert await ids("odd", 0) == [b"e1", b"e3", b"e5", b"e7", b"e9"]
     assert await ids("odd", numbers[3], 2) == [b"e5", b"e7"]
@@ -369,4 +371,4 @@ async def test_a_run_sees_events_since_it_was_started(storage: Storage, worker: 
     )
     assert written is not None
     assert set(written.unmet) == {"run-1", "run-2", "run-3"}
-    assert {letter.value for letter in await storage.mail(worker.id)} == {b"new"}
+    assert {letter.value for letter in await storage.read_inboxes(worker.id)} == {b"new"}

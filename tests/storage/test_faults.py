@@ -10,16 +10,16 @@ import pytest
 
 from edda.core.model import (
     AckInbox,
-    RunWrite,
+    BatchResult,
     End,
     Fence,
     NewEvent,
-    Suspend,
     RunFilter,
     RunId,
     RunRecord,
+    RunWrite,
+    Suspend,
     WorkerId,
-    BatchResult,
 )
 from edda.core.states import RunStatus
 from edda.errors import StorageUnavailableError
@@ -57,16 +57,16 @@ CALLS: dict[str, Call] = {
     "write": write_on,
     "write with waits": wait_on,
     "read_fence": lambda storage, worker: storage.read_fence(worker.id),
-    "owned": lambda storage, worker: storage.owned(worker.id),
+    "owned": lambda storage, worker: storage.owned_runs(worker.id),
     "register": lambda storage, worker: Worker(storage, f"new-{uuid4()}").register(),
-    "retire": lambda storage, worker: storage.retire(WorkerId("new")),
+    "retire": lambda storage, worker: storage.remove_worker(WorkerId("new")),
     "take_over": lambda storage, worker: storage.take_over(worker.id),
     "free_orphans": lambda storage, worker: storage.free_orphans(),
-    "disown": lambda storage, worker: storage.disown(RunId("run-1")),
+    "disown": lambda storage, worker: storage.release_run(RunId("run-1")),
     "claim": lambda storage, worker: storage.claim(worker.id, [WORKFLOW], 10),
     "next_due": lambda storage, worker: storage.next_due([WORKFLOW]),
-    "unpark": lambda storage, worker: storage.unpark([WORKFLOW]),
-    "mail": lambda storage, worker: storage.mail(worker.id),
+    "unpark": lambda storage, worker: storage.wake_parked([WORKFLOW]),
+    "mail": lambda storage, worker: storage.read_inboxes(worker.id),
     "start": lambda storage, worker: storage.start([start("run-8")]),
     "cancel": lambda storage, worker: storage.cancel(RunId("run-2"), b"stop"),
     "get": lambda storage, worker: storage.get(RunId("run-1")),
@@ -74,15 +74,15 @@ CALLS: dict[str, Call] = {
     "find": lambda storage, worker: storage.find(RunFilter()),
     "accept": accept_on,
     "accept with other shapes": lambda storage, worker: storage.accept([incoming("e1", "order")], {TYPE: 9}),
-    "shapes": lambda storage, worker: storage.shapes([TYPE]),
-    "learn": lambda storage, worker: storage.learn("other", f"shape-{uuid4()}"),
-    "fill": lambda storage, worker: storage.fill("other", "order", [(key("order"), 1)], 0),
-    "log": lambda storage, worker: storage.log(TYPE, 0, 100, 10),
+    "shapes": lambda storage, worker: storage.match_paths([TYPE]),
+    "learn": lambda storage, worker: storage.register_match_paths("other", f"shape-{uuid4()}"),
+    "fill": lambda storage, worker: storage.backfill_keys("other", "order", [(key("order"), 1)], 0),
+    "log": lambda storage, worker: storage.events_of_type(TYPE, 0, 100, 10),
     "last_event": lambda storage, worker: storage.last_event(),
     "find_event": lambda storage, worker: storage.find_event(SOURCE, "e1"),
     "waits": lambda storage, worker: storage.waits(RunId("run-1")),
     "prune_events": lambda storage, worker: storage.prune_events(LATER, 10),
-    "prune_letters": lambda storage, worker: storage.prune_letters(LATER, 10),
+    "prune_letters": lambda storage, worker: storage.prune_inbox(LATER, 10),
     "prune_runs": lambda storage, worker: storage.prune_runs(LATER, 10),
 }
 RUN_TRANSACTIONS = ("start", "claim", "register", "cancel", "take_over", "retire", "disown")
@@ -127,7 +127,7 @@ async def test_the_probe_stands_before_and_after_every_statement(
 async def test_the_probe_stands_beside_heartbeats(make_storage: MakeStorage, busy: Worker) -> None:
     probe = Listener()
     storage = await make_storage(probe)
-    pulse = await storage.pulse()
+    pulse = await storage.open_heartbeat()
     probe.heard.clear()
     await pulse.beat(busy.id, HOUR)
     await pulse.close()
@@ -162,7 +162,7 @@ async def meets(trap: Trap, point: int, call: Awaitable[object]) -> bool:
 async def test_a_beat_on_a_lost_connection_says_so_and_the_next_one_works(
     trapped: Storage, busy: Worker, trap: Trap
 ) -> None:
-    pulse = await trapped.pulse()
+    pulse = await trapped.open_heartbeat()
     assert await pulse.beat(busy.id, HOUR) is not None
     for point in (0, 1):
         await busy.write()  # a file at rest is not asked
@@ -304,7 +304,7 @@ async def test_a_process_that_dies_in_an_accept_leaves_all_of_the_post_or_nothin
 
 async def is_accepted(storage: Storage, worker: Worker, post: Sequence[NewEvent]) -> bool:
     """Whether the post is in; it fails if only a part of it is."""
-    bodies = [letter.value for letter in await storage.mail(worker.id)]
+    bodies = [letter.value for letter in await storage.read_inboxes(worker.id)]
     facts = [await storage.get(post[0].starts[0].run_id) is not None]
     for each in post:
         facts.append(await storage.find_event(SOURCE, each.event.id) is not None)
@@ -346,7 +346,7 @@ async def test_after_a_kill_others_see_what_was_committed(
     killed.kill()
     fresh = await make_storage()
     for witness in (storage, fresh):
-        assert await witness.owned(worker.id) == {RunId("run-1"): 1}
+        assert await witness.owned_runs(worker.id) == {RunId("run-1"): 1}
         assert await witness.history(RunId("run-1")) == (entry(1),)
         assert await witness.read_fence(worker.id) == Fence(worker.id, 1, 0)
 

@@ -14,15 +14,15 @@ async def test_all_runs_but_one_are_handed_over_behind_the_fence(storage: Storag
         await storage.register(WorkerInfo(one, "shop", "host/1", 1), HOUR)
     runs = [RunId(f"run{number}") for number in range(3)]
     assert await storage.write(Fence(worker, 0, 0), [bundle(run, start=start(run)) for run in runs]) is not None
-    pulse = await storage.pulse()
+    pulse = await storage.open_heartbeat()
     try:
         assert await pulse.hand_over(worker, runs[1]) == 2
-        assert await storage.owned(worker) == {runs[1]: 1}
+        assert await storage.owned_runs(worker) == {runs[1]: 1}
         assert await storage.read_fence(worker) == Fence(worker, 1, 1)
         claim = await storage.claim(other, [WORKFLOW], 10)
         assert sorted(run.run_id for run in claim.runs) == [runs[0], runs[2]]
         assert await pulse.hand_over(worker, None) == 1
-        assert await storage.owned(worker) == {}
+        assert await storage.owned_runs(worker) == {}
         assert await pulse.hand_over(worker, None) == 0
     finally:
         await pulse.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edda.core.model import AckInbox, RunWrite, End, Entry, EntryKind, Fence, Suspend, RunId, WorkerId, BatchResult
+from edda.core.model import AckInbox, BatchResult, End, Entry, EntryKind, Fence, RunId, RunWrite, Suspend, WorkerId
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -65,7 +65,7 @@ async def test_a_batch_sent_again_is_in_once(storage: Storage, worker: Worker) -
 
 async def test_a_run_born_in_a_batch_is_owned_by_its_writer(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     run = await storage.get(R1)
     assert run is not None
     assert (run.status, run.owner, run.ready_at, run.input) == (RunStatus.RUNNING, worker.id, None, b"input of run-1")
@@ -76,7 +76,7 @@ async def test_a_run_started_for_anybody_is_ready_when_it_says(storage: Storage,
         bundle("run-1", start=start("run-1", ready_at=5), epoch=0),
         bundle("run-2", start=start("run-2", ready_at=LATER), epoch=0),
     )
-    assert await storage.owned(worker.id) == {}
+    assert await storage.owned_runs(worker.id) == {}
     run = await storage.get(R2)
     assert run is not None
     assert (run.status, run.owner, run.ready_at) == (RunStatus.RUNNING, None, LATER)
@@ -85,7 +85,7 @@ async def test_a_run_started_for_anybody_is_ready_when_it_says(storage: Storage,
 
 async def test_a_run_may_start_with_history(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", entry(1), entry(2), move=AckInbox(0)))
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     assert await storage.history(R1) == (entry(1), entry(2))
 
 
@@ -94,7 +94,7 @@ async def test_a_run_may_start_and_end_in_one_batch(storage: Storage, worker: Wo
     run = await storage.get(R1)
     assert run is not None
     assert (run.status, run.value, run.ended_at, run.owner) == (RunStatus.COMPLETED, b"42", 9_000, None)
-    assert await storage.owned(worker.id) == {}
+    assert await storage.owned_runs(worker.id) == {}
     assert await storage.next_due([run.workflow]) is None
     assert await storage.history(R1) == (entry(1),)
 
@@ -166,7 +166,7 @@ async def test_every_form_of_bundle_fits_into_one_batch(storage: Storage, worker
         bundle("new-3", start=start("new-3", ready_at=LATER), epoch=0),
     )
     assert again == frozenset({RunId("old-3")})
-    assert await storage.owned(worker.id) == {RunId("old-0"): 1, RunId("old-1"): 1, RunId("new-0"): 1}
+    assert await storage.owned_runs(worker.id) == {RunId("old-0"): 1, RunId("old-1"): 1, RunId("new-0"): 1}
     for run in ("old-0", "old-1", "old-2", "old-3", "old-4", "new-0", "new-1", "new-2"):
         assert await storage.history(RunId(run)) == (entry(1),)
 
@@ -183,9 +183,9 @@ async def test_an_entry_comes_back_as_it_was(storage: Storage, worker: Worker) -
 async def test_what_is_absorbed_is_not_mail_any_more(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.cancel(R1, b"stop")
-    assert [letter.n for letter in await storage.mail(worker.id)] == [1]
+    assert [letter.n for letter in await storage.read_inboxes(worker.id)] == [1]
     await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
     assert await storage.history(R1) == (entry(1, n=1),)
 
 
@@ -198,7 +198,7 @@ async def test_a_released_run_rests_until_its_time(storage: Storage, worker: Wor
     run = await storage.get(R1)
     assert run is not None
     assert (run.status, run.owner, run.ready_at, run.reason) == (RunStatus.WAITING_FOR_TIMER, None, LATER, "sleeps")
-    assert await storage.owned(worker.id) == {}
+    assert await storage.owned_runs(worker.id) == {}
     assert (await worker.claim()).runs == ()
 
 
@@ -271,7 +271,7 @@ async def test_an_ended_run_has_a_result_and_nobody_owns_it(
     assert run is not None
     assert (run.status, run.value, run.ended_at) == (status, b"value", 77)
     assert (run.owner, run.ready_at, run.reason) == (None, None, None)
-    assert await storage.owned(worker.id) == {}
+    assert await storage.owned_runs(worker.id) == {}
 
 
 async def test_an_end_does_not_wait_for_unread_mail(storage: Storage, worker: Worker) -> None:
@@ -281,7 +281,7 @@ async def test_an_end_does_not_wait_for_unread_mail(storage: Storage, worker: Wo
     run = await storage.get(R1)
     assert run is not None
     assert run.status is RunStatus.COMPLETED
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
 
 
 # What the database refuses
@@ -340,5 +340,5 @@ async def test_the_fences_of_two_workers_are_independent(storage: Storage, make_
     assert await one.write(born("run-1")) == frozenset()
     assert await two.write(born("run-2")) == frozenset()
     assert await one.write(bundle("run-1", entry(1))) == frozenset()
-    assert await storage.owned(one.id) == {R1: 1}
-    assert await storage.owned(two.id) == {R2: 1}
+    assert await storage.owned_runs(one.id) == {R1: 1}
+    assert await storage.owned_runs(two.id) == {R2: 1}

@@ -9,18 +9,18 @@ from msgspec.structs import replace
 
 from edda.core.model import (
     AckInbox,
+    BatchResult,
     CancelOutcome,
     End,
+    EndWatcher,
     EntryKind,
     Fence,
-    Suspend,
     RunFilter,
     RunId,
     RunRecord,
     Start,
-    EndWatcher,
+    Suspend,
     WorkerId,
-    BatchResult,
 )
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
@@ -59,7 +59,7 @@ async def known(storage: Storage, run_id: str = "run-1") -> RunRecord:
 
 
 async def letters(storage: Storage, worker: Worker) -> list[tuple[str, int, EntryKind, str, bytes]]:
-    return [(x.run_id, x.n, x.kind, x.step, x.value) for x in await storage.mail(worker.id)]
+    return [(x.run_id, x.n, x.kind, x.step, x.value) for x in await storage.read_inboxes(worker.id)]
 
 
 # Children
@@ -70,7 +70,7 @@ async def test_a_child_is_ready_for_anybody_and_knows_its_parent(storage: Storag
     await worker.write(born("run-1"))
     children = [Start(R2, WORKFLOW, b"input", 17, None, 99, R1, "child:1", 3)]
     assert await worker.send(bundle("run-1", entry(1), children=children)) == BatchResult()
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     record = await known(storage, "run-2")
     assert (record.status, record.owner, record.parent, record.gen) == (RunStatus.RUNNING, None, R1, 0)
     assert record.ready_at is not None
@@ -129,12 +129,12 @@ async def test_a_run_may_be_born_with_children_and_end_at_once(storage: Storage,
     assert await worker.send(first) == BatchResult()
     assert (await known(storage)).status is RunStatus.COMPLETED
     assert [run.run_id for run in (await worker.claim()).runs] == [R2]
-    assert len(await storage.mail(worker.id)) == 1
+    assert len(await storage.read_inboxes(worker.id)) == 1
 
 
 async def test_children_of_an_end_that_is_refused_are_started(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await storage.watch(R1, EndWatcher(R3, "w"))
+    await storage.add_watcher(R1, EndWatcher(R3, "w"))
     assert await worker.send(bundle("run-1", move=done(), children=[child("run-2", "run-1")])) == REFUSED
     assert [run.run_id for run in (await worker.claim()).runs] == [R2]
 
@@ -145,7 +145,7 @@ async def test_a_batch_behind_its_fence_starts_and_tells_nobody(storage: Storage
     lost = bundle("run-1", move=again(), children=[child("run-2", "run-1")], letters=[letter("run-3")], undoing=True)
     assert await storage.write(stale, [lost]) is None
     assert await storage.get(R2) is None
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
     record = await known(storage)
     assert (record.gen, record.status) == (0, RunStatus.RUNNING)
 
@@ -203,11 +203,11 @@ async def test_a_letter_to_an_owned_run_is_mail_for_its_owner(
     before = await storage.now()
     sent = bundle("run-1", move=done(), letters=[letter("run-2", b"42", "pay:1")])
     assert await worker.send(sent) == BatchResult()
-    (mail,) = await storage.mail(other.id)
+    (mail,) = await storage.read_inboxes(other.id)
     assert (mail.run_id, mail.n, mail.kind, mail.step, mail.value) == (R2, 1, EntryKind.CHILD, "pay:1", b"42")
     assert mail.event is None
     assert before <= mail.at <= await storage.now()
-    assert await storage.owned(other.id) == {R2: 1}
+    assert await storage.owned_runs(other.id) == {R2: 1}
     assert await other.write(bundle("run-2", move=RESTING)) == frozenset({R2})
 
 
@@ -243,8 +243,8 @@ async def test_a_letter_to_a_run_that_ended_or_never_was_is_dropped(storage: Sto
     await worker.write(born("run-1"), born("run-2", move=done()))
     sent = [letter("run-2"), stop("run-2"), letter("unknown"), stop("unknown")]
     assert await worker.send(bundle("run-1", move=done(), letters=sent)) == BatchResult()
-    assert await storage.mail(worker.id) == ()
-    assert await storage.prune_letters(LATER, 100) == 0
+    assert await storage.read_inboxes(worker.id) == ()
+    assert await storage.prune_inbox(LATER, 100) == 0
     assert await storage.get(RunId("unknown")) is None
 
 
@@ -308,7 +308,7 @@ async def test_a_letter_that_cannot_be_stored_refuses_the_batch(storage: Storage
     await worker.write(born("run-1"), born("run-2"))
     with pytest.raises(StorageRejectedError):
         await worker.send(bundle("run-1", entry(1), move=done(), letters=[letter("run-2", step="w\0")]))
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
     assert await storage.history(R1) == ()
     assert await worker.send(bundle("run-1", entry(1), move=done(), letters=[letter("run-2")])) == BatchResult()
 
@@ -342,7 +342,7 @@ async def test_a_watcher_is_told_to_whoever_claims_the_run(storage: Storage, wor
     await storage.start([start("run-1"), start("run-2")])
     watchers = [EndWatcher(R3, "b"), EndWatcher(R3, "a"), EndWatcher(R2, "z")]
     for watcher in watchers:
-        assert await storage.watch(R1, watcher) == await known(storage)
+        assert await storage.add_watcher(R1, watcher) == await known(storage)
     assert await storage.watchers(R1) == (watchers[2], watchers[1], watchers[0])
     runs = {run.run_id: run.watchers for run in (await worker.claim()).runs}
     assert runs == {R1: (watchers[2], watchers[1], watchers[0]), R2: ()}
@@ -351,14 +351,14 @@ async def test_a_watcher_is_told_to_whoever_claims_the_run(storage: Storage, wor
 async def test_watching_twice_counts_once(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     for _ in range(2):
-        assert await storage.watch(R1, EndWatcher(R2, "w")) == await known(storage)
+        assert await storage.add_watcher(R1, EndWatcher(R2, "w")) == await known(storage)
     assert await storage.watchers(R1) == (EndWatcher(R2, "w"),)
     assert await worker.send(bundle("run-1", move=done(watchers=1))) == BatchResult()
 
 
 async def test_an_ended_run_is_not_watched_but_known(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", move=done(b"42")))
-    record = await storage.watch(R1, EndWatcher(R2, "w"))
+    record = await storage.add_watcher(R1, EndWatcher(R2, "w"))
     assert record is not None
     assert (record.status, record.value) == (RunStatus.COMPLETED, b"42")
     assert record == await known(storage)
@@ -366,7 +366,7 @@ async def test_an_ended_run_is_not_watched_but_known(storage: Storage, worker: W
 
 
 async def test_a_run_that_never_was_cannot_be_watched(storage: Storage) -> None:
-    assert await storage.watch(R1, EndWatcher(R2, "w")) is None
+    assert await storage.add_watcher(R1, EndWatcher(R2, "w")) is None
     assert await storage.watchers(R1) == ()
     assert await storage.get(R1) is None
 
@@ -374,7 +374,7 @@ async def test_a_run_that_never_was_cannot_be_watched(storage: Storage) -> None:
 async def test_watching_wakes_nobody(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", move=RESTING))
     before = await known(storage)
-    assert await storage.watch(R1, EndWatcher(R2, "w")) == before
+    assert await storage.add_watcher(R1, EndWatcher(R2, "w")) == before
     assert await known(storage) == before
     assert (await worker.claim()).runs == ()
 
@@ -386,9 +386,9 @@ async def test_two_who_watch_at_once_are_both_counted(
     await worker.write(born("run-1"))
     for n in range(5):
         await asyncio.gather(
-            storage.watch(R1, EndWatcher(R2, f"w{n}")),
-            other.watch(R1, EndWatcher(R3, f"w{n}")),
-            other.watch(R1, EndWatcher(R2, f"w{n}")),
+            storage.add_watcher(R1, EndWatcher(R2, f"w{n}")),
+            other.add_watcher(R1, EndWatcher(R3, f"w{n}")),
+            other.add_watcher(R1, EndWatcher(R2, f"w{n}")),
         )
     assert len(await storage.watchers(R1)) == 10
     assert await worker.send(bundle("run-1", move=done(watchers=10))) == BatchResult()
@@ -397,7 +397,7 @@ async def test_two_who_watch_at_once_are_both_counted(
 async def test_a_watcher_that_cannot_be_stored_is_refused(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     with pytest.raises(StorageRejectedError):
-        await storage.watch(R1, EndWatcher(R2, "w\0"))
+        await storage.add_watcher(R1, EndWatcher(R2, "w\0"))
     assert await storage.watchers(R1) == ()
     assert await worker.send(bundle("run-1", move=done())) == BatchResult()
 
@@ -408,7 +408,7 @@ async def test_a_watcher_that_cannot_be_stored_is_refused(storage: Storage, work
 async def test_an_end_that_knows_all_who_watch_happens(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2"))
     for step in ("a", "b"):
-        await storage.watch(R1, EndWatcher(R2, step))
+        await storage.add_watcher(R1, EndWatcher(R2, step))
     told = [letter("run-2", step="a"), letter("run-2", step="b")]
     assert await worker.send(bundle("run-1", entry(1), move=done(watchers=2), letters=told)) == BatchResult()
     assert (await known(storage)).status is RunStatus.COMPLETED
@@ -423,26 +423,26 @@ async def test_an_end_that_does_not_know_all_who_watch_keeps_result_and_letters_
     await worker.write(born("run-1"), born("run-2"))
     await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "order")]))
     for step in ("a", "b"):
-        await storage.watch(R1, EndWatcher(R2, step))
+        await storage.add_watcher(R1, EndWatcher(R2, step))
     ended = bundle("run-1", entry(1), move=done(watchers=known_watchers), letters=[letter("run-2"), stop("run-2")])
     assert await worker.send(ended, born("run-3", entry(1), move=done())) == REFUSED
     record = await known(storage)
     assert (record.status, record.value, record.ended_at, record.owner) == (RunStatus.RUNNING, None, None, worker.id)
     assert await storage.history(R1) == (entry(1),)
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
     assert [each.step for each in await storage.waits(R1)] == ["w"]
     assert len(await storage.watchers(R1)) == 2
     assert (await known(storage, "run-3")).status is RunStatus.COMPLETED
     told = [letter("run-2", step=step) for step in ("a", "b")]
     assert await worker.send(bundle("run-1", entry(2), move=done(watchers=2), letters=told)) == BatchResult()
-    assert len(await storage.mail(worker.id)) == 2
+    assert len(await storage.read_inboxes(worker.id)) == 2
     assert await storage.waits(R1) == ()
 
 
 async def test_an_end_is_refused_whatever_the_name_of_its_run(storage: Storage, worker: Worker) -> None:
     run = RunId('run "ü\\ 🎉 $')
     await worker.write(born(run))
-    await storage.watch(run, EndWatcher(run, run))
+    await storage.add_watcher(run, EndWatcher(run, run))
     assert await worker.send(bundle(run, move=done())) == BatchResult(unmet={run: frozenset()})
     assert await worker.send(bundle(run, move=done(watchers=1))) == BatchResult()
 
@@ -450,9 +450,9 @@ async def test_an_end_is_refused_whatever_the_name_of_its_run(storage: Storage, 
 async def test_an_end_that_is_refused_leaves_mail_unread(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.cancel(R1, b"stop")
-    await storage.watch(R1, EndWatcher(R2, "w"))
+    await storage.add_watcher(R1, EndWatcher(R2, "w"))
     assert await worker.send(bundle("run-1", move=done())) == REFUSED
-    assert len(await storage.mail(worker.id)) == 1
+    assert len(await storage.read_inboxes(worker.id)) == 1
 
 
 async def test_of_an_end_and_a_watcher_at_once_one_sees_the_other(
@@ -465,7 +465,7 @@ async def test_of_an_end_and_a_watcher_at_once_one_sees_the_other(
         await worker.write(born(run))
         written, record = await asyncio.gather(
             worker.send(bundle(run, move=done(), letters=[letter("watcher", run.encode())])),
-            other.watch(run, EndWatcher(RunId("watcher"), run)),
+            other.add_watcher(run, EndWatcher(RunId("watcher"), run)),
         )
         assert written is not None
         assert record is not None
@@ -504,17 +504,17 @@ async def test_a_new_generation_keeps_owner_epoch_inbox_watchers_and_start(
     (before,) = (await worker.claim()).runs
     await storage.accept([incoming("e2")], {})
     await storage.cancel(R1, b"stop")
-    await storage.watch(R1, EndWatcher(R2, "w"))
+    await storage.add_watcher(R1, EndWatcher(R2, "w"))
     assert await worker.send(bundle("run-1", entry(1, n=1), move=again(absorbed=1), epoch=2)) == BatchResult()
-    assert await storage.owned(worker.id) == {R1: before.epoch}
-    assert await storage.mail(worker.id) == ()
-    await storage.disown(R1)
+    assert await storage.owned_runs(worker.id) == {R1: before.epoch}
+    assert await storage.read_inboxes(worker.id) == ()
+    await storage.release_run(R1)
     (run,) = (await (await make_worker("other")).claim()).runs
     assert (run.gen, run.epoch, run.absorbed, run.start_seq) == (1, before.epoch + 1, 1, before.start_seq)
     assert (run.watchers, run.mail, run.input) == ((EndWatcher(R2, "w"),), (), b"input again")
     assert run.entries == (again().entry,)
     await storage.cancel(R1, b"once more")
-    (mail,) = await storage.mail(WorkerId("other"))
+    (mail,) = await storage.read_inboxes(WorkerId("other"))
     assert mail.n == 2
 
 
@@ -523,7 +523,7 @@ async def test_a_new_generation_can_be_cancelled_anew(storage: Storage, worker: 
     await storage.cancel(R1, b"first")
     await worker.send(bundle("run-1", move=again(absorbed=1)))
     assert await storage.cancel(R1, b"second") is CancelOutcome.REQUESTED
-    assert [mail.value for mail in await storage.mail(worker.id)] == [b"second"]
+    assert [mail.value for mail in await storage.read_inboxes(worker.id)] == [b"second"]
 
 
 async def test_a_new_generation_undoes_nothing_and_was_never_parked(storage: Storage, worker: Worker) -> None:
@@ -534,7 +534,7 @@ async def test_a_new_generation_undoes_nothing_and_was_never_parked(storage: Sto
     assert (await known(storage)).status is RunStatus.COMPENSATING
     await worker.send(bundle("run-1", move=again(), epoch=2))
     assert (await known(storage)).status is RunStatus.RUNNING
-    await storage.disown(R1)
+    await storage.release_run(R1)
     (run,) = (await worker.claim()).runs
     assert run.attempts == 0
 
@@ -544,7 +544,7 @@ async def test_a_new_generation_has_no_waits(storage: Storage, worker: Worker) -
     await worker.send(bundle("run-1", move=again()))
     assert await storage.waits(R1) == ()
     await storage.accept([incoming("e1", "order")], {})
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
 
 
 async def test_a_new_generation_is_refused_while_there_is_mail(storage: Storage, worker: Worker) -> None:
@@ -575,7 +575,7 @@ async def test_of_a_new_generation_and_a_cancel_at_once_one_sees_the_other(
         written, _ = await asyncio.gather(worker.send(bundle(run, move=again())), other.cancel(run, b"stop"))
         assert written is not None
         assert (await known(storage, run)).gen == (0 if run in written.unmet else 1)
-    assert len(await storage.mail(worker.id)) == 20
+    assert len(await storage.read_inboxes(worker.id)) == 20
 
 
 async def test_a_run_may_be_born_and_go_on_as_the_next_generation(storage: Storage, worker: Worker) -> None:
@@ -583,12 +583,12 @@ async def test_a_run_may_be_born_and_go_on_as_the_next_generation(storage: Stora
     origin = Start(R1, WORKFLOW, b"input", 17, None, 99, R2, "child:1", 3)
     first = bundle("run-1", entry(1), start=origin, move=again(at=20), children=[child("run-3", "run-1")])
     assert await worker.send(first) == BatchResult()
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     assert await storage.history(R1, 0) == (entry(1),)
     assert await storage.history(R1) == (again(at=20).entry,)
     record = await known(storage)
     assert (record.gen, record.status, record.owner, record.created_at) == (1, RunStatus.RUNNING, worker.id, 20)
-    await storage.disown(R1)
+    await storage.release_run(R1)
     run = next(run for run in (await worker.claim()).runs if run.run_id == R1)
     assert (run.gen, run.input, run.parent, run.parent_step, run.depth) == (1, b"input again", R2, "child:1", 3)
     assert (run.deadline, run.start_seq) == (99, await storage.last_event())
@@ -663,7 +663,7 @@ async def test_a_run_goes_on_undoing_wherever_it_goes(storage: Storage, worker: 
     assert (await known(storage)).status is RunStatus.COMPENSATING
     await worker.send(bundle("run-1", move=Suspend(1, LATER, RunStatus.PARKED), epoch=2))
     assert (await known(storage)).status is RunStatus.PARKED
-    await storage.unpark([WORKFLOW])
+    await storage.wake_parked([WORKFLOW])
     assert (await known(storage)).status is RunStatus.COMPENSATING
 
 
@@ -675,7 +675,7 @@ async def test_a_run_may_be_cancelled_while_it_undoes(storage: Storage, worker: 
 
 async def test_a_run_whose_end_is_refused_undoes_all_the_same(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await storage.watch(R1, EndWatcher(R2, "w"))
+    await storage.add_watcher(R1, EndWatcher(R2, "w"))
     assert await worker.send(bundle("run-1", move=done(), undoing=True)) == REFUSED
     assert (await known(storage)).status is RunStatus.COMPENSATING
 
@@ -705,7 +705,7 @@ async def test_a_generation_goes_when_the_next_is_old_enough(storage: Storage, w
     assert await storage.prune_runs(LATER, 100) == 0
     assert await generations(storage) == [3]
     assert await known(storage) == before
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     assert await worker.send(bundle("run-1", entry(2), move=again(at=200), gen=3)) == BatchResult()
     assert (await known(storage)).gen == 4
 
@@ -731,7 +731,7 @@ async def test_generations_go_no_more_than_asked_for(storage: Storage, worker: W
 
 async def test_an_id_that_is_free_again_has_no_watchers(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await storage.watch(R1, EndWatcher(R2, "w"))
+    await storage.add_watcher(R1, EndWatcher(R2, "w"))
     await worker.write(bundle("run-1", move=done(watchers=1)))
     await storage.prune_runs(LATER, 100)
     await storage.start([start("run-1")])
@@ -743,7 +743,7 @@ async def test_an_id_that_is_free_again_has_no_watchers(storage: Storage, worker
 async def test_what_a_refused_end_has_read_is_read(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.cancel(R1, b"stop")
-    await storage.watch(R1, EndWatcher(R2, "w"))
+    await storage.add_watcher(R1, EndWatcher(R2, "w"))
     assert await worker.send(bundle("run-1", entry(1, n=1), move=replace(done(), absorbed=1))) == REFUSED
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
     assert await storage.history(R1) == (entry(1, n=1),)

@@ -13,19 +13,19 @@ from msgspec.structs import replace
 
 from edda.core.model import (
     AckInbox,
-    RunWrite,
     End,
+    EndWatcher,
     Entry,
     EntryKind,
     Fence,
-    RunSignal,
-    Transition,
     Recur,
-    Suspend,
     RunFilter,
     RunId,
+    RunSignal,
+    RunWrite,
+    Suspend,
     Takeover,
-    EndWatcher,
+    Transition,
     WorkerId,
 )
 from edda.core.states import ENDED, OPEN, RunStatus
@@ -65,7 +65,7 @@ class Life(Comparison):
 
     @rule(worker=workers)
     def retire(self, worker: WorkerId) -> None:
-        self.ask(lambda storage: storage.retire(worker))
+        self.ask(lambda storage: storage.remove_worker(worker))
 
     @rule(worker=workers)
     def sweep(self, worker: WorkerId) -> None:
@@ -80,7 +80,7 @@ class Life(Comparison):
 
     @rule(run=runs)
     def disown(self, run: RunId) -> None:
-        self.ask(lambda storage: storage.disown(run))
+        self.ask(lambda storage: storage.release_run(run))
 
     # The journal
 
@@ -159,7 +159,7 @@ class Life(Comparison):
 
     @rule(workflows=workflows)
     def unpark(self, workflows: list[str]) -> None:
-        self.ask(lambda storage: storage.unpark(workflows))
+        self.ask(lambda storage: storage.wake_parked(workflows))
 
     # Runs
 
@@ -175,7 +175,7 @@ class Life(Comparison):
     @rule(run=runs, watcher=st.builds(EndWatcher, runs, steps))
     def watch(self, run: RunId, watcher: EndWatcher) -> None:
         async def watch(storage: Storage) -> object:
-            record = await storage.watch(run, watcher)
+            record = await storage.add_watcher(run, watcher)
             return comparable([record] if record else [])
 
         self.ask(watch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edda.core.model import CancelOutcome, Crashes, EntryKind, Suspend, RunId, BatchResult, unpark_pause
+from edda.core.model import BatchResult, CancelOutcome, Crashes, EntryKind, RunId, Suspend, unpark_pause
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
@@ -87,7 +87,7 @@ async def test_a_cancel_leaves_a_run_parked_that_undoes_what_it_did(storage: Sto
 async def test_what_is_parked_without_a_time_is_resumed_by_hand_alone(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await worker.write(bundle("run-1", move=Suspend(0, None, RunStatus.PARKED, "its process dies")))
-    assert await storage.unpark([WORKFLOW]) == 0
+    assert await storage.wake_parked([WORKFLOW]) == 0
     assert (await worker.claim()).runs == ()
     assert await storage.resume(R1)
     (claimed,) = (await worker.claim()).runs
@@ -101,7 +101,7 @@ async def test_new_workers_do_not_try_a_run_that_was_parked_just_now_again_and_a
     tries, epoch = 0, 1
     for _ in range(12):
         await worker.write(bundle("run-1", move=PARKED, epoch=epoch))
-        await storage.unpark([WORKFLOW])
+        await storage.wake_parked([WORKFLOW])
         claimed = (await worker.claim()).runs
         if not claimed:
             break

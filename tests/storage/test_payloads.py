@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edda.core.model import End, Entry, EntryKind, Suspend, RunFilter, RunId, Start
+from edda.core.model import End, Entry, EntryKind, RunFilter, RunId, Start, Suspend
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
@@ -89,7 +89,7 @@ async def test_worker_names_are_compared_character_for_character(storage: Storag
     for worker in workers:
         await worker.register()
     await workers[0].write(born("run-1"))
-    assert [len(await storage.owned(worker.id)) for worker in workers] == [1, 0, 0]
+    assert [len(await storage.owned_runs(worker.id)) for worker in workers] == [1, 0, 0]
     fences = [await storage.read_fence(worker.id) for worker in workers]
     assert [fence.batch_no for fence in fences if fence] == [1, 0, 0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from edda.core.model import Crashes, EntryKind, Suspend, RunId
+from edda.core.model import Crashes, EntryKind, RunId, Suspend
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
@@ -28,7 +28,7 @@ async def die(storage: Storage, make_worker: MakeWorker, name: str, *, alone: bo
     if not claim.runs:
         claim = await storage.claim_suspects(worker.id, [WORKFLOW], 10, alone)
     assert len(claim.runs) == 1
-    await storage.retire(worker.id, died=True)
+    await storage.remove_worker(worker.id, died=True)
     return claim.runs[0].crashes
 
 
@@ -58,7 +58,7 @@ async def test_a_group_is_not_alone_and_company_ends_being_alone(storage: Storag
     (claimed,) = (await storage.claim_suspects(worker.id, [WORKFLOW], 10, True)).runs
     assert claimed.crashes == Crashes(3, 0, 0)
     await storage.keep_company(worker.id)
-    await storage.retire(worker.id, died=True)
+    await storage.remove_worker(worker.id, died=True)
     assert await die(storage, make_worker, "e", alone=False) == Crashes(4, 0, 0)
     assert await die(storage, make_worker, "f", alone=False) == Crashes(5, 0, 0)
 
@@ -68,10 +68,10 @@ async def test_new_suspects_come_in_groups_and_others_one_by_one(storage: Storag
     for name in ("a", "b"):
         worker = await make_worker(name)
         assert len((await worker.claim()).runs) == 5
-        await storage.retire(worker.id, died=True)
+        await storage.remove_worker(worker.id, died=True)
     worker = await make_worker("c")
     assert len((await storage.claim_suspects(worker.id, [WORKFLOW], 3, True)).runs) == 3
-    await storage.retire(worker.id, died=True)
+    await storage.remove_worker(worker.id, died=True)
     worker = await make_worker("d")
     assert len((await storage.claim_suspects(worker.id, [WORKFLOW], 3, True)).runs) == 2
     for _ in range(3):
@@ -85,7 +85,7 @@ async def test_a_worker_that_leaves_in_order_is_no_death(storage: Storage, make_
     for name in "abc":
         worker = await make_worker(name)
         assert len((await worker.claim()).runs) == 1
-        await storage.retire(worker.id)
+        await storage.remove_worker(worker.id)
     assert await deaths_of(storage) == 0
 
 
@@ -107,12 +107,12 @@ async def test_a_death_keeps_the_last_entry_before_the_first_death(storage: Stor
         worker = await make_worker(name)
         runs = (await worker.claim()).runs or (await storage.claim_suspects(worker.id, [WORKFLOW], 10, False)).runs
         await worker.write(bundle("run-1", entry(number), epoch=runs[0].epoch))
-        await storage.retire(worker.id, died=True)
+        await storage.remove_worker(worker.id, died=True)
     assert await die(storage, make_worker, "d") == Crashes(3, 0, 1)
     worker = await make_worker("e")
     (claimed,) = (await storage.claim_suspects(worker.id, [WORKFLOW], 10, False)).runs
     await storage.clear_deaths(R1, claimed.epoch)
-    await storage.retire(worker.id, died=True)
+    await storage.remove_worker(worker.id, died=True)
     assert await die(storage, make_worker, "f") == Crashes(1, 0, 3), "the first one since they were cleared"
 
 
@@ -124,7 +124,7 @@ async def test_no_entry_by_itself_makes_a_death_void(storage: Storage, make_work
         runs = claim.runs or (await storage.claim_suspects(worker.id, [WORKFLOW], 10, False)).runs
         assert runs[0].crashes.deaths == number - 1
         await worker.write(bundle("run-1", replace(entry(number), kind=kind), epoch=runs[0].epoch))
-        await storage.retire(worker.id, died=True)
+        await storage.remove_worker(worker.id, died=True)
     assert await deaths_of(storage) == 3
 
 
@@ -144,7 +144,7 @@ async def test_a_release_clears_deaths_unless_it_parks(storage: Storage, make_wo
     for name in "ab":
         worker = await make_worker(name)
         claimed = (await worker.claim()).runs or (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
-        await storage.retire(worker.id, died=True)
+        await storage.remove_worker(worker.id, died=True)
     worker = await make_worker("c")
     claimed = (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
     epoch = claimed[0].epoch
@@ -183,7 +183,7 @@ async def test_a_claim_of_suspects_is_counted_like_any_other(storage: Storage, m
     for name in ("a", "b"):
         ghost = await make_worker(name)
         assert len((await ghost.claim()).runs) == 2
-        await storage.retire(ghost.id, died=True)
+        await storage.remove_worker(ghost.id, died=True)
     worker = await make_worker("c")
     first = await storage.claim(worker.id, [WORKFLOW], 10)
     assert first.number == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import AckInbox, End, RunFilter, RunId, BatchResult
+from edda.core.model import AckInbox, BatchResult, End, RunFilter, RunId
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
@@ -24,7 +24,7 @@ async def tomorrow(storage: Storage) -> int:
 
 
 async def logged(storage: Storage) -> list[str]:
-    return [stored.event.id for stored in await storage.log(TYPE, 0, 2**62, 100)]
+    return [stored.event.id for stored in await storage.events_of_type(TYPE, 0, 2**62, 100)]
 
 
 # Events
@@ -35,7 +35,7 @@ async def test_nothing_is_pruned_before_its_time(storage: Storage, worker: Worke
     await storage.accept([incoming("e1", "order"), NEWEST], {})
     await worker.write(bundle("run-1", entry(1), move=End(RunStatus.COMPLETED, b"", await storage.now())))
     past = await storage.now() - HOUR
-    assert [await prune(past, 100) for prune in (storage.prune_events, storage.prune_letters, storage.prune_runs)] == [
+    assert [await prune(past, 100) for prune in (storage.prune_events, storage.prune_inbox, storage.prune_runs)] == [
         0,
         0,
         0,
@@ -84,7 +84,7 @@ async def test_an_event_in_an_unread_letter_stays(storage: Storage, worker: Work
     await storage.accept([incoming("e1", "order"), incoming("e2", "order"), NEWEST], {})
     await storage.prune_events(await tomorrow(storage), 100)
     assert await logged(storage) == ["e1"]
-    assert [letter.value for letter in await storage.mail(worker.id)] == [b"e1"]
+    assert [letter.value for letter in await storage.read_inboxes(worker.id)] == [b"e1"]
     await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
     assert await storage.prune_events(await tomorrow(storage), 100) == 1
     assert await logged(storage) == []
@@ -96,7 +96,7 @@ async def test_an_event_that_can_still_be_found_stays(storage: Storage, worker: 
     assert await storage.prune_events(await tomorrow(storage), 1) == 1
     assert await logged(storage) == ["e1", "e2"]
     await worker.send(bundle("run-1", move=AckInbox(1), waits=[wait("run-1", "x", "refund")]))
-    assert [letter.value for letter in await storage.mail(worker.id)] == [b"e2"]
+    assert [letter.value for letter in await storage.read_inboxes(worker.id)] == [b"e2"]
 
 
 async def test_an_event_in_a_letter_to_an_ended_run_goes(storage: Storage, worker: Worker) -> None:
@@ -127,9 +127,9 @@ async def test_read_letters_of_an_open_run_go_and_unread_ones_stay(storage: Stor
     for run in (R1, R2):
         await storage.cancel(run, b"stop")
     await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
-    assert await storage.prune_letters(await soon(storage), 100) == 1
-    assert await storage.prune_letters(await soon(storage), 100) == 0
-    assert [letter.run_id for letter in await storage.mail(worker.id)] == [R2]
+    assert await storage.prune_inbox(await soon(storage), 100) == 1
+    assert await storage.prune_inbox(await soon(storage), 100) == 0
+    assert [letter.run_id for letter in await storage.read_inboxes(worker.id)] == [R2]
 
 
 async def test_letters_of_an_ended_run_go_read_or_not(storage: Storage, worker: Worker) -> None:
@@ -137,25 +137,25 @@ async def test_letters_of_an_ended_run_go_read_or_not(storage: Storage, worker: 
     await storage.accept([incoming("e1", "order"), incoming("e2", "order")], {})
     await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
     await worker.write(bundle("run-1", move=done()))
-    assert await storage.prune_letters(await soon(storage), 100) == 2
+    assert await storage.prune_inbox(await soon(storage), 100) == 2
 
 
 async def test_a_read_letter_stays_as_long_as_its_event(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "w", "order")]))
     await storage.accept([incoming("e1", "order"), NEWEST], {})
     await worker.write(bundle("run-1", entry(1, n=1), move=AckInbox(1)))
-    assert await storage.prune_letters(await soon(storage), 100) == 0
+    assert await storage.prune_inbox(await soon(storage), 100) == 0
     again = bundle("run-1", move=AckInbox(1), waits=[wait("run-1", "x", "order")])
     assert await worker.send(again) == BatchResult()
     await storage.prune_events(await tomorrow(storage), 100)
-    assert await storage.prune_letters(await soon(storage), 100) == 1
+    assert await storage.prune_inbox(await soon(storage), 100) == 1
 
 
 async def test_a_letter_whose_event_was_given_back_goes(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "w", "order")]))
     await storage.accept([incoming("e1", "order")], {})
     await worker.send(bundle("run-1", entry(1, n=1), move=AckInbox(1), frees=[1]))
-    assert await storage.prune_letters(await soon(storage), 100) == 1
+    assert await storage.prune_inbox(await soon(storage), 100) == 1
 
 
 async def test_letters_go_no_more_than_asked_for(storage: Storage, worker: Worker) -> None:
@@ -164,7 +164,7 @@ async def test_letters_go_no_more_than_asked_for(storage: Storage, worker: Worke
     for run in runs:
         await storage.cancel(RunId(run), b"stop")
     await worker.write(*(bundle(run, move=done()) for run in runs))
-    assert [await storage.prune_letters(await soon(storage), 2) for _ in range(4)] == [2, 2, 1, 0]
+    assert [await storage.prune_inbox(await soon(storage), 2) for _ in range(4)] == [2, 2, 1, 0]
 
 
 # Runs
@@ -181,7 +181,7 @@ async def test_an_old_run_goes_with_everything_of_its_own(storage: Storage, work
     assert await storage.history(R1) == ()
     assert [run.run_id for run in await storage.find(RunFilter())] == [R2]
     assert len(await storage.history(R2)) == 2
-    assert await storage.prune_letters(await soon(storage), 100) == 1
+    assert await storage.prune_inbox(await soon(storage), 100) == 1
 
 
 async def test_an_id_is_free_again_when_its_run_is_pruned(storage: Storage, worker: Worker) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edda.core.model import EntryKind, Suspend, RunId
+from edda.core.model import EntryKind, RunId, Suspend
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -20,7 +20,7 @@ async def test_a_claimed_run_is_owned_under_a_new_epoch(storage: Storage, worker
     await storage.start([start("run-1")])
     claim = await worker.claim()
     assert [(run.run_id, run.epoch, run.attempts, run.absorbed) for run in claim.runs] == [(R1, 1, 0, 0)]
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     run = await storage.get(R1)
     assert run is not None
     assert (run.status, run.owner, run.ready_at) == (RunStatus.RUNNING, worker.id, None)
@@ -130,7 +130,7 @@ async def test_claimers_at_the_same_time_get_different_runs(
 
     await asyncio.gather(*(claim_all(worker) for worker in workers))
     assert sorted(claimed) == sorted(ids)
-    owned = [await storage.owned(worker.id) for worker in workers]
+    owned = [await storage.owned_runs(worker.id) for worker in workers]
     assert len(owned[0]) + len(owned[1]) == len(ids)
 
 
@@ -167,16 +167,16 @@ async def test_unparking_makes_parked_runs_claimable(storage: Storage, worker: W
         born("asleep", move=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER)),
     )
     assert (await worker.claim()).runs == ()
-    assert await storage.unpark([WORKFLOW]) == 1
+    assert await storage.wake_parked([WORKFLOW]) == 1
     assert [(run.run_id, run.attempts) for run in (await worker.claim()).runs] == [("parked", 1)]
-    assert await storage.unpark([WORKFLOW]) == 0
+    assert await storage.wake_parked([WORKFLOW]) == 0
 
 
 async def test_a_parked_run_in_a_workers_hands_is_left_alone(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", move=Suspend(0, 0, RunStatus.PARKED, "the code changed")))
     await worker.claim()
-    assert await storage.unpark([WORKFLOW]) == 0
-    assert await storage.owned(worker.id) == {R1: 2}
+    assert await storage.wake_parked([WORKFLOW]) == 0
+    assert await storage.owned_runs(worker.id) == {R1: 2}
 
 
 async def test_mail_comes_for_owned_runs_in_order(storage: Storage, make_worker: MakeWorker) -> None:
@@ -185,7 +185,7 @@ async def test_mail_comes_for_owned_runs_in_order(storage: Storage, make_worker:
     await other.write(born("foreign"))
     for run in ("run-2", "run-3", "foreign"):
         await storage.cancel(RunId(run), run.encode())
-    assert [(letter.run_id, letter.value) for letter in await storage.mail(owner.id)] == [
+    assert [(letter.run_id, letter.value) for letter in await storage.read_inboxes(owner.id)] == [
         ("run-2", b"run-2"),
         ("run-3", b"run-3"),
     ]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edda.core.model import CancelOutcome, EntryKind, Suspend, RunFilter, RunId, RunRecord, Start
+from edda.core.model import CancelOutcome, EntryKind, RunFilter, RunId, RunRecord, Start, Suspend
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -92,10 +92,10 @@ async def test_a_cancel_is_mail_for_the_owner(storage: Storage, worker: Worker) 
     await worker.write(born("run-1"))
     before = await storage.now()
     assert await storage.cancel(R1, b"stop") is CancelOutcome.REQUESTED
-    (letter,) = await storage.mail(worker.id)
+    (letter,) = await storage.read_inboxes(worker.id)
     assert (letter.run_id, letter.n, letter.kind, letter.step, letter.value) == (R1, 1, EntryKind.CANCEL, "", b"stop")
     assert before <= letter.at <= await storage.now()
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
 
 
 async def test_a_cancel_wakes_a_resting_run(storage: Storage, worker: Worker) -> None:
@@ -111,7 +111,7 @@ async def test_a_run_is_cancelled_once(storage: Storage, worker: Worker) -> None
     await worker.write(born("run-1"))
     assert await storage.cancel(R1, b"first") is CancelOutcome.REQUESTED
     assert await storage.cancel(R1, b"second") is CancelOutcome.ALREADY
-    assert [letter.value for letter in await storage.mail(worker.id)] == [b"first"]
+    assert [letter.value for letter in await storage.read_inboxes(worker.id)] == [b"first"]
 
 
 async def test_of_two_cancels_at_once_one_wins(storage: Storage, make_storage: MakeStorage, worker: Worker) -> None:
@@ -121,7 +121,7 @@ async def test_of_two_cancels_at_once_one_wins(storage: Storage, make_storage: M
         await worker.write(born(run))
         outcomes = await asyncio.gather(storage.cancel(run, b"one"), other.cancel(run, b"two"))
         assert sorted(outcomes) == [CancelOutcome.ALREADY, CancelOutcome.REQUESTED]
-    assert len(await storage.mail(worker.id)) == 5
+    assert len(await storage.read_inboxes(worker.id)) == 5
 
 
 async def test_a_cancel_and_a_release_at_once_leave_no_sleeping_letter(

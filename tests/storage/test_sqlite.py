@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from edda.core.model import CancelOutcome, Fence, Suspend, RunId, WorkerId
+from edda.core.model import CancelOutcome, Fence, RunId, Suspend, WorkerId
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.migrate import migrations
 from edda.storage.sqlite import SQLiteStorage, connection
-from edda.storage.sqlite.lock import leave_turn, share_turn
+from edda.storage.sqlite.lock import acquire_lock_file, release_lock_file
 
 from .probes import Listener
 from .processes import (
@@ -97,7 +97,7 @@ async def test_a_stopped_process_keeps_its_runs_until_its_lease_is_over(
         assert child.pid is not None
         os.kill(child.pid, signal.SIGSTOP)
         assert await storage.take_over(worker.id) is None
-        pulse = await storage.pulse()
+        pulse = await storage.open_heartbeat()
         assert await pulse.beat(WorkerId("there"), -HOUR) is not None
         await pulse.close()
         assert await storage.take_over(worker.id) is not None
@@ -137,7 +137,7 @@ async def test_a_worker_that_its_own_process_took_over_can_come_back(storage: SQ
 
 async def test_a_retired_worker_leaves_no_file(storage: SQLiteStorage, worker: Worker, path: str) -> None:
     assert exists(f"{path}.worker-here")
-    await storage.retire(worker.id)
+    await storage.remove_worker(worker.id)
     assert not exists(f"{path}.worker-here")
 
 
@@ -154,12 +154,12 @@ async def test_a_worker_that_could_not_register_is_not_held_for_alive(
 
 async def test_statements_in_the_queue_of_a_killed_storage_are_not_sent(path: str, storage: SQLiteStorage) -> None:
     other = await opened(path)
-    turn = share_turn(f"{path}.lock")
+    turn = acquire_lock_file(f"{path}.lock")
     with turn:
         waiting = [asyncio.ensure_future(other.start([start(f"run-{i}")])) for i in range(3)]
         await asyncio.sleep(0)  # they are handed to the thread, which waits for its turn
         other.kill()
-    leave_turn(turn)
+    release_lock_file(turn)
     for future in waiting:
         with pytest.raises(StorageUnavailableError):
             await future
@@ -207,14 +207,14 @@ async def test_storages_of_one_process_share_the_lock_so_closing_one_does_not_dr
     storage: SQLiteStorage, path: str
 ) -> None:
     file = f"{path}.lock"
-    turn = share_turn(file)
+    turn = acquire_lock_file(file)
     with turn:
-        other = share_turn(file)
+        other = acquire_lock_file(file)
         assert other is turn
-        leave_turn(other)
+        release_lock_file(other)
         assert await others_can_lock(file) == [False]
     assert await others_can_lock(file) == [True]
-    leave_turn(turn)
+    release_lock_file(turn)
 
 
 async def test_a_forked_child_holds_no_lock_and_is_told_to_open_its_own(path: str) -> None:
@@ -333,8 +333,8 @@ async def test_a_database_in_memory_does_all_of_it_without_a_file(
     assert ended is not None
     assert ended.value == b"two"
     assert await worker.beat() is not None
-    await storage.announce()
-    await storage.news(PATIENCE)
+    await storage.notify()
+    await storage.wait_for_notification(PATIENCE)
     await storage.close()
     assert os.listdir(tmp_path) == []
 
@@ -405,13 +405,13 @@ def test_a_transaction_that_could_not_be_rolled_back_ends_with_its_connection(
     """Though the error, and with it the frames it came through, is still in somebody's hands."""
     path, real = str(tmp_path / "edda.db"), sqlite3.connect
     dying = connection.Connection(path, "OFF", Death())
-    dying.transact(lambda db: db.run("CREATE TABLE note (n)"))
+    dying.run_in_transaction(lambda db: db.run("CREATE TABLE note (n)"))
     dying.read(lambda db: db._drop())
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: real(*args, factory=Interrupted, **options))
     with pytest.raises(RuntimeError) as held:
-        dying.transact(lambda db: db.many("INSERT INTO note VALUES (?)", [(1,), (2,)]))
+        dying.run_in_transaction(lambda db: db.run_many("INSERT INTO note VALUES (?)", [(1,), (2,)]))
     with real(path, timeout=0) as other:
         other.execute("BEGIN IMMEDIATE")
     other.close()
-    dying.finish()
+    dying.close()
     assert held.value.args == ("dead",)

@@ -21,7 +21,7 @@ from edda.errors import LeaseLostError, StorageConflictError, StorageUnavailable
 from edda.storage import joint as joints
 from edda.storage.ports import Dialect
 from edda.storage.sqlite import SQLiteStorage, connection
-from edda.storage.sqlite.lock import FairLock, leave_turn, share_turn
+from edda.storage.sqlite.lock import FairLock, acquire_lock_file, release_lock_file
 from tests.engine.facts import until
 
 from .joints import step_record, transaction
@@ -177,18 +177,18 @@ async def test_the_loop_goes_on_while_somebody_waits_for_the_turn(
     storage: SQLiteStorage, worker: Worker, path: str
 ) -> None:
     await worker.write(born("run-1", entry(1)))
-    pulse = await storage.pulse()
+    pulse = await storage.open_heartbeat()
     await pulse.beat(worker.id, HOUR)
-    turn = share_turn(f"{path}.lock")
+    turn = acquire_lock_file(f"{path}.lock")
     with turn:
-        begun, taken = asyncio.ensure_future(storage.begin()), asyncio.ensure_future(storage.take_turn())
+        begun, taken = asyncio.ensure_future(storage.begin()), asyncio.ensure_future(storage.acquire_write_lock())
         async with asyncio.timeout(PATIENCE):
             assert await storage.get(RunId("run-1")) is not None
             assert len(await storage.history(RunId("run-1"))) == 1
             assert await pulse.beat(worker.id, HOUR) is not None
         assert not begun.done()
         assert not taken.done()
-    leave_turn(turn)
+    release_lock_file(turn)
     await (await begun).rollback()
     await (await taken).end()
     await pulse.close()
@@ -199,9 +199,9 @@ async def test_what_is_read_does_not_wait_for_an_open_transaction(path: str) -> 
     joint = await storage.begin()
     async with asyncio.timeout(PATIENCE):
         assert await storage.get(RunId("run-1")) is None
-        assert await storage.dispatches(10) == ()
-        assert await storage.claim_outgoing(10, HOUR) == ()
-        assert await storage.done(RunId("run-1"), 0, "pay:1") is None
+        assert await storage.staged_events(10) == ()
+        assert await storage.claim_outbox(10, HOUR) == ()
+        assert await storage.find_step_commit(RunId("run-1"), 0, "pay:1") is None
     await joint.rollback()
     await storage.close()
 
@@ -209,7 +209,7 @@ async def test_what_is_read_does_not_wait_for_an_open_transaction(path: str) -> 
 async def test_the_journal_comes_before_transactions_that_asked_later(
     storage: SQLiteStorage, worker: Worker, path: str
 ) -> None:
-    turn, order = share_turn(f"{path}.lock"), list[str]()
+    turn, order = acquire_lock_file(f"{path}.lock"), list[str]()
 
     async def use(name: str) -> None:
         joint = await storage.begin()
@@ -227,7 +227,7 @@ async def test_the_journal_comes_before_transactions_that_asked_later(
     await first.commit()
     async with asyncio.timeout(PATIENCE):
         await asyncio.gather(written, *later)
-    leave_turn(turn)
+    release_lock_file(turn)
     assert order == ["journal", "use 0", "use 1", "use 2"]
 
 
@@ -280,7 +280,7 @@ async def test_the_wal_is_checkpointed_after_somebody_elses_turn_too(storage: SQ
     foreign.execute("PRAGMA wal_autocheckpoint = 0")
     sizes = []
     for n in range(12):
-        turn = await storage.take_turn()
+        turn = await storage.acquire_write_lock()
         foreign.execute(ADD, (n, MEGABYTE))
         await turn.end()
         sizes.append(os.stat(f"{path}-wal").st_size)
@@ -355,28 +355,28 @@ async def test_a_session_of_sqlalchemy_takes_all_that_edda_has_to_say(
     await storage.accept([incoming("e1", once=["jobs"])], {})
     engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
     said = step_record("run-1", dispatches=[dispatch("a"), dispatch("b")], outgoing=[outgoing("o", run_id="run-1")])
-    turn = await storage.take_turn()
+    turn = await storage.acquire_write_lock()
     written = asyncio.ensure_future(worker.write(born("run-9")))
     async with AsyncSession(engine) as session:
         shared = Session(session)
         await shared.execute("INSERT INTO note (id) VALUES (:id)", {"id": 1})
-        assert await joints.take(shared, key("jobs")) == b"e1"
+        assert await joints.take_message(shared, key("jobs")) == b"e1"
         assert await joints.start(shared, start("run-2", ready_at=1))
         assert not await joints.start(shared, start("run-1", ready_at=1))
         with pytest.raises(LeaseLostError):
-            await joints.record(shared, step_record("run-1", epoch=7))
-        await joints.record(shared, said)
+            await joints.write_step_commit(shared, step_record("run-1", epoch=7))
+        await joints.write_step_commit(shared, said)
         assert not written.done()
         await shared.commit()
     await turn.end()
     await engine.dispose()
     await asyncio.wait_for(written, PATIENCE)
     assert await noted(storage) == [1]
-    assert await storage.done(RunId("run-1"), 0, said.done.step) == said.done
-    assert [one.body for one in await storage.dispatches(10)] == [one.body for one in said.dispatches]
-    assert [one.event for one in await storage.find_outgoing()] == list(said.outgoing)
+    assert await storage.find_step_commit(RunId("run-1"), 0, said.done.step) == said.done
+    assert [one.body for one in await storage.staged_events(10)] == [one.body for one in said.dispatches]
+    assert [one.event for one in await storage.find_outbox()] == list(said.outgoing)
     assert [run.run_id for run in (await worker.claim()).runs] == ["run-2"]
-    assert await storage.take(key("jobs"), HOUR) is None
+    assert await storage.take_message(key("jobs"), HOUR) is None
 
 
 # In memory
@@ -391,13 +391,13 @@ async def test_a_database_in_memory_shares_its_one_connection() -> None:
     await joint.connection.execute(ADD, (1, b""))
     joint.connection.raw.execute(ADD, (2, b""))
     written = asyncio.ensure_future(worker.write(born("run-2")))
-    await joints.record(joint, step_record("run-1", dispatches=[dispatch("a")]))
+    await joints.write_step_commit(joint, step_record("run-1", dispatches=[dispatch("a")]))
     assert not written.done()
     await joint.commit()
     await asyncio.wait_for(written, PATIENCE)
     assert await noted(storage) == [1, 2]
-    assert await storage.done(RunId("run-1"), 0, "pay:1") is not None
-    assert len(await storage.dispatches(10)) == 1
+    assert await storage.find_step_commit(RunId("run-1"), 0, "pay:1") is not None
+    assert len(await storage.staged_events(10)) == 1
     joint = await storage.begin()
     await joint.connection.execute(ADD, (3, b""))
     await joint.rollback()
@@ -425,7 +425,7 @@ async def test_a_database_in_memory_ends_with_a_transaction_open(end: str) -> No
 
 async def test_of_a_database_in_memory_nobody_else_can_have_the_turn() -> None:
     storage = await with_notes(":memory:")
-    turn = await storage.take_turn()
+    turn = await storage.acquire_write_lock()
     assert await storage.start([start("run-1")]) == {"run-1"}
     await turn.end()
     await turn.end()

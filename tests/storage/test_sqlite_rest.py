@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from edda import EddaApp, WorkflowContext, wait_event, workflow
-from edda.core.model import MICROSECONDS, SendLater, RunId, Sent, WorkerId
+from edda.core.model import MICROSECONDS, RunId, SendLater, Sent, WorkerId
 from edda.engine.settings import Settings
 from edda.errors import StorageUnavailableError
 from edda.storage import joint as joints
 from edda.storage.sqlite import SQLiteStorage
-from edda.storage.sqlite.lock import leave_turn, share_turn
+from edda.storage.sqlite.lock import acquire_lock_file, release_lock_file
 from edda.testing import VirtualClock
 from edda.workflow.workflow import registry
 from tests.engine.facts import until, until_out_of_memory
@@ -159,7 +159,7 @@ async def test_what_is_too_young_to_be_pruned_is_looked_for_once(
 ) -> None:
     await storage.accept([incoming("e-1", "order")], {})
     await worker.write(born("run-1", move=done()))
-    for prune in (storage.prune_events, storage.prune_letters, storage.prune_runs):
+    for prune in (storage.prune_events, storage.prune_inbox, storage.prune_runs):
         assert await prune(1_000, 10) == 0
         probe.heard.clear()
         assert await prune(9_000, 10) == 0
@@ -202,11 +202,11 @@ async def on_time(path: str, probe: Trap, clock: VirtualClock) -> AsyncIterator[
 async def test_nothing_to_forward_to_send_or_to_take_is_looked_for_once(storage: SQLiteStorage, probe: Trap) -> None:
     for _ in range(2):
         probe.heard.clear()
-        assert await storage.dispatches(10) == ()
-        assert await storage.next_outgoing() is None
-        assert await storage.claim_outgoing(10, HOUR) == ()
-        assert await storage.take(key("jobs"), HOUR) is None
-        assert await storage.prune_outgoing(LAPSED, 10) == 0
+        assert await storage.staged_events(10) == ()
+        assert await storage.next_outbox_due() is None
+        assert await storage.claim_outbox(10, HOUR) == ()
+        assert await storage.take_message(key("jobs"), HOUR) is None
+        assert await storage.prune_outbox(LAPSED, 10) == 0
     assert probe.heard == []
 
 
@@ -214,53 +214,53 @@ async def test_an_event_that_is_not_due_to_be_sent_is_waited_for_without_asking(
     on_time: SQLiteStorage, probe: Trap, clock: VirtualClock
 ) -> None:
     await on_time.enqueue([outgoing("o1"), outgoing("o2")])
-    first, second = await on_time.claim_outgoing(10, HOUR)
+    first, second = await on_time.claim_outbox(10, HOUR)
     due = clock.now() + 10
-    await on_time.settle_outgoing([Sent(second.seq), SendLater(first.seq, first.attempts, due, "busy")])
-    assert await on_time.next_outgoing() == 10
+    await on_time.record_send_results([Sent(second.seq), SendLater(first.seq, first.attempts, due, "busy")])
+    assert await on_time.next_outbox_due() == 10
     probe.heard.clear()
     clock.advance_to(clock.now() + 9)
-    assert await on_time.next_outgoing() == 1
-    assert await on_time.claim_outgoing(10, HOUR) == ()
+    assert await on_time.next_outbox_due() == 1
+    assert await on_time.claim_outbox(10, HOUR) == ()
     assert probe.heard == []
     clock.advance_to(due)
-    assert [record.event.id for record in await on_time.claim_outgoing(10, HOUR)] == ["o1"]
+    assert [record.event.id for record in await on_time.claim_outbox(10, HOUR)] == ["o1"]
 
 
 async def test_an_event_behind_one_that_is_being_sent_keeps_nobody_from_writing(
     storage: SQLiteStorage, probe: Trap, path: str
 ) -> None:
     await storage.enqueue([outgoing("o1"), outgoing("o2")])
-    assert len(await storage.claim_outgoing(1, HOUR)) == 1
-    turn = share_turn(f"{path}.lock")
+    assert len(await storage.claim_outbox(1, HOUR)) == 1
+    turn = acquire_lock_file(f"{path}.lock")
     with turn:
-        assert await asyncio.wait_for(storage.claim_outgoing(1, HOUR), PATIENCE) == ()
-    leave_turn(turn)
+        assert await asyncio.wait_for(storage.claim_outbox(1, HOUR), PATIENCE) == ()
+    release_lock_file(turn)
 
 
 async def test_an_offer_that_is_not_due_is_waited_for_without_asking(
     on_time: SQLiteStorage, probe: Trap, clock: VirtualClock
 ) -> None:
     await on_time.accept([incoming("e1", once=["jobs"])], {})
-    taken = await on_time.take(key("jobs"), 10)
+    taken = await on_time.take_message(key("jobs"), 10)
     assert taken is not None
-    assert await on_time.dispatches(10) == ()
+    assert await on_time.staged_events(10) == ()
     probe.heard.clear()
     clock.advance_to(clock.now() + 9)
-    assert await on_time.dispatches(10) == ()
+    assert await on_time.staged_events(10) == ()
     assert probe.heard == []
     clock.advance_to(clock.now() + 1)
-    assert await on_time.dispatches(10) == (taken,)
+    assert await on_time.staged_events(10) == (taken,)
 
 
 async def test_what_a_users_transaction_says_is_heard_at_once(storage: SQLiteStorage) -> None:
-    assert await storage.dispatches(10) == ()
-    assert await storage.next_outgoing() is None
+    assert await storage.staged_events(10) == ()
+    assert await storage.next_outbox_due() is None
     async with transaction(storage) as joint:
         await joints.dispatch(joint, [dispatch("a")])
-        await joints.send(joint, [outgoing("o1")])
-    assert len(await storage.dispatches(10)) == 1
-    assert await storage.next_outgoing() == 0
+        await joints.insert_outbox(joint, [outgoing("o1")])
+    assert len(await storage.staged_events(10)) == 1
+    assert await storage.next_outbox_due() == 0
 
 
 async def test_a_batch_in_which_nobody_says_anything_sends_no_statement_for_it(worker: Worker, probe: Trap) -> None:
@@ -276,7 +276,7 @@ async def test_a_storage_that_was_closed_hears_news_on_another_loop(path: str) -
 
     async def live() -> None:
         await storage.open()
-        await storage.news(0.01)
+        await storage.wait_for_notification(0.01)
         await storage.close()
 
     for _ in range(2):
@@ -287,7 +287,7 @@ async def test_a_storage_that_was_closed_hears_news_on_another_loop(path: str) -
 
 
 async def test_a_beat_asks_once_whether_the_worker_is_still_there(worker: Worker, probe: Trap) -> None:
-    pulse = await worker.storage.pulse()
+    pulse = await worker.storage.open_heartbeat()
     assert await pulse.beat(worker.id, HOUR) is not None
     probe.heard.clear()
     assert await pulse.beat(worker.id, HOUR) is not None
@@ -296,7 +296,7 @@ async def test_a_beat_asks_once_whether_the_worker_is_still_there(worker: Worker
     probe.heard.clear()
     assert await pulse.beat(worker.id, HOUR) is not None
     assert [sql for when, sql in probe.heard if when == "before"] == ["SELECT 1 FROM edda_worker WHERE id = ?"]
-    await worker.storage.retire(worker.id)
+    await worker.storage.remove_worker(worker.id)
     assert await pulse.beat(worker.id, HOUR) is None
     await pulse.close()
 
@@ -311,10 +311,10 @@ async def test_a_lease_is_kept_and_ends_on_the_clock_of_the_storage(path: str) -
     clock.advance_to(clock.now() + 14 * MICROSECONDS)
     assert await worker.beat(15 * MICROSECONDS) == clock.now()
     clock.advance_to(clock.now() + 15 * MICROSECONDS)
-    assert [one.is_lapsed for one in await storage.roster()] == [False]
+    assert [one.is_lapsed for one in await storage.registered_workers()] == [False]
     assert await storage.take_over(taker) is None
     clock.advance_to(clock.now() + 1)
-    assert [one.is_lapsed for one in await storage.roster()] == [True]
+    assert [one.is_lapsed for one in await storage.registered_workers()] == [True]
     assert await storage.take_over(taker) is not None
     await storage.close()
 
@@ -343,10 +343,10 @@ async def test_a_file_that_cannot_be_renewed_is_named(
 
 
 async def test_a_beat_does_not_wait_for_its_turn(worker: Worker, storage: SQLiteStorage, path: str) -> None:
-    pulse = await storage.pulse()
+    pulse = await storage.open_heartbeat()
     assert await pulse.beat(worker.id, HOUR) is not None
-    turn = share_turn(f"{path}.lock")
+    turn = acquire_lock_file(f"{path}.lock")
     with turn:
         assert await asyncio.wait_for(pulse.beat(worker.id, HOUR), PATIENCE) is not None
-    leave_turn(turn)
+    release_lock_file(turn)
     await pulse.close()

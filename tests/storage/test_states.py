@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from edda.core.states import ENDED, MOVES, OPEN, RunStatus
+from edda.core.states import ENDED, OPEN, TRANSITIONS, RunStatus
 from edda.storage.migrate import migrations
 
 
@@ -27,5 +27,5 @@ def test_the_constraints_of_a_schema_mirror_the_states(dialect: str) -> None:
 
 
 def test_every_state_has_its_moves_and_an_end_has_none() -> None:
-    assert set(MOVES) == set(RunStatus)
-    assert all(not MOVES[status] for status in ENDED)
+    assert set(TRANSITIONS) == set(RunStatus)
+    assert all(not TRANSITIONS[status] for status in ENDED)

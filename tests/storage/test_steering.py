@@ -9,16 +9,16 @@ from msgspec.structs import replace
 
 from edda.core.model import (
     AckInbox,
+    BatchResult,
     ClaimedRun,
     End,
     EntryKind,
-    RunValue,
     OutboxState,
     Rejected,
-    Suspend,
     RunId,
+    RunValue,
     Start,
-    BatchResult,
+    Suspend,
 )
 from edda.core.states import RunStatus
 from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome, RunQuery
@@ -108,7 +108,7 @@ async def test_a_run_that_is_open_or_unknown_is_not_opened_again(storage: Storag
     await worker.write(born("run-1", entry(1)))
     assert await storage.reopen(R1, 0, 1) is ReopenOutcome.OPEN
     assert await storage.reopen(R2, 0, 1) is ReopenOutcome.MISSING
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     assert await storage.history(R1) == (entry(1),)
 
 
@@ -138,7 +138,7 @@ async def test_a_reopened_run_ends_again_and_can_be_opened_again(storage: Storag
 async def test_the_epoch_of_a_reopened_run_is_higher_than_any_it_had(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", entry(1)))
     for epoch in range(2, 6):
-        await storage.disown(R1)
+        await storage.release_run(R1)
         worker.fence = replace(worker.fence, moves=worker.fence.moves + 1)
         assert (await claimed(worker)).epoch == epoch
     await worker.write(bundle("run-1", entry(2), epoch=5, move=FAILED))
@@ -166,7 +166,7 @@ async def test_a_reopened_run_has_read_its_inbox(storage: Storage, worker: Worke
     run = await claimed(worker)
     assert (run.mail, run.absorbed) == ((), 1)
     await storage.cancel(R1, b"stop again")
-    assert [(letter.n, letter.value) for letter in await storage.mail(worker.id)] == [(2, b"stop again")]
+    assert [(letter.n, letter.value) for letter in await storage.read_inboxes(worker.id)] == [(2, b"stop again")]
 
 
 async def test_letters_that_were_pruned_leave_their_numbers(storage: Storage, worker: Worker) -> None:
@@ -178,20 +178,20 @@ async def test_letters_that_were_pruned_leave_their_numbers(storage: Storage, wo
 async def test_a_reopened_run_gets_again_what_it_does_not_remember(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "w:1", "order")]))
     await storage.accept([incoming("e1", "order"), incoming("e2", "order")], {})
-    (letter,) = await storage.mail(worker.id)
+    (letter,) = await storage.read_inboxes(worker.id)
     got = entry(1, n=1, event=letter.event)
     await worker.write(bundle("run-1", got, move=End(RunStatus.FAILED, b"", 9, absorbed=1)))
     await storage.reopen(R1, 0, 0)
     run = await claimed(worker)
     asked = bundle("run-1", gen=1, epoch=run.epoch, move=AckInbox(1), waits=[wait("run-1", "w:1", "order")])
     assert await worker.send(asked) == BatchResult(unmet={R1: frozenset({"w:1"})})
-    assert [(x.n, x.event, x.value) for x in await storage.mail(worker.id)] == [(2, letter.event, b"e1")]
+    assert [(x.n, x.event, x.value) for x in await storage.read_inboxes(worker.id)] == [(2, letter.event, b"e1")]
 
 
 async def test_a_reopened_run_does_not_get_again_what_it_remembers(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "w:1", "order")]))
     await storage.accept([incoming("e1", "order")], {})
-    (letter,) = await storage.mail(worker.id)
+    (letter,) = await storage.read_inboxes(worker.id)
     got = entry(1, n=1, event=letter.event)
     await worker.write(bundle("run-1", got, entry(2), move=End(RunStatus.FAILED, b"", 9, absorbed=1)))
     await storage.reopen(R1, 0, 1)
@@ -215,7 +215,7 @@ async def test_what_a_run_said_of_itself_stays(storage: Storage, worker: Worker)
     await worker.write(born("run-1"))
     await worker.write(bundle("run-1", facts=[RunValue("place", b"here")], move=FAILED))
     await storage.reopen(R1, 0, 0)
-    assert await storage.facts(R1) == (RunValue("place", b"here"),)
+    assert await storage.run_values(R1) == (RunValue("place", b"here"),)
 
 
 async def test_a_step_that_was_done_in_the_old_generation_is_not_done_in_the_new(
@@ -228,7 +228,7 @@ async def test_a_step_that_was_done_in_the_old_generation_is_not_done_in_the_new
     await worker.write(bundle("run-1", move=FAILED))
     await storage.reopen(R1, 0, 0)
     assert (await claimed(worker)).done == ()
-    assert await storage.done(R1, 0, "pay:1") is None
+    assert await storage.find_step_commit(R1, 0, "pay:1") is None
 
 
 async def test_of_two_who_open_it_at_once_one_wins(storage: Storage, make_storage: MakeStorage, worker: Worker) -> None:
@@ -316,7 +316,7 @@ async def test_a_run_that_ended_is_deleted_with_everything_of_its(storage: Stora
     assert await storage.get(R1) is None
     assert await storage.generations(R1) == ()
     assert (await storage.history(R1, 0), await storage.history(R1, 1)) == ((), ())
-    assert await storage.facts(R1) == ()
+    assert await storage.run_values(R1) == ()
     assert await storage.consumers(await storage.last_event(), 10) == ()
     assert [run.run_id for run in await storage.search(RunQuery())] == [R2]
     assert not await storage.delete(R1)
@@ -359,11 +359,11 @@ async def test_a_child_outlives_its_deleted_parent(storage: Storage, worker: Wor
 
 async def test_only_dead_events_are_dropped(storage: Storage) -> None:
     await storage.enqueue([outgoing("dead", "a"), outgoing("pending", "b"), outgoing("dead too", "c")])
-    claims = {record.event.id: record for record in await storage.claim_outgoing(10, HOUR)}
-    await storage.settle_outgoing([Rejected(claims[id].seq, 1, "no") for id in ("dead", "dead too")])
-    assert await storage.drop_outgoing(["dead", "pending", "unknown", "%"]) == 1
-    assert await storage.drop_outgoing([]) == 0
-    left = {record.event.id: record.state for record in await storage.find_outgoing()}
+    claims = {record.event.id: record for record in await storage.claim_outbox(10, HOUR)}
+    await storage.record_send_results([Rejected(claims[id].seq, 1, "no") for id in ("dead", "dead too")])
+    assert await storage.delete_outbox(["dead", "pending", "unknown", "%"]) == 1
+    assert await storage.delete_outbox([]) == 0
+    left = {record.event.id: record.state for record in await storage.find_outbox()}
     assert left == {"pending": OutboxState.PENDING, "dead too": OutboxState.DEAD}
 
 
@@ -374,8 +374,8 @@ async def test_the_book_tells_who_did_what_newest_first(storage: Storage) -> Non
     assert await storage.audits(None, 10) == ()
     first = Audit(1_000, "ann", "cancel", "run-1", "127.0.0.1", "too slow")
     second = Audit(2_000, "bob", "delete", "run-2")
-    await storage.note(first)
-    await storage.note(second)
+    await storage.add_audit(first)
+    await storage.add_audit(second)
     newest, oldest = await storage.audits(None, 10)
     assert (replace(newest, seq=0), replace(oldest, seq=0)) == (second, first)
     assert newest.seq > oldest.seq > 0
@@ -386,12 +386,12 @@ async def test_the_book_tells_who_did_what_newest_first(storage: Storage) -> Non
 
 async def test_the_book_is_read_in_pages_while_it_grows(storage: Storage) -> None:
     for n in range(7):
-        await storage.note(Audit(n, "ann", "cancel", f"run-{n}"))
+        await storage.add_audit(Audit(n, "ann", "cancel", f"run-{n}"))
     seen: list[str] = []
     before: int | None = None
     while page := await storage.audits(before, 2):
         seen += [audit.subject for audit in page]
-        await storage.note(Audit(9, "ann", "cancel", "later"))
+        await storage.add_audit(Audit(9, "ann", "cancel", "later"))
         before = page[-1].seq
     assert seen == [f"run-{n}" for n in reversed(range(7))]
 
@@ -399,14 +399,14 @@ async def test_the_book_is_read_in_pages_while_it_grows(storage: Storage) -> Non
 @pytest.mark.parametrize("text", [*HOSTILE, "x" * 5_000])
 async def test_the_book_keeps_any_text(storage: Storage, text: str) -> None:
     written = Audit(1, text[:200], text[:200], text[:200], text[:200], text)
-    await storage.note(written)
+    await storage.add_audit(written)
     (audit,) = await storage.audits(None, 10)
     assert replace(audit, seq=0) == written
 
 
 async def test_the_book_refuses_what_no_database_takes(storage: Storage) -> None:
     with pytest.raises(StorageRejectedError):
-        await storage.note(Audit(1, "ann", "cancel", "a\0b"))
+        await storage.add_audit(Audit(1, "ann", "cancel", "a\0b"))
     assert await storage.audits(None, 10) == ()
 
 
@@ -419,46 +419,48 @@ def definition(workflow: str, details: bytes = b"{}", seen_at: int = 1) -> Defin
 
 async def test_without_code_nothing_is_defined(storage: Storage) -> None:
     assert await storage.definitions() == ()
-    assert await storage.forms(WORKFLOW) == ()
-    await storage.define([], [])
+    assert await storage.event_schemas(WORKFLOW) == ()
+    await storage.save_definitions([], [])
 
 
 async def test_what_the_code_says_is_kept_by_name(storage: Storage) -> None:
     two = EventSchema("two", "order.sent", b'{"b": 1}'), EventSchema("two", "order.paid", b'{"a": 1}')
     one = definition("one", b'{"doc": "\xc3\xa4"}', 7)
-    await storage.define([definition("two"), one], [*two, EventSchema("one", "x", b"")])
+    await storage.save_definitions([definition("two"), one], [*two, EventSchema("one", "x", b"")])
     assert await storage.definitions() == (one, definition("two"))
-    assert await storage.forms("two") == (two[1], two[0])
-    assert await storage.forms("%") == ()
+    assert await storage.event_schemas("two") == (two[1], two[0])
+    assert await storage.event_schemas("%") == ()
 
 
 async def test_the_newest_word_counts(storage: Storage) -> None:
-    await storage.define(
+    await storage.save_definitions(
         [definition("one"), definition("two")],
         [EventSchema("one", "a", b"1"), EventSchema("one", "b", b"2"), EventSchema("two", "a", b"3")],
     )
-    await storage.define([Definition("one", "store", b"new", 9)], [EventSchema("one", "b", b"new")])
+    await storage.save_definitions([Definition("one", "store", b"new", 9)], [EventSchema("one", "b", b"new")])
     assert await storage.definitions() == (Definition("one", "store", b"new", 9), definition("two"))
-    assert await storage.forms("two") == (EventSchema("two", "a", b"3"),)
+    assert await storage.event_schemas("two") == (EventSchema("two", "a", b"3"),)
 
 
 async def test_a_form_that_the_code_no_longer_has_stays_for_who_still_waits(storage: Storage) -> None:
-    await storage.define([definition("one")], [EventSchema("one", "a", b"1"), EventSchema("one", "b", b"2")])
-    await storage.define([definition("one")], [EventSchema("one", "b", b"new")])
-    assert await storage.forms("one") == (EventSchema("one", "a", b"1"), EventSchema("one", "b", b"new"))
+    await storage.save_definitions([definition("one")], [EventSchema("one", "a", b"1"), EventSchema("one", "b", b"2")])
+    await storage.save_definitions([definition("one")], [EventSchema("one", "b", b"new")])
+    assert await storage.event_schemas("one") == (EventSchema("one", "a", b"1"), EventSchema("one", "b", b"new"))
 
 
 async def test_processes_may_say_it_at_once(storage: Storage, make_storage: MakeStorage) -> None:
     other = await make_storage()
     workflows = [definition(f"w{n}") for n in range(20)]
     forms = [EventSchema(f"w{n}", "a", b"{}") for n in range(20)]
-    await asyncio.gather(*(s.define(order, forms) for s in (storage, other) for order in (workflows, workflows[::-1])))
+    await asyncio.gather(
+        *(s.save_definitions(order, forms) for s in (storage, other) for order in (workflows, workflows[::-1]))
+    )
     assert len(await storage.definitions()) == 20
-    assert await storage.forms("w7") == (forms[7],)
+    assert await storage.event_schemas("w7") == (forms[7],)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 async def test_a_workflow_may_have_any_name(storage: Storage, text: str) -> None:
-    await storage.define([definition(text)], [EventSchema(text, text, b"{}")])
+    await storage.save_definitions([definition(text)], [EventSchema(text, text, b"{}")])
     assert await storage.definitions() == (definition(text),)
-    assert await storage.forms(text) == (EventSchema(text, text, b"{}"),)
+    assert await storage.event_schemas(text) == (EventSchema(text, text, b"{}"),)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from edda.core.model import AckInbox, RunId, StoredEvent
-from edda.core.survey import EventReceiver, EventQuery, WaitRow
+from edda.core.survey import EventQuery, EventReceiver, WaitRow
 from edda.storage.ports import Storage
 from edda.storage.sqlite import sights
 from tests.conftest import MakeDatabase
@@ -28,7 +28,7 @@ async def test_an_empty_log_has_no_events(storage: Storage) -> None:
     assert await storage.find_events(EventQuery(messages=True)) == ()
     assert await storage.event(1) is None
     assert await storage.consumers(1, 10) == ()
-    assert await storage.standing(None, None, 10) == ()
+    assert await storage.list_waits(None, None, 10) == ()
 
 
 async def test_events_come_newest_first_and_whole(storage: Storage) -> None:
@@ -174,10 +174,10 @@ async def test_all_that_is_waited_for_is_seen_by_run_and_step(storage: Storage, 
     one = WaitRow(RunId("run-1"), WORKFLOW, paid)
     two = WaitRow(RunId("run-1"), WORKFLOW, later)
     three = WaitRow(RunId("run-2"), "other", sent)
-    assert await storage.standing(None, None, 10) == (one, two, three)
-    assert await storage.standing(None, None, 2) == (one, two)
-    assert await storage.standing(None, ("run-1", "w:1"), 10) == (two, three)
-    assert await storage.standing(None, ("run-2", "w:1"), 10) == ()
-    assert await storage.standing(TYPE, None, 10) == (one, two)
-    assert await storage.standing("order.sent", ("run-1", "w:2"), 10) == (three,)
-    assert await storage.standing("%", None, 10) == ()
+    assert await storage.list_waits(None, None, 10) == (one, two, three)
+    assert await storage.list_waits(None, None, 2) == (one, two)
+    assert await storage.list_waits(None, ("run-1", "w:1"), 10) == (two, three)
+    assert await storage.list_waits(None, ("run-2", "w:1"), 10) == ()
+    assert await storage.list_waits(TYPE, None, 10) == (one, two)
+    assert await storage.list_waits("order.sent", ("run-1", "w:2"), 10) == (three,)
+    assert await storage.list_waits("%", None, 10) == ()

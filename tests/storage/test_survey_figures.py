@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edda.core.model import End, Rejected, RunId, WorkerInfo
 from edda.core.states import RunStatus
-from edda.core.survey import Audit, Backlog, TimeBucket, Definition, EventSchema, Latency
+from edda.core.survey import Audit, Backlog, Definition, EventSchema, Latency, TimeBucket
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
 
@@ -40,7 +40,7 @@ R1 = RunId("run-1")
 
 
 async def test_without_workers_the_crew_is_empty(storage: Storage) -> None:
-    assert await storage.crew() == ()
+    assert await storage.list_workers() == ()
 
 
 async def test_the_crew_is_everybody_with_the_runs_they_have(storage: Storage, make_worker: MakeWorker) -> None:
@@ -48,7 +48,7 @@ async def test_the_crew_is_everybody_with_the_runs_they_have(storage: Storage, m
     one = await make_worker("one")
     two = await make_worker("two", LAPSED)
     await one.write(born("run-1"), born("run-2"), born("run-3", move=asleep()))
-    records = {record.info.id: record for record in await storage.crew()}
+    records = {record.info.id: record for record in await storage.list_workers()}
     assert records.keys() == {one.id, two.id}
     first, second = records[one.id], records[two.id]
     assert first.info == WorkerInfo(one.id, "shop", "host", 4711)
@@ -65,16 +65,16 @@ async def test_the_newest_of_the_crew_comes_first_and_who_left_is_gone(
 ) -> None:
     for name in ("c", "a", "b"):
         await make_worker(name)
-    records = await storage.crew()
+    records = await storage.list_workers()
     assert [record.started_at for record in records] == sorted((r.started_at for r in records), reverse=True)
-    await storage.retire(records[0].info.id)
-    assert await storage.crew() == records[1:]
+    await storage.remove_worker(records[0].info.id)
+    assert await storage.list_workers() == records[1:]
 
 
 async def test_a_heartbeat_prolongs_the_lease_that_is_seen(storage: Storage, worker: Worker) -> None:
-    (before,) = await storage.crew()
+    (before,) = await storage.list_workers()
     await worker.beat(lease=3 * HOUR)
-    (after,) = await storage.crew()
+    (after,) = await storage.list_workers()
     assert after.expires_at >= before.expires_at + HOUR
 
 
@@ -121,8 +121,8 @@ async def test_a_run_that_was_resumed_is_ready_since_its_beginning(storage: Stor
 async def test_the_backlog_tells_what_is_to_be_sent(storage: Storage, worker: Worker) -> None:
     await storage.enqueue([replace(outgoing("o1"), created_at=10), replace(outgoing("o2", "b"), created_at=20)])
     await storage.enqueue([replace(outgoing("o3", "c"), created_at=30)])
-    (first, *_) = await storage.claim_outgoing(10, HOUR)
-    await storage.settle_outgoing([Rejected(first.seq, 1, "no")])
+    (first, *_) = await storage.claim_outbox(10, HOUR)
+    await storage.record_send_results([Rejected(first.seq, 1, "no")])
     await worker.write(born("run-1"))
     await worker.write(bundle("run-1", dispatches=[dispatch("a"), dispatch("b")]))
     backlog = await storage.backlog()
@@ -134,8 +134,8 @@ async def test_the_backlog_tells_what_is_to_be_sent(storage: Storage, worker: Wo
 
 
 async def test_where_nothing_happened_there_are_empty_buckets(storage: Storage) -> None:
-    assert await storage.buckets(100, 10, 3) == (TimeBucket(100), TimeBucket(110), TimeBucket(120))
-    assert await storage.buckets(100, 10, 0) == ()
+    assert await storage.throughput(100, 10, 3) == (TimeBucket(100), TimeBucket(110), TimeBucket(120))
+    assert await storage.throughput(100, 10, 0) == ()
     assert await storage.latency(0, 100) == Latency(0, 0, 0)
 
 
@@ -149,7 +149,7 @@ async def test_buckets_tell_what_was_started_and_how_it_ended(storage: Storage, 
         born("c1", move=ended(RunStatus.CANCELLED, 129)),
         born("c2", move=ended(RunStatus.CANCELLED, 99)),
     )
-    assert await storage.buckets(100, 10, 3) == (
+    assert await storage.throughput(100, 10, 3) == (
         TimeBucket(100, started=2, completed=2),
         TimeBucket(110, started=1),
         TimeBucket(120, started=1, failed=1, cancelled=1),
@@ -158,7 +158,7 @@ async def test_buckets_tell_what_was_started_and_how_it_ended(storage: Storage, 
 
 async def test_a_generation_that_follows_another_was_not_started(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", move=again(at=1_005)))
-    assert await storage.buckets(1_000, 10, 1) == (TimeBucket(1_000, started=1),)
+    assert await storage.throughput(1_000, 10, 1) == (TimeBucket(1_000, started=1),)
 
 
 async def test_latency_is_that_of_the_runs_that_ended_last(storage: Storage, worker: Worker) -> None:
@@ -180,10 +180,10 @@ async def test_latency_counts_from_the_generation_that_ended(storage: Storage, w
 
 async def test_the_mark_stays_while_nothing_happens(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    mark = await storage.pulse_mark()
+    mark = await storage.change_token()
     await storage.get(R1)
     await storage.backlog()
-    assert await storage.pulse_mark() == mark
+    assert await storage.change_token() == mark
 
 
 CHANGES: dict[str, Callable[[Storage, Worker], Awaitable[object]]] = {
@@ -198,12 +198,12 @@ CHANGES: dict[str, Callable[[Storage, Worker], Awaitable[object]]] = {
     "a run is deleted": lambda s, w: s.delete(RunId("done")),
     "an event comes": lambda s, w: s.accept([incoming("e1")], {}),
     "an event is to be sent": lambda s, w: s.enqueue([outgoing("o1")]),
-    "a worker leaves": lambda s, w: s.retire(w.id),
-    "somebody does something": lambda s, w: s.note(Audit(1, "me", "cancel", "run-1")),
-    "there is new code": lambda s, w: s.define([Definition("new", "shop", b"{}", 1)], []),
-    "the code is another": lambda s, w: s.define([Definition("order", "shop", b"{}", 4)], []),
-    "there is a new form": lambda s, w: s.define([], [EventSchema("order", "refunded", b"{}")]),
-    "a form is another": lambda s, w: s.define([], [EventSchema("order", "paid", b'{"a": 2}')]),
+    "a worker leaves": lambda s, w: s.remove_worker(w.id),
+    "somebody does something": lambda s, w: s.add_audit(Audit(1, "me", "cancel", "run-1")),
+    "there is new code": lambda s, w: s.save_definitions([Definition("new", "shop", b"{}", 1)], []),
+    "the code is another": lambda s, w: s.save_definitions([Definition("order", "shop", b"{}", 4)], []),
+    "there is a new form": lambda s, w: s.save_definitions([], [EventSchema("order", "refunded", b"{}")]),
+    "a form is another": lambda s, w: s.save_definitions([], [EventSchema("order", "paid", b'{"a": 2}')]),
 }
 
 
@@ -216,15 +216,15 @@ async def test_the_mark_changes_as_soon_as(
         born("run-1"), born("asleep", move=asleep()), born("parked", move=parked()), born("done", move=done())
     )
     await storage.start([start("ready")])
-    await storage.define([Definition("order", "shop", b"{}", 5)], [EventSchema("order", "paid", b'{"a": 1}')])
+    await storage.save_definitions([Definition("order", "shop", b"{}", 5)], [EventSchema("order", "paid", b'{"a": 1}')])
     other = storage if who == "we" else await make_storage()
-    mark = await other.pulse_mark()
-    assert await other.pulse_mark() == mark
+    mark = await other.change_token()
+    assert await other.change_token() == mark
     await CHANGES[change](storage, worker)
-    assert await other.pulse_mark() != mark
+    assert await other.change_token() != mark
 
 
 async def test_the_mark_changes_when_a_worker_comes(storage: Storage, make_worker: MakeWorker) -> None:
-    mark = await storage.pulse_mark()
+    mark = await storage.change_token()
     await make_worker("worker-1")
-    assert await storage.pulse_mark() != mark
+    assert await storage.change_token() != mark

@@ -146,10 +146,10 @@ async def test_ids_of_older_runs_are_not_searched_for_text_but_found_by_the_whol
 async def test_the_horizon_is_the_first_run_that_is_not_among_the_newest(storage: Storage) -> None:
     await storage.start([start(f"a{at}", created_at=at) for at in range(5)])
     await storage.start([start(f"b{at}", workflow="other", created_at=at) for at in range(5)])
-    assert await storage.horizon(RunQuery(), 3) == (3, "a3")
-    assert await storage.horizon(RunQuery(workflow="other", created_to=4), 1) == (2, "b2")
-    assert await storage.horizon(RunQuery(created_from=3), 3) == (3, "a3")
-    assert await storage.horizon(RunQuery(), 10) is None
+    assert await storage.scan_boundary(RunQuery(), 3) == (3, "a3")
+    assert await storage.scan_boundary(RunQuery(workflow="other", created_to=4), 1) == (2, "b2")
+    assert await storage.scan_boundary(RunQuery(created_from=3), 3) == (3, "a3")
+    assert await storage.scan_boundary(RunQuery(), 10) is None
 
 
 async def test_children_are_looked_for_by_their_parent(storage: Storage, worker: Worker) -> None:
@@ -325,7 +325,7 @@ async def compare(storage: Storage, seed: int) -> None:
         query = random_query(dice)
         assert await storage.search(query) == await model.search(query), query
         assert await storage.count(query) == await model.count(query), query
-        assert await storage.horizon(query, 7) == await model.horizon(query, 7), query
+        assert await storage.scan_boundary(query, 7) == await model.scan_boundary(query, 7), query
     await model.close()
 
 
@@ -338,8 +338,8 @@ async def test_every_way_of_searching_leads_to_the_same_runs(
     make_database: MakeDatabase, monkeypatch: pytest.MonkeyPatch, few: int, newest: int
 ) -> None:
     """SQLite goes other ways when rows are many."""
-    monkeypatch.setattr(sqlite_search, "FEW", few)
-    monkeypatch.setattr(sqlite_search, "NEWEST", newest)
+    monkeypatch.setattr(sqlite_search, "SCAN_LIMIT", few)
+    monkeypatch.setattr(sqlite_search, "RECENT_LIMIT", newest)
     storage = make_database("sqlite").storage()
     await storage.open()
     await storage.migrate()

@@ -39,7 +39,7 @@ async def test_a_question_that_takes_too_long_is_given_up(
     storage = await opened(place if place == ":memory:" else str(tmp_path / place))
     await storage.start([start("run-1")])
     with monkeypatch.context() as patch:
-        patch.setattr(storages, "PATIENCE", 0.05)
+        patch.setattr(storages, "QUERY_TIMEOUT", 0.05)
         patch.setattr(figures, "_DISPATCHES", ENDLESS + " WHERE ? > 0")
         with pytest.raises(StorageUnavailableError, match=r"no answer within 0\.05 s"):
             await storage.backlog()
@@ -69,8 +69,8 @@ async def test_runs_go_on_while_people_look(storage: SQLiteStorage, monkeypatch:
     looking = asyncio.create_task(storage.backlog())
     await worker.write(born("run-1"))
     assert await storage.cancel(R1, b"stop")
-    assert len(await storage.mail(worker.id)) == 1
-    assert await storage.pulse_mark()
+    assert len(await storage.read_inboxes(worker.id)) == 1
+    assert await storage.change_token()
     assert not looking.done()
     worked.set()
     await looking
@@ -78,16 +78,16 @@ async def test_runs_go_on_while_people_look(storage: SQLiteStorage, monkeypatch:
 
 async def test_a_database_in_memory_is_looked_at_on_its_only_connection() -> None:
     storage = await opened(":memory:")
-    mark = await storage.pulse_mark()
+    mark = await storage.change_token()
     await storage.start([start("run-1")])
     assert await storage.count(RunQuery()) == {RunStatus.RUNNING: 1}
-    assert await storage.pulse_mark() != mark
+    assert await storage.change_token() != mark
     await storage.close()
 
 
 async def test_marks_of_two_storages_are_never_the_same(storage: SQLiteStorage, tmp_path: Path) -> None:
     other = await opened(str(tmp_path / "edda.db"))
-    assert await other.pulse_mark() != await storage.pulse_mark()
+    assert await other.change_token() != await storage.change_token()
     await other.close()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import AcceptResult, StagedEvent, StagedKind, Fence, RunId, StagedEventRow, EndWatcher, BatchResult
+from edda.core.model import AcceptResult, BatchResult, EndWatcher, Fence, RunId, StagedEvent, StagedEventRow, StagedKind
 from edda.errors import StorageConflictError, StorageRejectedError
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -25,7 +25,7 @@ def plain(stored: Sequence[StagedEventRow]) -> list[StagedEvent]:
 
 
 async def numbers(storage: Storage) -> list[int]:
-    return [one.seq for one in await storage.dispatches(1_000)]
+    return [one.seq for one in await storage.staged_events(1_000)]
 
 
 async def say(worker: Worker, *names: str) -> list[int]:
@@ -45,17 +45,17 @@ async def test_dispatches_are_read_in_the_order_of_their_bundle(
     await worker.write(born("run-1"))
     assert await worker.send(bundle("run-1", dispatches=said)) == BatchResult()
     for witness in (storage, await make_storage()):
-        stored = await witness.dispatches(10)
+        stored = await witness.staged_events(10)
         assert plain(stored) == said
         assert [one.seq for one in stored] == sorted({one.seq for one in stored})
 
 
 async def test_the_lowest_numbers_are_read_first(storage: Storage, worker: Worker) -> None:
-    assert await storage.dispatches(10) == ()
+    assert await storage.staged_events(10) == ()
     for name in "cab":
         await say(worker, name)
-    assert plain(await storage.dispatches(2)) == [dispatch("c"), dispatch("a")]
-    assert len(await storage.dispatches(3)) == 3
+    assert plain(await storage.staged_events(2)) == [dispatch("c"), dispatch("a")]
+    assert len(await storage.staged_events(3)) == 3
 
 
 async def test_runs_that_speak_in_one_batch_keep_their_own_order(storage: Storage, worker: Worker) -> None:
@@ -66,7 +66,7 @@ async def test_runs_that_speak_in_one_batch_keep_their_own_order(storage: Storag
             for run, said in names.items()
         )
     )
-    stored = plain(await storage.dispatches(1_000))
+    stored = plain(await storage.staged_events(1_000))
     assert len(stored) == 100
     for said in names.values():
         places = [stored.index(dispatch(name)) for name in said]
@@ -77,28 +77,28 @@ async def test_runs_that_speak_in_one_batch_keep_their_own_order(storage: Storag
 async def test_every_kind_and_any_bytes_come_back(storage: Storage, worker: Worker, kind: StagedKind) -> None:
     body = bytes(range(256)) * 400
     await worker.write(replace(born("run-1"), dispatches=(StagedEvent(kind, body),)))
-    assert plain(await storage.dispatches(1)) == [StagedEvent(kind, body)]
+    assert plain(await storage.staged_events(1)) == [StagedEvent(kind, body)]
 
 
 async def test_a_batch_behind_its_fence_dispatches_nothing(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     assert await storage.write(Fence(worker.id, 0, 0), [bundle("run-1", dispatches=[dispatch("a")])]) is None
-    assert await storage.dispatches(10) == ()
+    assert await storage.staged_events(10) == ()
 
 
 async def test_a_batch_that_is_refused_dispatches_nothing(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1", entry(1)))
     with pytest.raises(StorageRejectedError):
         await worker.send(bundle("run-1", entry(1), dispatches=[dispatch("a")]))
-    assert await storage.dispatches(10) == ()
+    assert await storage.staged_events(10) == ()
 
 
 async def test_dispatches_go_in_though_the_end_is_refused(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await storage.watch(R1, EndWatcher(R2, "w"))
+    await storage.add_watcher(R1, EndWatcher(R2, "w"))
     refused = bundle("run-1", entry(1), move=done(), dispatches=[dispatch("a")])
     assert await worker.send(refused) == BatchResult(unmet={R1: frozenset()})
-    assert plain(await storage.dispatches(10)) == [dispatch("a")]
+    assert plain(await storage.staged_events(10)) == [dispatch("a")]
 
 
 async def test_dispatches_go_in_though_the_run_is_not_released(storage: Storage, worker: Worker) -> None:
@@ -106,13 +106,13 @@ async def test_dispatches_go_in_though_the_run_is_not_released(storage: Storage,
     await storage.accept([incoming("e1", "order")], {})
     kept = bundle("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")], dispatches=[dispatch("a")])
     assert await worker.send(kept) == BatchResult(unmet={R1: frozenset({"w"})})
-    assert plain(await storage.dispatches(10)) == [dispatch("a")]
+    assert plain(await storage.staged_events(10)) == [dispatch("a")]
 
 
 async def test_a_dispatch_outlives_its_run(storage: Storage, worker: Worker) -> None:
     await worker.write(replace(born("run-1", move=done()), dispatches=(dispatch("a"),)))
     assert await storage.prune_runs(await storage.now(), 10) == 1
-    assert plain(await storage.dispatches(10)) == [dispatch("a")]
+    assert plain(await storage.staged_events(10)) == [dispatch("a")]
 
 
 # Forwarding
@@ -201,8 +201,8 @@ async def test_a_number_is_never_given_out_twice(storage: Storage, worker: Worke
 
 async def forward(storage: Storage, name: str, total: int) -> None:
     """Until `total` events are in the log; a dispatch becomes an event whose id says who forwarded it."""
-    while len(await storage.log(TYPE, 0, 2**62, total)) < total:
-        stored = await storage.dispatches(5)
+    while len(await storage.events_of_type(TYPE, 0, 2**62, total)) < total:
+        stored = await storage.staged_events(5)
         post = [incoming(f"{name} {one.seq}") for one in stored]
         try:
             await storage.accept(post, {}, [one.seq for one in stored])
@@ -217,9 +217,9 @@ async def test_of_forwarders_at_the_same_time_one_forwards_a_dispatch(
     expected = await say(worker, *(f"{n}" for n in range(60)))
     async with asyncio.timeout(90):
         await asyncio.gather(*(forward(each, f"{n}", 60) for n, each in enumerate((storage, storage, other, other))))
-    forwarded = [int(stored.event.id.split()[1]) for stored in await storage.log(TYPE, 0, 2**62, 200)]
+    forwarded = [int(stored.event.id.split()[1]) for stored in await storage.events_of_type(TYPE, 0, 2**62, 200)]
     assert sorted(forwarded) == expected
-    assert await storage.dispatches(1) == ()
+    assert await storage.staged_events(1) == ()
 
 
 async def test_no_dispatch_is_lost_while_others_come_in(
@@ -235,6 +235,6 @@ async def test_no_dispatch_is_lost_while_others_come_in(
 
     async with asyncio.timeout(90):
         await asyncio.gather(*(speak(worker) for worker in workers), forward(storage, "1", 80), forward(other, "2", 80))
-    forwarded = [int(stored.event.id.split()[1]) for stored in await storage.log(TYPE, 0, 2**62, 200)]
+    forwarded = [int(stored.event.id.split()[1]) for stored in await storage.events_of_type(TYPE, 0, 2**62, 200)]
     assert len(set(forwarded)) == len(forwarded) == 80
-    assert await storage.dispatches(1) == ()
+    assert await storage.staged_events(1) == ()

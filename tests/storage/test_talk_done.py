@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edda.core.model import StepCommit, End, Fence, Suspend, RunId, EndWatcher, BatchResult
+from edda.core.model import BatchResult, End, EndWatcher, Fence, RunId, StepCommit, Suspend
 from edda.core.states import RunStatus
 from edda.errors import EddaError, LeaseLostError
 from edda.storage import joint as joints
@@ -36,18 +36,18 @@ async def test_a_step_that_is_done_is_found(storage: Storage, make_storage: Make
     await worker.write(born("run-1"))
     await record(storage, step_record("run-1"))
     for witness in (storage, await make_storage()):
-        assert await witness.done(R1, 0, "pay:1") == PAID
-        assert await witness.done(R1, 0, "PAY:1") is None
-        assert await witness.done(R1, 1, "pay:1") is None
-        assert await witness.done(R2, 0, "pay:1") is None
+        assert await witness.find_step_commit(R1, 0, "pay:1") == PAID
+        assert await witness.find_step_commit(R1, 0, "PAY:1") is None
+        assert await witness.find_step_commit(R1, 1, "pay:1") is None
+        assert await witness.find_step_commit(R2, 0, "pay:1") is None
 
 
 async def test_any_step_and_value_come_back(storage: Storage, worker: Worker) -> None:
     run, step, value = "größer-🧾 :x", "a:1/'b\\' %s :step ?:2", bytes(range(256)) * 400
     await worker.write(born(run))
     await record(storage, step_record(run, step, value=value), step_record(run, "empty", value=b""))
-    assert await storage.done(RunId(run), 0, step) == StepCommit(step, 2, value, 4_000)
-    assert await storage.done(RunId(run), 0, "empty") == StepCommit("empty", 2, b"", 4_000)
+    assert await storage.find_step_commit(RunId(run), 0, step) == StepCommit(step, 2, value, 4_000)
+    assert await storage.find_step_commit(RunId(run), 0, "empty") == StepCommit("empty", 2, b"", 4_000)
 
 
 @pytest.mark.parametrize(
@@ -71,27 +71,27 @@ async def test_nobody_records_a_step_of_a_run_that_is_not_his(
     await worker.write(born("run-1"), born("unowned", move=rest), born("ended", move=done()))
     with pytest.raises(LeaseLostError):
         await record(storage, step_record("run-1", "before"), theirs)
-    assert await storage.done(theirs.run_id, theirs.gen, "pay:1") is None
-    assert await storage.done(R1, 0, "before") is None
+    assert await storage.find_step_commit(theirs.run_id, theirs.gen, "pay:1") is None
+    assert await storage.find_step_commit(R1, 0, "before") is None
     await record(storage, step_record("run-1"))
-    assert await storage.done(R1, 0, "pay:1") == PAID
+    assert await storage.find_step_commit(R1, 0, "pay:1") == PAID
 
 
 async def test_what_goes_with_a_step_goes_in_with_it(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     said, sent = [dispatch("b"), dispatch("a")], [outgoing("y", run_id="run-1"), outgoing("x")]
     await record(storage, step_record("run-1", dispatches=said, outgoing=sent))
-    assert [one.body for one in await storage.dispatches(10)] == [one.body for one in said]
-    assert [one.event for one in await storage.claim_outgoing(10, HOUR)] == sent
-    assert await storage.done(R1, 0, "pay:1") == PAID
+    assert [one.body for one in await storage.staged_events(10)] == [one.body for one in said]
+    assert [one.event for one in await storage.claim_outbox(10, HOUR)] == sent
+    assert await storage.find_step_commit(R1, 0, "pay:1") == PAID
 
 
 async def test_a_step_that_is_not_recorded_says_nothing(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     with pytest.raises(LeaseLostError):
         await record(storage, step_record("run-1", epoch=7, dispatches=[dispatch("a")], outgoing=[outgoing("b")]))
-    assert await storage.dispatches(10) == ()
-    assert await storage.find_outgoing() == ()
+    assert await storage.staged_events(10) == ()
+    assert await storage.find_outbox() == ()
 
 
 async def test_a_step_is_recorded_once(storage: Storage, worker: Worker) -> None:
@@ -100,8 +100,8 @@ async def test_a_step_is_recorded_once(storage: Storage, worker: Worker) -> None
     with pytest.raises(Exception, match=r"(?i)unique|duplicate") as caught:
         await record(storage, step_record("run-1", value=b"twice", dispatches=[dispatch("a")]))
     assert not isinstance(caught.value, EddaError), "the driver's own error"
-    assert await storage.done(R1, 0, "pay:1") == PAID
-    assert await storage.dispatches(10) == ()
+    assert await storage.find_step_commit(R1, 0, "pay:1") == PAID
+    assert await storage.staged_events(10) == ()
 
 
 # The history takes over
@@ -111,8 +111,8 @@ async def test_a_row_goes_with_the_batch_that_brings_its_entry(storage: Storage,
     await worker.write(born("run-1"), born("run-2"))
     await record(storage, *(step_record(run, step) for run in (R1, R2) for step in ("a", "b", "c")))
     assert await worker.send(bundle("run-1", entry(1), recorded=["a", "c", "never there"])) == BatchResult()
-    assert [await storage.done(R1, 0, step) is None for step in ("a", "b", "c")] == [True, False, True]
-    assert [await storage.done(R2, 0, step) is None for step in ("a", "b", "c")] == [False] * 3
+    assert [await storage.find_step_commit(R1, 0, step) is None for step in ("a", "b", "c")] == [True, False, True]
+    assert [await storage.find_step_commit(R2, 0, step) is None for step in ("a", "b", "c")] == [False] * 3
 
 
 async def test_many_runs_record_their_steps_in_one_batch(storage: Storage, worker: Worker) -> None:
@@ -120,7 +120,7 @@ async def test_many_runs_record_their_steps_in_one_batch(storage: Storage, worke
     await worker.write(*(born(run) for run in runs))
     await record(storage, *(step_record(run, step) for run in runs for step in ("a", "b")))
     await worker.write(*(bundle(run, entry(1), recorded=["a" if n % 2 else "b"]) for n, run in enumerate(runs)))
-    left = [[step for step in ("a", "b") if await storage.done(run, 0, step)] for run in runs]
+    left = [[step for step in ("a", "b") if await storage.find_step_commit(run, 0, step)] for run in runs]
     assert left == [["a"], ["b"]] * 10
 
 
@@ -130,24 +130,24 @@ async def test_only_rows_of_the_bundles_generation_go(storage: Storage, worker: 
     await worker.write(bundle("run-1", move=again()))
     await record(storage, step_record("run-1", gen=1))
     await worker.write(bundle("run-1", entry(2), gen=1, recorded=["pay:1"]))
-    assert await storage.done(R1, 1, "pay:1") is None
-    assert await storage.done(R1, 0, "pay:1") == PAID
+    assert await storage.find_step_commit(R1, 1, "pay:1") is None
+    assert await storage.find_step_commit(R1, 0, "pay:1") == PAID
 
 
 async def test_a_batch_behind_its_fence_leaves_the_rows(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await record(storage, step_record("run-1"))
     assert await storage.write(Fence(worker.id, 0, 0), [bundle("run-1", entry(1), recorded=["pay:1"])]) is None
-    assert await storage.done(R1, 0, "pay:1") == PAID
+    assert await storage.find_step_commit(R1, 0, "pay:1") == PAID
 
 
 async def test_a_row_goes_though_the_end_is_refused(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await record(storage, step_record("run-1"))
-    await storage.watch(R1, EndWatcher(R2, "w"))
+    await storage.add_watcher(R1, EndWatcher(R2, "w"))
     refused = bundle("run-1", entry(1), move=done(), recorded=["pay:1"])
     assert await worker.send(refused) == BatchResult(unmet={R1: frozenset()})
-    assert await storage.done(R1, 0, "pay:1") is None
+    assert await storage.find_step_commit(R1, 0, "pay:1") is None
 
 
 async def test_what_is_left_goes_with_the_run(storage: Storage, worker: Worker) -> None:
@@ -155,8 +155,8 @@ async def test_what_is_left_goes_with_the_run(storage: Storage, worker: Worker) 
     await record(storage, step_record("run-1"), step_record("run-2"))
     await worker.write(bundle("run-1", move=End(RunStatus.COMPLETED, b"", 50)))
     assert await storage.prune_runs(100, 10) == 1
-    assert await storage.done(R1, 0, "pay:1") is None
-    assert await storage.done(R2, 0, "pay:1") == PAID
+    assert await storage.find_step_commit(R1, 0, "pay:1") is None
+    assert await storage.find_step_commit(R2, 0, "pay:1") == PAID
 
 
 # The next owner
@@ -170,7 +170,7 @@ async def test_a_claim_brings_what_is_done_and_not_in_the_history(
     await record(storage, step_record("run-1", "b"), step_record("run-1", "a"), step_record("run-1", "c"))
     await worker.write(bundle("run-1", entry(2), recorded=["c"]))
     for run in (R1, R2):
-        await storage.disown(run)
+        await storage.release_run(run)
     claimed = {run.run_id: sorted(run.done, key=lambda x: x.step) for run in (await heir.claim()).runs}
     assert claimed == {R1: [StepCommit("a", 2, b"paid", 4_000), StepCommit("b", 2, b"paid", 4_000)], R2: []}
 
@@ -180,7 +180,7 @@ async def test_a_claim_brings_only_what_its_generation_did(storage: Storage, wor
     await record(storage, step_record("run-1", "old"))
     await worker.write(bundle("run-1", move=again()))
     await record(storage, step_record("run-1", "new", gen=1))
-    await storage.disown(R1)
+    await storage.release_run(R1)
     (run,) = (await worker.claim()).runs
     assert (run.gen, [x.step for x in run.done]) == (1, ["new"])
 
@@ -190,7 +190,7 @@ async def test_many_runs_are_claimed_with_what_they_did(storage: Storage, worker
     await worker.write(*(born(run, entry(1), entry(2)) for run in runs))
     await record(storage, *(step_record(run, f"{run}/{n}") for run in runs[::2] for n in range(3)))
     for run in runs:
-        await storage.disown(run)
+        await storage.release_run(run)
     claimed = {run.run_id: sorted(x.step for x in run.done) for run in (await worker.claim()).runs}
     assert claimed == {run: [f"{run}/{n}" for n in range(3)] if run in runs[::2] else [] for run in runs}
 
@@ -202,8 +202,8 @@ async def test_who_takes_a_run_away_waits_for_a_step_that_is_being_recorded(
     heir = await make_worker("heir", on=other)
     await worker.write(born("run-1"))
     async with transaction(storage) as joint:
-        await joints.record(joint, step_record("run-1"))
-        disowning = asyncio.create_task(other.disown(R1))
+        await joints.write_step_commit(joint, step_record("run-1"))
+        disowning = asyncio.create_task(other.release_run(R1))
         await asyncio.sleep(0.3)
         assert not disowning.done()
     async with asyncio.timeout(30):
@@ -219,8 +219,8 @@ async def test_who_takes_a_run_away_need_not_wait_for_a_step_that_is_rolled_back
     heir = await make_worker("heir", on=other)
     await worker.write(born("run-1"))
     joint = await storage.begin()
-    await joints.record(joint, step_record("run-1"))
-    disowning = asyncio.create_task(other.disown(R1))
+    await joints.write_step_commit(joint, step_record("run-1"))
+    disowning = asyncio.create_task(other.release_run(R1))
     await asyncio.sleep(0.1)
     await joint.rollback()
     async with asyncio.timeout(30):
@@ -235,14 +235,14 @@ async def test_a_step_is_not_recorded_once_its_run_was_taken_away(
     other = await make_storage()
     heir = await make_worker("heir", on=other)
     await worker.write(born("run-1"))
-    await other.disown(R1)
+    await other.release_run(R1)
     with pytest.raises(LeaseLostError):
         await record(storage, step_record("run-1"))
     (run,) = (await heir.claim()).runs
     with pytest.raises(LeaseLostError):
         await record(storage, step_record("run-1"))
     assert run.done == ()
-    assert await storage.done(R1, 0, "pay:1") is None
+    assert await storage.find_step_commit(R1, 0, "pay:1") is None
 
 
 async def inherit(storage: Storage, heir: Worker, run_id: RunId) -> tuple[StepCommit, ...]:
@@ -281,7 +281,7 @@ async def test_a_step_is_recorded_before_a_take_over_or_not_at_all(
         async with asyncio.timeout(60):
             was_recorded, inherited = await asyncio.gather(recorded(storage, step), late())
         assert inherited == ((PAID,) if was_recorded else ())
-        assert (await storage.done(run, 0, "pay:1") is not None) is was_recorded
+        assert (await storage.find_step_commit(run, 0, "pay:1") is not None) is was_recorded
 
 
 async def test_a_step_is_recorded_before_its_run_is_disowned_or_not_at_all(
@@ -293,7 +293,7 @@ async def test_a_step_is_recorded_before_its_run_is_disowned_or_not_at_all(
     async def steal(run: RunId, delay: int) -> tuple[StepCommit, ...]:
         for _ in range(delay):
             await other.now()
-        assert await other.disown(run)
+        assert await other.release_run(run)
         while True:  # what somebody has locked just now is claimed the next time
             for claimed in (await heir.claim()).runs:
                 return claimed.done

@@ -10,7 +10,17 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import AckInbox, StagedEvent, StagedKind, RunValue, OutboxState, SendLater, RunId, Sent, BatchResult
+from edda.core.model import (
+    AckInbox,
+    BatchResult,
+    OutboxState,
+    RunId,
+    RunValue,
+    SendLater,
+    Sent,
+    StagedEvent,
+    StagedKind,
+)
 from edda.errors import StorageConflictError
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -37,29 +47,29 @@ async def write_on(storage: Storage, worker: Worker) -> None:
 
 
 async def forward_on(storage: Storage, worker: Worker) -> None:
-    (first, *_) = await worker.storage.dispatches(1)
+    (first, *_) = await worker.storage.staged_events(1)
     with suppress(StorageConflictError):  # one that was forwarded before the connection was lost
         await storage.accept([incoming(f"e-{uuid4()}", "order", once=["jobs"])], {}, [first.seq])
 
 
 async def settle_on(storage: Storage, worker: Worker) -> None:
-    first, second, *_ = await worker.storage.find_outgoing(OutboxState.PENDING)
-    await storage.settle_outgoing([Sent(first.seq), SendLater(second.seq, second.attempts, LATER, "busy")])
+    first, second, *_ = await worker.storage.find_outbox(OutboxState.PENDING)
+    await storage.record_send_results([Sent(first.seq), SendLater(second.seq, second.attempts, LATER, "busy")])
 
 
 CALLS: dict[str, Call] = {
     "write": write_on,
     "forward": forward_on,
-    "dispatches": lambda storage, worker: storage.dispatches(10),
-    "take": lambda storage, worker: storage.take(key("jobs"), HOUR),
+    "dispatches": lambda storage, worker: storage.staged_events(10),
+    "take": lambda storage, worker: storage.take_message(key("jobs"), HOUR),
     "enqueue": lambda storage, worker: storage.enqueue([outgoing("new")]),
-    "claim_outgoing": lambda storage, worker: storage.claim_outgoing(1, LAPSED),
+    "claim_outgoing": lambda storage, worker: storage.claim_outbox(1, LAPSED),
     "settle_outgoing": settle_on,
-    "next_outgoing": lambda storage, worker: storage.next_outgoing(),
-    "find_outgoing": lambda storage, worker: storage.find_outgoing(),
-    "retry_outgoing": lambda storage, worker: storage.retry_outgoing(None),
-    "facts": lambda storage, worker: storage.facts(R1),
-    "prune_outgoing": lambda storage, worker: storage.prune_outgoing(LATER, 10),
+    "next_outgoing": lambda storage, worker: storage.next_outbox_due(),
+    "find_outgoing": lambda storage, worker: storage.find_outbox(),
+    "retry_outgoing": lambda storage, worker: storage.retry_outbox(None),
+    "facts": lambda storage, worker: storage.run_values(R1),
+    "prune_outgoing": lambda storage, worker: storage.prune_outbox(LATER, 10),
 }
 TRANSACTIONS = ("write", "forward", "take", "enqueue", "claim_outgoing", "settle_outgoing", "prune_outgoing")
 
@@ -82,8 +92,8 @@ async def busy(worker: Worker) -> Worker:
     await worker.write(replace(born("run-1", entry(1)), dispatches=said, facts=(RunValue("a", b""),)))
     await worker.storage.accept([incoming(f"m-{n}", once=["jobs"]) for n in range(100)], {})
     await worker.storage.enqueue([outgoing(f"e-{n}", f"k-{n}") for n in range(49)])
-    (sent,) = await worker.storage.claim_outgoing(1, LAPSED)
-    await worker.storage.settle_outgoing([Sent(sent.seq)])
+    (sent,) = await worker.storage.claim_outbox(1, LAPSED)
+    await worker.storage.record_send_results([Sent(sent.seq)])
     return worker
 
 
@@ -132,8 +142,8 @@ async def test_a_process_that_dies_in_any_transaction_leaves_a_database_others_c
         assert fence is not None
         async with asyncio.timeout(30):
             assert await storage.write(fence, []) == BatchResult()
-            assert await storage.take(key("jobs"), HOUR) is not None
-            await storage.claim_outgoing(1, LAPSED)
+            assert await storage.take_message(key("jobs"), HOUR) is not None
+            await storage.claim_outbox(1, LAPSED)
     else:
         raise AssertionError("it never came to its end")
 
@@ -164,12 +174,12 @@ async def test_a_process_that_dies_in_a_write_has_said_all_of_it_or_nothing(
             await dying.write(worker.fence, [said])
         dying.kill()
         parts = (
-            job.encode() in [letter.value for letter in await storage.mail(worker.id)],
-            dispatch(job).body in [one.body for one in await storage.dispatches(100)],
-            outgoing(job) in [one.event for one in await storage.find_outgoing()],
-            await storage.facts(run) == said.facts,
+            job.encode() in [letter.value for letter in await storage.read_inboxes(worker.id)],
+            dispatch(job).body in [one.body for one in await storage.staged_events(100)],
+            outgoing(job) in [one.event for one in await storage.find_outbox()],
+            await storage.run_values(run) == said.facts,
             await storage.history(run) == said.entries,
-            await storage.take(key(job), HOUR) is None,
+            await storage.take_message(key(job), HOUR) is None,
         )
         assert len(set(parts)) == 1, "a part of the batch is in"
         outcomes.append(parts[0])
@@ -185,7 +195,7 @@ async def test_a_process_that_dies_while_it_forwards_leaves_the_dispatch_or_its_
         run, job = f"run-{turn}", f"job-{turn}"
         said = replace(born(run, waits=[wait(run, "w", job, once=True)]), dispatches=(dispatch(job),))
         await worker.send(said)
-        (waiting,) = [one for one in await storage.dispatches(100) if one.body == dispatch(job).body]
+        (waiting,) = [one for one in await storage.staged_events(100) if one.body == dispatch(job).body]
         trap = Trap()
         dying = await make_storage(trap)
         await dying.now()
@@ -193,11 +203,11 @@ async def test_a_process_that_dies_while_it_forwards_leaves_the_dispatch_or_its_
         with pytest.raises(SimulatedDeath):
             await dying.accept([incoming(f"{job}-{n}", once=[job]) for n in range(2)], {}, [waiting.seq])
         dying.kill()
-        kept = await storage.take(key(job), HOUR)
+        kept = await storage.take_message(key(job), HOUR)
         parts = (
-            f"{job}-0".encode() in [letter.value for letter in await storage.mail(worker.id)],
+            f"{job}-0".encode() in [letter.value for letter in await storage.read_inboxes(worker.id)],
             kept is not None and kept.body == f"{job}-1".encode(),
-            waiting not in await storage.dispatches(100),
+            waiting not in await storage.staged_events(100),
             await storage.waits(RunId(run)) == (),
         )
         assert len(set(parts)) == 1, "a part of the post is in"

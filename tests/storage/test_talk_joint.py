@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import RunId, BatchResult
+from edda.core.model import BatchResult, RunId
 from edda.errors import AppError, EddaError, StorageUnavailableError
 from edda.storage import joint as joints
 from edda.storage.memory import MemoryStorage
@@ -70,12 +70,12 @@ async def test_what_is_committed_is_there_for_all(notes: Storage, make_storage: 
         await add(joint, 1, 2)
         assert await joints.start(joint, start("run-2", ready_at=1))
         said = step_record("run-1", dispatches=[dispatch("a")], outgoing=[outgoing("b")])
-        await joints.record(joint, said)
+        await joints.write_step_commit(joint, said)
     for witness in (notes, await make_storage()):
         assert await noted(witness) == [1, 2]
-        assert await witness.done(R1, 0, "pay:1") == said.done
-        assert len(await witness.dispatches(10)) == 1
-        assert len(await witness.find_outgoing()) == 1
+        assert await witness.find_step_commit(R1, 0, "pay:1") == said.done
+        assert len(await witness.staged_events(10)) == 1
+        assert len(await witness.find_outbox()) == 1
         assert await witness.get(RunId("run-2")) is not None
 
 
@@ -85,18 +85,18 @@ async def test_a_rollback_leaves_nothing(notes: Storage, worker: Worker) -> None
     await add(joint, 1)
     await joints.start(joint, start("run-2", ready_at=1))
     await joints.dispatch(joint, [dispatch("a")])
-    await joints.send(joint, [outgoing("b")])
-    await joints.record(joint, step_record("run-1", dispatches=[dispatch("c")], outgoing=[outgoing("d")]))
+    await joints.insert_outbox(joint, [outgoing("b")])
+    await joints.write_step_commit(joint, step_record("run-1", dispatches=[dispatch("c")], outgoing=[outgoing("d")]))
     await joint.rollback()
     assert await noted(notes) == []
     assert await notes.get(RunId("run-2")) is None
-    assert await notes.dispatches(10) == ()
-    assert await notes.find_outgoing() == ()
-    assert await notes.done(R1, 0, "pay:1") is None
+    assert await notes.staged_events(10) == ()
+    assert await notes.find_outbox() == ()
+    assert await notes.find_step_commit(R1, 0, "pay:1") is None
     async with transaction(notes) as joint:
         await add(joint, 1)
         assert await joints.start(joint, start("run-2", ready_at=1))
-        await joints.record(joint, step_record("run-1"))
+        await joints.write_step_commit(joint, step_record("run-1"))
     assert await noted(notes) == [1]
 
 
@@ -105,13 +105,15 @@ async def test_nothing_is_seen_before_the_commit(notes: Storage, make_storage: M
     await worker.write(born("run-1"))
     async with transaction(notes) as joint:
         await joints.start(joint, start("run-2", ready_at=1))
-        await joints.record(joint, step_record("run-1", dispatches=[dispatch("a")], outgoing=[outgoing("b")]))
+        await joints.write_step_commit(
+            joint, step_record("run-1", dispatches=[dispatch("a")], outgoing=[outgoing("b")])
+        )
         for witness in (notes, other):
             assert await witness.get(RunId("run-2")) is None
-            assert await witness.dispatches(10) == ()
-            assert await witness.find_outgoing() == ()
-            assert await witness.done(R1, 0, "pay:1") is None
-    assert len(await other.dispatches(10)) == 1
+            assert await witness.staged_events(10) == ()
+            assert await witness.find_outbox() == ()
+            assert await witness.find_step_commit(R1, 0, "pay:1") is None
+    assert len(await other.staged_events(10)) == 1
 
 
 async def test_a_transaction_sees_its_own_rows(notes: Storage) -> None:
@@ -137,7 +139,7 @@ async def share(storage: Storage, turn: int) -> None:
     await add(joint, turn)
     await joints.start(joint, start(f"new-{turn}", ready_at=1))
     said = step_record(f"run-{turn}", dispatches=[dispatch(f"{turn}")], outgoing=[outgoing(f"{turn}")])
-    await joints.record(joint, said)
+    await joints.write_step_commit(joint, said)
     await joint.commit()
 
 
@@ -146,9 +148,9 @@ async def is_shared(storage: Storage, turn: int) -> bool:
     parts = (
         turn in await noted(storage),
         await storage.get(RunId(f"new-{turn}")) is not None,
-        await storage.done(RunId(f"run-{turn}"), 0, "pay:1") is not None,
-        dispatch(f"{turn}").body in [one.body for one in await storage.dispatches(100)],
-        outgoing(f"{turn}") in [one.event for one in await storage.find_outgoing()],
+        await storage.find_step_commit(RunId(f"run-{turn}"), 0, "pay:1") is not None,
+        dispatch(f"{turn}").body in [one.body for one in await storage.staged_events(100)],
+        outgoing(f"{turn}") in [one.event for one in await storage.find_outbox()],
     )
     assert len(set(parts)) == 1, "a part of the transaction is in"
     return parts[0]
@@ -171,7 +173,7 @@ async def test_a_process_that_dies_at_any_point_leaves_all_of_it_or_nothing(
         async with asyncio.timeout(30):
             outcomes.append(await is_shared(notes, turn))
             assert await worker.send(bundle(run, entry(1))) == BatchResult()
-            await notes.disown(RunId(run))
+            await notes.release_run(RunId(run))
             worker.fence = await notes.read_fence(worker.id) or worker.fence
     assert len(outcomes) > 10, "begin, five statements, commit"
     assert outcomes == [False] * (len(outcomes) - 1) + [True]
@@ -340,7 +342,7 @@ async def test_a_run_that_exists_in_any_state_is_not_started_again(storage: Stor
         for run in ("owned", "ended", "recurred", "free"):
             assert await joints.start(joint, start(run, ready_at=1)) is False
         assert await joints.start(joint, start("new", ready_at=1)) is True
-    assert await storage.owned(worker.id) == {RunId("owned"): 1, RunId("recurred"): 1}
+    assert await storage.owned_runs(worker.id) == {RunId("owned"): 1, RunId("recurred"): 1}
 
 
 async def test_an_open_run_whose_first_generations_are_pruned_is_not_started_again(
@@ -351,7 +353,7 @@ async def test_an_open_run_whose_first_generations_are_pruned_is_not_started_aga
     assert await storage.prune_runs(1_000, 10) == 1
     async with transaction(storage) as joint:
         assert await joints.start(joint, start("run-1", ready_at=1)) is False
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -510,7 +512,7 @@ async def test_the_journal_is_not_held_up_by_open_transactions(
         for turn in range(5):
             assert await worker.send(born(f"run-{turn}", entry(1))) == BatchResult()
             await notes.accept([incoming(f"e{turn}")], {})
-            await notes.claim_outgoing(1, 1)
+            await notes.claim_outbox(1, 1)
     for each in held:
         await each.rollback()
     await (await waiting).rollback()
@@ -539,13 +541,13 @@ async def test_a_killed_process_lets_go_of_what_its_transactions_held(
     await worker.write(born("run-1"))
     joint = await dying.begin()
     await add(joint, 1)
-    await joints.record(joint, step_record("run-1"))
+    await joints.write_step_commit(joint, step_record("run-1"))
     dying.kill()
     async with asyncio.timeout(60):
-        assert await notes.disown(R1)
+        assert await notes.release_run(R1)
         async with transaction(notes) as another:
             await add(another, 1)
-    assert await notes.done(R1, 0, "pay:1") is None
+    assert await notes.find_step_commit(R1, 0, "pay:1") is None
 
 
 async def test_a_storage_that_is_closed_rolls_back_what_is_open(
@@ -555,13 +557,13 @@ async def test_a_storage_that_is_closed_rolls_back_what_is_open(
     await worker.write(born("run-1"))
     joint = await closing.begin()
     await add(joint, 1)
-    await joints.record(joint, step_record("run-1"))
+    await joints.write_step_commit(joint, step_record("run-1"))
     async with asyncio.timeout(60):
         await closing.close()
-        assert await notes.disown(R1)
+        assert await notes.release_run(R1)
         async with transaction(notes) as another:
             await add(another, 1)
-    assert await notes.done(R1, 0, "pay:1") is None
+    assert await notes.find_step_commit(R1, 0, "pay:1") is None
 
 
 async def test_a_closed_storage_begins_nothing(notes: Storage, make_storage: MakeStorage) -> None:
@@ -576,7 +578,7 @@ async def test_a_closed_storage_begins_nothing(notes: Storage, make_storage: Mak
 
 async def test_a_turn_ends_once_however_often_it_is_said(storage: Storage, worker: Worker) -> None:
     for _ in range(3):
-        turn = await storage.take_turn()
+        turn = await storage.acquire_write_lock()
         await turn.end()
         await turn.end()
     assert await worker.send(born("run-1")) == BatchResult()
@@ -584,7 +586,7 @@ async def test_a_turn_ends_once_however_often_it_is_said(storage: Storage, worke
 
 @only_on_servers
 async def test_a_turn_holds_up_nobody_on_a_server(storage: Storage, worker: Worker) -> None:
-    turns = [await storage.take_turn() for _ in range(5)]
+    turns = [await storage.acquire_write_lock() for _ in range(5)]
     async with asyncio.timeout(60):
         assert await worker.send(born("run-1")) == BatchResult()
     for turn in turns:
@@ -613,9 +615,9 @@ async def test_who_has_the_turn_writes_to_the_file_and_the_journal_waits(
     notes: Storage, make_storage: MakeStorage, make_worker: MakeWorker, path: str
 ) -> None:
     workers = [await make_worker("ours"), await make_worker("theirs", on=await make_storage())]
-    turn = await notes.take_turn()
+    turn = await notes.acquire_write_lock()
     writing = [asyncio.create_task(worker.send(born(f"run of {worker.id}"))) for worker in workers]
-    next_turn, next_joint = asyncio.create_task(notes.take_turn()), asyncio.create_task(notes.begin())
+    next_turn, next_joint = asyncio.create_task(notes.acquire_write_lock()), asyncio.create_task(notes.begin())
     await asyncio.sleep(0.2)
     await asyncio.to_thread(write_to, path, 1)
     assert not any(task.done() for task in (*writing, next_turn, next_joint))
@@ -633,7 +635,7 @@ async def test_turns_go_round_between_processes_and_nobody_is_in_anothers_way(
 ) -> None:
     async def write(storage: Storage, part: int) -> None:
         for n in range(10):
-            turn = await storage.take_turn()
+            turn = await storage.acquire_write_lock()
             try:
                 await asyncio.to_thread(write_to, path, 100 * part + n)
             finally:
@@ -655,15 +657,15 @@ async def test_a_turn_that_nobody_waits_for_any_more_is_given_back(
     other = await make_storage()
     async with asyncio.timeout(100):
         for delay in (0.0, 0.01, 0.1):
-            turn = await other.take_turn()
-            waiting = [asyncio.create_task(notes.take_turn()) for _ in range(3)]
+            turn = await other.acquire_write_lock()
+            waiting = [asyncio.create_task(notes.acquire_write_lock()) for _ in range(3)]
             await asyncio.sleep(delay)
             for task in waiting:
                 task.cancel()
             await asyncio.wait(waiting)
             await turn.end()
             assert await worker.send(born(f"run-{delay}")) == BatchResult()
-        turn = await notes.take_turn()
+        turn = await notes.acquire_write_lock()
         await turn.end()
 
 
@@ -673,7 +675,7 @@ async def test_a_turn_ends_with_its_process(
     storage: Storage, make_storage: MakeStorage, worker: Worker, end: str
 ) -> None:
     dying = await make_storage()
-    await dying.take_turn()
+    await dying.acquire_write_lock()
     async with asyncio.timeout(60):
         if end == "close":
             await dying.close()
@@ -689,7 +691,7 @@ async def test_memory_has_no_transactions_to_share() -> None:
     await storage.open()
     with pytest.raises(AppError, match="needs a database"):
         await storage.begin()
-    turn = await storage.take_turn()
+    turn = await storage.acquire_write_lock()
     await turn.end()
-    assert await storage.done(R1, 0, "pay:1") is None
+    assert await storage.find_step_commit(R1, 0, "pay:1") is None
     await storage.close()

@@ -24,23 +24,23 @@ from msgspec.structs import replace
 
 from edda.core.model import (
     AckInbox,
-    RunWrite,
-    InboxItem,
-    StagedEvent,
-    StagedKind,
     End,
     EntryKind,
-    RunValue,
-    Transition,
+    InboxItem,
     OutboxEvent,
     OutboxRow,
     OutboxState,
+    Rejected,
+    RunId,
+    RunValue,
+    RunWrite,
     SendLater,
     SendResult,
-    Rejected,
-    Suspend,
-    RunId,
     Sent,
+    StagedEvent,
+    StagedKind,
+    Suspend,
+    Transition,
     Wait,
     WorkerId,
 )
@@ -100,7 +100,11 @@ class Talking(Comparison):
     def _draw_bundle(self, data: st.DataObject, sched: OpenRun) -> RunWrite:
         read = data.draw(st.none() | st.integers(sched.absorbed, sched.delivered), label="read")
         settled = data.draw(st.none() | st.integers(sched.absorbed, sched.delivered), label="settled")
-        moves: list[Transition | None] = [None, AckInbox(sched.delivered), replace(done(), settled=settled, absorbed=read)]
+        moves: list[Transition | None] = [
+            None,
+            AckInbox(sched.delivered),
+            replace(done(), settled=settled, absorbed=read),
+        ]
         return RunWrite(sched.run_id, sched.epoch, sched.gen, move=data.draw(st.sampled_from(moves), label="move"))
 
     def _draw_said(self, data: st.DataObject, bundle: RunWrite) -> RunWrite:
@@ -127,7 +131,7 @@ class Talking(Comparison):
 
     @rule(run=runs, name=st.sampled_from(NAMES))
     def ask_for_a_fact(self, run: RunId, name: str) -> None:
-        self.ask(lambda storage: storage.facts(run, name))
+        self.ask(lambda storage: storage.run_values(run, name))
 
     @rule(run=runs)
     def cancel(self, run: RunId) -> None:
@@ -142,7 +146,7 @@ class Talking(Comparison):
     @rule(places=st.lists(st.integers(0, 9), unique=True), gone=st.integers(0, 4))
     def forward(self, places: list[int], gone: int) -> None:
         async def forward(storage: Storage) -> object:
-            waiting = [one.seq for one in await storage.dispatches(1_000)]
+            waiting = [one.seq for one in await storage.staged_events(1_000)]
             numbers = [waiting[place] for place in places if place < len(waiting)]
             return await storage.accept([], {}, [*numbers, 2**40] if gone == 0 else numbers)
 
@@ -155,7 +159,9 @@ class Talking(Comparison):
 
     @rule(team=st.sampled_from(TEAMS), lease=st.sampled_from([HOUR, LAPSED]))
     def take(self, team: str, lease: int) -> None:
-        self.ask(lambda storage: storage.take(key(team), lease), lambda taken: taken and (taken.kind, taken.body))
+        self.ask(
+            lambda storage: storage.take_message(key(team), lease), lambda taken: taken and (taken.kind, taken.body)
+        )
 
     # The outbox
 
@@ -166,7 +172,7 @@ class Talking(Comparison):
 
     @rule(limit=st.integers(1, 5), lease=st.sampled_from([HOUR, LAPSED]))
     def claim_outgoing(self, limit: int, lease: int) -> None:
-        self.ask(lambda storage: storage.claim_outgoing(limit, lease), _comparable)
+        self.ask(lambda storage: storage.claim_outbox(limit, lease), _comparable)
 
     @precondition(lambda self: self.model.database.outbox)
     @rule(data=st.data())
@@ -183,8 +189,8 @@ class Talking(Comparison):
         places = {record.seq: place for place, record in enumerate(records)}
 
         async def settle(storage: Storage) -> None:
-            numbers = [record.seq for record in await storage.find_outgoing(limit=1_000)]
-            await storage.settle_outgoing([replace(x, seq=numbers[places[x.seq]]) for x in receipts])
+            numbers = [record.seq for record in await storage.find_outbox(limit=1_000)]
+            await storage.record_send_results([replace(x, seq=numbers[places[x.seq]]) for x in receipts])
 
         self.ask(settle)
 
@@ -193,12 +199,12 @@ class Talking(Comparison):
         ids = sorted({record.event.id for record in self.model.database.outbox.values()})
         some = st.lists(st.sampled_from(ids)) if ids else st.just([])
         chosen = data.draw(st.none() | some, label="retried")
-        self.ask(lambda storage: storage.retry_outgoing(chosen))
+        self.ask(lambda storage: storage.retry_outbox(chosen))
 
     @rule(age=ages)
     def prune_outgoing(self, age: int) -> None:
         async def prune(storage: Storage) -> int:
-            return await storage.prune_outgoing(await storage.now() + age, 100)
+            return await storage.prune_outbox(await storage.now() + age, 100)
 
         self.ask(prune)
 
@@ -207,12 +213,12 @@ class Talking(Comparison):
     @invariant()
     def the_same_is_stored(self) -> None:
         async def everything(storage: Storage) -> object:
-            due = await storage.next_outgoing()
+            due = await storage.next_outbox_due()
             return (
                 await self.stored(storage, [self.worker]),
-                [(one.kind, one.body) for one in await storage.dispatches(1_000)],
-                [await storage.facts(run) for run in RUNS],
-                _comparable(await storage.find_outgoing(limit=1_000)),
+                [(one.kind, one.body) for one in await storage.staged_events(1_000)],
+                [await storage.run_values(run) for run in RUNS],
+                _comparable(await storage.find_outbox(limit=1_000)),
                 due and due > 0,
             )
 
@@ -349,8 +355,8 @@ class Competing(RuleBasedStateMachine):
         self._look()
 
     def _look(self) -> None:
-        self._note(self._do(self.storage.mail(self.worker.id)))
-        owned = self._do(self.storage.owned(self.worker.id))
+        self._note(self._do(self.storage.read_inboxes(self.worker.id)))
+        owned = self._do(self.storage.owned_runs(self.worker.id))
         self.epochs = {run: epoch for run, epoch in self.epochs.items() if run in owned}
 
     def _note(self, mail: Sequence[InboxItem]) -> None:
@@ -371,7 +377,7 @@ class Competing(RuleBasedStateMachine):
 
     @rule(team=st.sampled_from(TEAMS))
     def take(self, team: str) -> None:
-        if taken := self._do(self.storage.take(key(team), HOUR)):
+        if taken := self._do(self.storage.take_message(key(team), HOUR)):
             self.used.append(taken.body.decode())
 
     # What has to hold
@@ -406,7 +412,7 @@ class Competing(RuleBasedStateMachine):
         while True:
             step = wait(run, f"w{len(taken)}", team, once=True)
             await self.worker.send(bundle(run, move=AckInbox(len(taken)), waits=[step]))
-            mail = [letter for letter in await self.storage.mail(self.worker.id) if letter.run_id == run]
+            mail = [letter for letter in await self.storage.read_inboxes(self.worker.id) if letter.run_id == run]
             if not mail:
                 await self.worker.send(bundle(run, move=done()))
                 return [letter.value.decode() for letter in taken]

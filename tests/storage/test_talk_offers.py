@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from edda.core.model import AckInbox, AcceptResult, StagedKind, RunId, BatchResult
+from edda.core.model import AcceptResult, AckInbox, BatchResult, RunId, StagedKind
 from edda.errors import LeaseLostError, StorageConflictError
 from edda.storage import joint as joints
 from edda.storage.ports import Storage
@@ -31,7 +31,7 @@ async def offer(storage: Storage, *ids: str) -> None:
 
 
 async def waiting(storage: Storage) -> list[bytes]:
-    return [one.body for one in await storage.dispatches(1_000)]
+    return [one.body for one in await storage.staged_events(1_000)]
 
 
 # Taking
@@ -39,59 +39,59 @@ async def waiting(storage: Storage) -> list[bytes]:
 
 async def test_the_first_message_is_taken_away_from_all_others(storage: Storage, worker: Worker) -> None:
     await offer(storage, "m", "z", "a")
-    assert await storage.take(key("other"), HOUR) is None
+    assert await storage.take_message(key("other"), HOUR) is None
     for id in ("m", "z"):
-        taken = await storage.take(JOBS, HOUR)
+        taken = await storage.take_message(JOBS, HOUR)
         assert taken is not None
         assert (taken.kind, taken.body) == (StagedKind.OFFER, id.encode())
     await worker.write(born("run-1"))
     await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "jobs", once=True)]))
-    assert [letter.value for letter in await storage.mail(worker.id)] == [b"a"]
-    assert await storage.take(JOBS, HOUR) is None
+    assert [letter.value for letter in await storage.read_inboxes(worker.id)] == [b"a"]
+    assert await storage.take_message(JOBS, HOUR) is None
 
 
 async def test_a_message_that_went_to_somebody_is_not_taken(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "w", "jobs", once=True)]))
     await offer(storage, "e1")
-    assert await storage.take(JOBS, HOUR) is None
+    assert await storage.take_message(JOBS, HOUR) is None
 
 
 async def test_a_message_for_all_is_still_there_for_all(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.accept([incoming("e1", "news", once=["jobs"])], {})
-    assert await storage.take(JOBS, HOUR) is not None
+    assert await storage.take_message(JOBS, HOUR) is not None
     await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "news")]))
-    assert [letter.value for letter in await storage.mail(worker.id)] == [b"e1"]
+    assert [letter.value for letter in await storage.read_inboxes(worker.id)] == [b"e1"]
 
 
 async def test_what_was_taken_is_offered_again_when_the_lease_is_over(storage: Storage) -> None:
     await offer(storage, "held", "lapsed")
-    assert await storage.take(JOBS, HOUR) is not None
-    assert await storage.dispatches(10) == ()
-    taken = await storage.take(JOBS, LAPSED)
+    assert await storage.take_message(JOBS, HOUR) is not None
+    assert await storage.staged_events(10) == ()
+    taken = await storage.take_message(JOBS, LAPSED)
     assert taken is not None
-    assert await storage.dispatches(10) == (taken,)
+    assert await storage.staged_events(10) == (taken,)
     assert taken.body == b"lapsed"
 
 
 async def test_what_is_not_due_holds_up_no_other_dispatch(storage: Storage, worker: Worker) -> None:
     await offer(storage, *(f"e{n}" for n in range(20)))
     for _ in range(20):
-        await storage.take(JOBS, HOUR)
+        await storage.take_message(JOBS, HOUR)
     await worker.write(bundle("run-1", start=born("run-1").start, dispatches=[dispatch("a")]))
     assert await waiting(storage) == [dispatch("a").body]
-    assert len(await storage.dispatches(1)) == 1
+    assert len(await storage.staged_events(1)) == 1
 
 
 async def test_an_offer_goes_with_the_commit_that_stores_it_anew(storage: Storage) -> None:
     await offer(storage, "e1")
-    taken = await storage.take(JOBS, LAPSED)
+    taken = await storage.take_message(JOBS, LAPSED)
     assert taken is not None
     assert await storage.accept([incoming("again", once=["jobs"])], {}, [taken.seq]) == AcceptResult(
         frozenset({0}), woke=False
     )
-    assert await storage.dispatches(10) == ()
-    again = await storage.take(JOBS, HOUR)
+    assert await storage.staged_events(10) == ()
+    again = await storage.take_message(JOBS, HOUR)
     assert again is not None
     assert again.body == b"again"
     assert again.seq > taken.seq
@@ -104,37 +104,37 @@ async def test_an_offer_goes_with_the_commit_that_stores_it_anew(storage: Storag
 async def test_what_a_step_has_used_is_not_offered_again(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await offer(storage, "e1", "e2")
-    used, unused = await storage.take(JOBS, LAPSED), await storage.take(JOBS, LAPSED)
+    used, unused = await storage.take_message(JOBS, LAPSED), await storage.take_message(JOBS, LAPSED)
     assert used is not None
     await record(storage, step_record("run-1", taken=[used.seq]))
-    assert await storage.dispatches(10) == (unused,)
+    assert await storage.staged_events(10) == (unused,)
 
 
 @without_memory
 async def test_a_step_that_is_not_recorded_has_used_nothing(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await offer(storage, "e1")
-    taken = await storage.take(JOBS, LAPSED)
+    taken = await storage.take_message(JOBS, LAPSED)
     assert taken is not None
     with pytest.raises(LeaseLostError):
         await record(storage, step_record("run-1", epoch=7, taken=[taken.seq]))
     joint = await storage.begin()
-    await joints.record(joint, step_record("run-1", taken=[taken.seq]))
+    await joints.write_step_commit(joint, step_record("run-1", taken=[taken.seq]))
     await joint.rollback()
-    assert await storage.dispatches(10) == (taken,)
+    assert await storage.staged_events(10) == (taken,)
 
 
 @without_memory
 async def test_a_step_cannot_use_what_was_offered_again(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await offer(storage, "e1")
-    taken = await storage.take(JOBS, LAPSED)
+    taken = await storage.take_message(JOBS, LAPSED)
     assert taken is not None
     await storage.accept([incoming("again", once=["jobs"])], {}, [taken.seq])
     with pytest.raises(StorageConflictError):
         await record(storage, step_record("run-1", taken=[taken.seq], dispatches=[dispatch("a")]))
-    assert await storage.done(R1, 0, "pay:1") is None
-    assert await storage.dispatches(10) == ()
+    assert await storage.find_step_commit(R1, 0, "pay:1") is None
+    assert await storage.staged_events(10) == ()
 
 
 @without_memory
@@ -159,26 +159,26 @@ async def test_a_message_is_used_or_offered_again_and_never_both(
 
     for turn in range(20):
         await offer(storage, f"e{turn}")
-        taken = await storage.take(JOBS, LAPSED)
+        taken = await storage.take_message(JOBS, LAPSED)
         assert taken is not None
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(use(taken.seq, f"s{turn}"), forward(taken.seq, f"again{turn}"))
         assert sorted(outcomes) == [False, True]
-        assert (await storage.done(R1, 0, f"s{turn}") is not None) is outcomes[0]
-        assert (await storage.take(key("again"), HOUR) is not None) is outcomes[1]
+        assert (await storage.find_step_commit(R1, 0, f"s{turn}") is not None) is outcomes[0]
+        assert (await storage.take_message(key("again"), HOUR) is not None) is outcomes[1]
 
 
 @only_on_files
 async def test_who_alone_may_write_takes_a_message_in_his_own_transaction(storage: Storage, worker: Worker) -> None:
     await offer(storage, "e1", "e2")
     joint = await storage.begin()
-    assert await joints.take(joint, JOBS) == b"e1"
-    assert await joints.take(joint, JOBS) == b"e2"
-    assert await joints.take(joint, JOBS) is None
+    assert await joints.take_message(joint, JOBS) == b"e1"
+    assert await joints.take_message(joint, JOBS) == b"e2"
+    assert await joints.take_message(joint, JOBS) is None
     await joint.rollback()
     async with transaction(storage) as joint:
-        assert await joints.take(joint, JOBS) == b"e1"
-    left = await storage.take(JOBS, HOUR)
+        assert await joints.take_message(joint, JOBS) == b"e1"
+    left = await storage.take_message(JOBS, HOUR)
     assert left is not None
     assert left.body == b"e2"
 
@@ -201,7 +201,7 @@ async def test_each_message_is_taken_once_by_steps_and_runs_at_the_same_time(
 
     async def take(storage: Storage) -> None:
         for _ in range(30):
-            one = await storage.take(JOBS, HOUR)
+            one = await storage.take_message(JOBS, HOUR)
             taken.extend([one.body] if one else [])
 
     async def ask() -> None:
@@ -210,9 +210,9 @@ async def test_each_message_is_taken_once_by_steps_and_runs_at_the_same_time(
 
     async with asyncio.timeout(100):
         await asyncio.gather(bring(storage, 0), bring(other, 1), take(storage), take(other), take(other), ask())
-    while one := await storage.take(JOBS, HOUR):
+    while one := await storage.take_message(JOBS, HOUR):
         taken.append(one.body)
-    given = [letter.value for letter in await storage.mail(worker.id)]
+    given = [letter.value for letter in await storage.read_inboxes(worker.id)]
     asking = [run for run in runs if await storage.waits(RunId(run))]
     assert len(given) + len(asking) == 30
     assert Counter(taken) + Counter(given) == Counter(
@@ -232,17 +232,18 @@ async def test_a_process_that_dies_while_it_takes_loses_no_message(
         await dying.now()
         trap.arm(turn, SimulatedDeath())
         with pytest.raises(SimulatedDeath):
-            await dying.take(JOBS, LAPSED)
+            await dying.take_message(JOBS, LAPSED)
         dying.kill()
         async with asyncio.timeout(30):
             offered = await waiting(storage)
             is_taken = offered == [f"e{turn}".encode()]
-            left = await storage.take(JOBS, HOUR)
+            left = await storage.take_message(JOBS, HOUR)
             assert (left is None) is is_taken
             assert is_taken or offered == []
         if is_taken:
             break
     assert is_taken, "it never came to its end"
     assert (
-        await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "jobs", once=True)])) == BatchResult()
+        await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "jobs", once=True)]))
+        == BatchResult()
     )

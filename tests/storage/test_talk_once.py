@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from edda.core.model import AckInbox, AcceptResult, InboxItem, EntryKind, Fence, Suspend, RunId, Wait, BatchResult
+from edda.core.model import AcceptResult, AckInbox, BatchResult, EntryKind, Fence, InboxItem, RunId, Suspend, Wait
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -39,7 +39,7 @@ async def registered(storage: Storage, *runs: str) -> dict[str, list[str]]:
 
 
 async def letters(storage: Storage, worker: Worker) -> list[tuple[str, int, str, bytes]]:
-    return [(x.run_id, x.n, x.step, x.value) for x in await storage.mail(worker.id)]
+    return [(x.run_id, x.n, x.step, x.value) for x in await storage.read_inboxes(worker.id)]
 
 
 async def kept(storage: Storage, name: str = "drain") -> list[str]:
@@ -50,7 +50,7 @@ async def kept(storage: Storage, name: str = "drain") -> list[str]:
     taken: list[InboxItem] = []
     while True:
         await drain.send(bundle(name, move=AckInbox(len(taken)), waits=[job(name, f"w{len(taken)}")]))
-        mail = await storage.mail(drain.id)
+        mail = await storage.read_inboxes(drain.id)
         if not mail:
             await drain.write(bundle(name, move=done()))
             return [letter.value.decode() for letter in taken]
@@ -66,12 +66,12 @@ async def test_a_message_that_is_there_goes_to_the_first_who_asks(storage: Stora
     first = await worker.send(bundle("run-1", entry(1), move=asleep(0), waits=[job("run-1")]))
     assert first == BatchResult(unmet={R1: frozenset({"w"})})
     assert await worker.send(bundle("run-2", move=asleep(0), waits=[job("run-2")])) == BatchResult()
-    (letter,) = await storage.mail(worker.id)
+    (letter,) = await storage.read_inboxes(worker.id)
     assert (letter.run_id, letter.n, letter.kind, letter.step) == (R1, 1, EntryKind.MESSAGE, "w")
     stored = await storage.find_event(SOURCE, "e1")
     assert stored is not None
     assert (letter.event, letter.value) == (stored.seq, b"e1")
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     assert await registered(storage, "run-1", "run-2") == {"run-1": [], "run-2": ["w"]}
 
 
@@ -103,7 +103,7 @@ async def test_a_run_may_be_born_with_a_message_to_take(
     assert await worker.send(first) == BatchResult(unmet={R1: frozenset({"w"})})
     assert await letters(storage, worker) == [("run-1", 1, "w", b"e1")]
     assert await registered(storage, "run-1") == {"run-1": ["x"]}
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     assert await kept(storage) == []
 
 
@@ -116,7 +116,7 @@ async def test_two_who_ask_in_one_batch_take_different_messages(storage: Storage
         *(born(run, waits=[job(run)]) for run in runs[3:]),
     )
     assert written is not None
-    found = {x.run_id: x.value for x in await storage.mail(worker.id)}
+    found = {x.run_id: x.value for x in await storage.read_inboxes(worker.id)}
     assert sorted(found.values()) == [b"e0", b"e1", b"e2", b"e3"]
     assert written == BatchResult(unmet={run: frozenset({"w"}) for run in found})
     left = sorted(set(runs) - set(found))
@@ -153,7 +153,7 @@ async def test_many_runs_take_many_messages_in_one_batch(storage: Storage, worke
     await worker.send(
         *(bundle(run, entry(1), move=asleep(0), waits=[job(run), wait(run, "x", "order")]) for run in runs)
     )
-    mail = await storage.mail(worker.id)
+    mail = await storage.read_inboxes(worker.id)
     taken = [x for x in mail if x.kind is EntryKind.MESSAGE]
     assert sorted(x.value.decode() for x in taken) == [f"e{n:02}" for n in range(30)]
     assert len({x.run_id for x in taken}) == 30
@@ -182,7 +182,7 @@ async def test_in_one_batch_only_those_who_have_read_their_mail_take_messages(st
     for run in runs[::2]:
         await storage.cancel(RunId(run), b"stop")
     await worker.send(*(bundle(run, move=asleep(0), waits=[job(run)]) for run in runs))
-    taken = {x.run_id: x.value for x in await storage.mail(worker.id) if x.kind is EntryKind.MESSAGE}
+    taken = {x.run_id: x.value for x in await storage.read_inboxes(worker.id) if x.kind is EntryKind.MESSAGE}
     assert sorted(taken) == runs[1::2]
     assert sorted([*taken.values(), *(id.encode() for id in await kept(storage))]) == [b"e0", b"e1", b"e2", b"e3"]
 
@@ -192,7 +192,7 @@ async def test_a_batch_behind_its_fence_takes_no_message(storage: Storage, worke
     await offer(storage, "e1")
     behind = [bundle("run-1", move=asleep(0), waits=[job("run-1")]), born("run-2", waits=[job("run-2")])]
     assert await storage.write(Fence(worker.id, 0, 0), behind) is None
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
     assert await kept(storage) == ["e1"]
 
 
@@ -201,7 +201,7 @@ async def test_a_batch_that_is_refused_takes_no_message(storage: Storage, worker
     await offer(storage, "e1")
     with pytest.raises(StorageRejectedError):
         await worker.send(bundle("run-1", entry(1), move=asleep(0), waits=[job("run-1")]))
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
     assert await kept(storage) == ["e1"]
 
 
@@ -233,7 +233,7 @@ async def test_a_message_given_back_unread_is_a_stray_letter(storage: Storage, w
     await worker.send(born("run-1", waits=[job("run-1")]))
     await offer(storage, "e1")
     await worker.send(bundle("run-1", move=AckInbox(0), frees=[1]))
-    (letter,) = await storage.mail(worker.id)
+    (letter,) = await storage.read_inboxes(worker.id)
     assert (letter.n, letter.kind, letter.event, letter.value) == (1, EntryKind.STRAY, None, b"")
 
 
@@ -272,7 +272,7 @@ async def test_messages_one_after_the_other_go_to_different_runs(storage: Storag
     await worker.send(*(born(run, waits=[job(run)]) for run in runs))
     for id in ("e1", "e2", "e3", "e4"):
         await offer(storage, id)
-    mail = await storage.mail(worker.id)
+    mail = await storage.read_inboxes(worker.id)
     assert sorted(x.run_id for x in mail) == runs
     assert sorted(x.value for x in mail) == [b"e1", b"e2", b"e3"]
     assert await kept(storage) == ["e4"]
@@ -296,7 +296,7 @@ async def test_messages_of_several_keys_in_one_post_find_their_waits(storage: St
     )
     post = [incoming(f"{name}-{n}", once=[name]) for n in range(2) for name in ("orders", "jobs")]
     await storage.accept(post, {})
-    mail = await storage.mail(worker.id)
+    mail = await storage.read_inboxes(worker.id)
     assert sorted(x.value for x in mail) == [b"jobs-0", b"orders-0", b"orders-1"]
     assert {x.run_id: x.step for x in mail if x.value == b"jobs-0"} == {R1: "a"}
     assert len({x.run_id for x in mail if x.value.startswith(b"orders")}) == 2
@@ -307,7 +307,7 @@ async def test_a_dropped_wait_and_an_ended_run_get_no_message(storage: Storage, 
     await worker.send(*(born(run, waits=[job(run)]) for run in (R1, R2)))
     await worker.send(bundle("run-1", move=AckInbox(0), drops=["w"]), bundle("run-2", move=done()))
     assert await offer(storage, "e1") == AcceptResult(frozenset({0}), woke=False)
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
     assert await kept(storage) == ["e1"]
 
 
@@ -316,7 +316,7 @@ async def test_a_message_that_is_known_already_goes_to_nobody(storage: Storage, 
     assert await kept(storage) == ["e1"]
     await worker.send(born("run-1", waits=[job("run-1")]))
     assert await offer(storage, "e1") == AcceptResult(frozenset(), woke=False)
-    assert await storage.mail(worker.id) == ()
+    assert await storage.read_inboxes(worker.id) == ()
     assert await offer(storage, "e2", "e2") == AcceptResult(frozenset({0}), woke=True)
     assert await letters(storage, worker) == [("run-1", 1, "w", b"e2")]
     assert await kept(storage, "drain again") == []
@@ -343,7 +343,7 @@ async def test_a_message_may_go_to_all_under_one_key_and_to_one_under_another(st
         *(born(f"one-{n}", waits=[job(f"one-{n}")]) for n in range(3)),
     )
     await storage.accept([incoming("e1", "news", once=["jobs"])], {})
-    mail = await storage.mail(worker.id)
+    mail = await storage.read_inboxes(worker.id)
     assert sorted(x.run_id for x in mail if x.kind is EntryKind.EVENT) == ["all-0", "all-1", "all-2"]
     (one,) = [x for x in mail if x.kind is EntryKind.MESSAGE]
     assert one.run_id.startswith("one-")
@@ -370,7 +370,7 @@ async def test_a_message_that_one_took_is_still_there_for_all(storage: Storage, 
 async def test_a_run_that_waits_both_ways_gets_a_message_once(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "a", "news"), job("run-1", "b")]))
     await storage.accept([incoming("e1", "news", once=["jobs"]), incoming("e2")], {})
-    assert [x.value for x in await storage.mail(worker.id)] == [b"e1"]
+    assert [x.value for x in await storage.read_inboxes(worker.id)] == [b"e1"]
 
 
 async def test_a_run_that_had_a_message_with_all_others_does_not_take_it_as_its_own(
@@ -378,7 +378,9 @@ async def test_a_run_that_had_a_message_with_all_others_does_not_take_it_as_its_
 ) -> None:
     await worker.send(born("run-1", waits=[wait("run-1", "a", "news")]))
     await storage.accept([incoming("e1", "news", once=["jobs"])], {})
-    assert await worker.send(bundle("run-1", entry(1, n=1), move=AckInbox(1), waits=[job("run-1", "b")])) == BatchResult()
+    assert (
+        await worker.send(bundle("run-1", entry(1, n=1), move=AckInbox(1), waits=[job("run-1", "b")])) == BatchResult()
+    )
     assert await registered(storage, "run-1") == {"run-1": ["b"]}
     assert await kept(storage) == ["e1"]
 
@@ -395,7 +397,7 @@ async def test_a_run_that_asks_both_ways_gets_a_message_that_is_there_once(stora
     await worker.write(born("run-1"))
     await storage.accept([incoming("e1", "news", once=["jobs"])], {})
     await worker.send(bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "a", "news"), job("run-1", "b")]))
-    assert [x.value for x in await storage.mail(worker.id)] == [b"e1"]
+    assert [x.value for x in await storage.read_inboxes(worker.id)] == [b"e1"]
 
 
 # Pruning
@@ -445,7 +447,7 @@ async def test_each_message_goes_to_one_run_while_others_ask_for_them(
 
     async with asyncio.timeout(100):
         await asyncio.gather(*(ask(worker) for worker in crews), bring(storage, 0), bring(other, 1), bring(other, 2))
-    told = [letter for worker in crews for letter in await storage.mail(worker.id)]
+    told = [letter for worker in crews for letter in await storage.read_inboxes(worker.id)]
     woken = [letter for run in (await crews[0].claim(limit=1_000)).runs for letter in run.mail]
     assert max(Counter(letter.run_id for letter in (*told, *woken)).values()) == 1
     everything = Counter(f"e-{part}-{turn}-{n}" for part in range(3) for turn in range(30) for n in range(2))
@@ -469,7 +471,7 @@ async def test_of_many_who_ask_at_the_same_time_each_takes_another_message(
 
     async with asyncio.timeout(100):
         await asyncio.gather(*(take(worker) for worker in crews))
-    taken = counted([letter for worker in crews for letter in await storage.mail(worker.id)])
+    taken = counted([letter for worker in crews for letter in await storage.read_inboxes(worker.id)])
     assert taken == Counter(f"e{n:03}" for n in range(100))
     waiting = [run for worker in crews for n in range(20) if await storage.waits(run := RunId(f"{worker.id}-{n}"))]
     assert len(waiting) == 20
@@ -492,10 +494,10 @@ async def test_a_run_that_takes_one_message_after_the_other_gets_them_in_order_w
             await worker.send(bundle("run-1", move=AckInbox(len(read)), waits=[job("run-1", f"w{len(read)}")]))
             mail: tuple[InboxItem, ...] = ()
             while not mail:
-                mail = await storage.mail(worker.id)
+                mail = await storage.read_inboxes(worker.id)
             read += [letter.event for letter in mail if letter.event is not None]
         return read
 
     async with asyncio.timeout(60):
         seen, *_ = await asyncio.gather(read(), *(send(sender, part) for part, sender in enumerate(senders)))
-    assert seen == [stored.seq for stored in await storage.log(TYPE, 0, 2**62, total)]
+    assert seen == [stored.seq for stored in await storage.events_of_type(TYPE, 0, 2**62, total)]

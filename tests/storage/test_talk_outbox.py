@@ -9,17 +9,17 @@ import pytest
 from msgspec.structs import replace
 
 from edda.core.model import (
+    BatchResult,
+    EndWatcher,
     Fence,
     OutboxEvent,
     OutboxRow,
     OutboxState,
-    SendLater,
-    SendResult,
     Rejected,
     RunId,
+    SendLater,
+    SendResult,
     Sent,
-    EndWatcher,
-    BatchResult,
 )
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -38,24 +38,24 @@ def ids(records: Sequence[OutboxRow]) -> list[str]:
 
 
 async def claim(storage: Storage, limit: int = 100, lease: int = HOUR) -> list[str]:
-    return ids(await storage.claim_outgoing(limit, lease))
+    return ids(await storage.claim_outbox(limit, lease))
 
 
 async def found(storage: Storage, id: str) -> OutboxRow:
-    (record,) = [record for record in await storage.find_outgoing(limit=1_000) if record.event.id == id]
+    (record,) = [record for record in await storage.find_outbox(limit=1_000) if record.event.id == id]
     return record
 
 
 async def dues(storage: Storage) -> dict[str, int]:
-    return {record.event.id: record.due for record in await storage.find_outgoing()}
+    return {record.event.id: record.due for record in await storage.find_outbox()}
 
 
 async def bury(storage: Storage, *events: OutboxEvent) -> None:
     """These are dead."""
     await storage.enqueue(events)
     ours = {event.id for event in events}
-    claimed = await storage.claim_outgoing(1_000, LAPSED)
-    await storage.settle_outgoing([Rejected(x.seq, x.attempts, "no") for x in claimed if x.event.id in ours])
+    claimed = await storage.claim_outbox(1_000, LAPSED)
+    await storage.record_send_results([Rejected(x.seq, x.attempts, "no") for x in claimed if x.event.id in ours])
 
 
 # Storing
@@ -68,7 +68,7 @@ async def test_events_for_others_come_back_as_a_run_wrote_them(
     await worker.write(born("run-1"))
     assert await worker.send(bundle("run-1", outgoing=events)) == BatchResult()
     for witness in (storage, await make_storage()):
-        records = await witness.find_outgoing()
+        records = await witness.find_outbox()
         assert records == tuple(
             OutboxRow(record.seq, event, PENDING, 0, 0, None, None)
             for record, event in zip(records, events, strict=True)
@@ -80,7 +80,7 @@ async def test_events_that_no_run_brings_are_stored_in_their_order(storage: Stor
     events = [outgoing("m"), outgoing("z", "other"), outgoing("a"), outgoing("m")]
     await storage.enqueue(events)
     await storage.enqueue([])
-    records = await storage.find_outgoing()
+    records = await storage.find_outbox()
     assert [record.event for record in records] == events
     assert {(record.state, record.attempts, record.due, record.reason, record.ended_at) for record in records} == {
         (PENDING, 0, 0, None, None)
@@ -92,7 +92,7 @@ async def test_any_text_and_bytes_come_back(storage: Storage, worker: Worker, te
     event = OutboxEvent(text, text, text, text, text.encode() + bytes(range(256)) * 100, 2**53 + 1, RunId(text))
     await storage.enqueue([event])
     await worker.write(replace(born("run-1"), outgoing=(event,)))
-    assert [record.event for record in await storage.claim_outgoing(10, HOUR)] == [event, event]
+    assert [record.event for record in await storage.claim_outbox(10, HOUR)] == [event, event]
 
 
 BAD = {
@@ -113,24 +113,24 @@ async def test_what_cannot_be_stored_is_refused_with_all_that_came_with_it(
         await storage.enqueue([outgoing("good"), bad])
     with pytest.raises(StorageRejectedError):
         await worker.send(bundle("run-1", entry(1), outgoing=[outgoing("good"), bad]))
-    assert await storage.find_outgoing() == ()
+    assert await storage.find_outbox() == ()
     assert await storage.history(R1) == ()
 
 
 async def test_a_batch_behind_its_fence_sends_nothing(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     assert await storage.write(Fence(worker.id, 0, 0), [bundle("run-1", outgoing=[outgoing("a")])]) is None
-    assert await storage.find_outgoing() == ()
+    assert await storage.find_outbox() == ()
 
 
 async def test_events_for_others_go_in_though_the_move_does_not_happen(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"), born("run-2"))
-    await storage.watch(R1, EndWatcher(R2, "w"))
+    await storage.add_watcher(R1, EndWatcher(R2, "w"))
     await storage.accept([incoming("e1", "order")], {})
     refused = bundle("run-1", entry(1), move=done(), outgoing=[outgoing("a")])
     kept = bundle("run-2", move=ASLEEP, waits=[wait("run-2", "w", "order")], outgoing=[outgoing("b")])
     assert await worker.send(refused, kept) == BatchResult(unmet={R1: frozenset(), R2: frozenset({"w"})})
-    assert sorted(ids(await storage.find_outgoing())) == ["a", "b"]
+    assert sorted(ids(await storage.find_outbox())) == ["a", "b"]
 
 
 async def test_an_event_for_others_outlives_its_run(storage: Storage, worker: Worker) -> None:
@@ -145,27 +145,27 @@ async def test_an_event_for_others_outlives_its_run(storage: Storage, worker: Wo
 async def test_the_lowest_numbers_are_claimed_first_with_one_attempt_more(storage: Storage) -> None:
     await storage.enqueue([outgoing(id, id) for id in ("m", "z", "a")])
     before = await storage.now()
-    claimed = await storage.claim_outgoing(2, HOUR)
+    claimed = await storage.claim_outbox(2, HOUR)
     after = await storage.now()
     assert ids(claimed) == ["m", "z"]
     assert [record.attempts for record in claimed] == [1, 1]
     assert all(before + HOUR <= record.due <= after + HOUR for record in claimed)
-    assert (await storage.find_outgoing())[:2] == claimed
+    assert (await storage.find_outbox())[:2] == claimed
     assert (await found(storage, "a")).attempts == 0
     assert await claim(storage) == ["a"]
 
 
 async def test_nothing_is_claimed_where_there_is_nothing(storage: Storage) -> None:
-    assert await storage.claim_outgoing(10, HOUR) == ()
+    assert await storage.claim_outbox(10, HOUR) == ()
     await storage.enqueue([outgoing("a")])
     await claim(storage)
-    assert await storage.claim_outgoing(10, HOUR) == ()
+    assert await storage.claim_outbox(10, HOUR) == ()
 
 
 async def test_a_claimed_event_is_claimed_again_when_the_lease_is_over(storage: Storage) -> None:
     await storage.enqueue([outgoing("a")])
     assert await claim(storage, lease=LAPSED) == ["a"]
-    (again,) = await storage.claim_outgoing(10, HOUR)
+    (again,) = await storage.claim_outbox(10, HOUR)
     assert (again.event.id, again.attempts) == ("a", 2)
     assert await claim(storage) == []
 
@@ -181,7 +181,7 @@ async def test_nobody_gets_an_event_while_somebody_has_one_of_its_key_before_it(
     assert await claim(storage) == ["l0"]
     await storage.enqueue([outgoing("k3", "k"), outgoing("l1", "l"), outgoing("m0", "m")])
     assert await claim(storage) == ["m0"]
-    await storage.settle_outgoing([Sent((await found(storage, "k0")).seq)])
+    await storage.record_send_results([Sent((await found(storage, "k0")).seq)])
     assert await claim(storage) == ["k1", "k2", "k3"]
 
 
@@ -200,8 +200,8 @@ async def test_keys_are_told_apart(storage: Storage) -> None:
 
 async def test_a_dead_event_and_a_sent_one_hold_up_nobody(storage: Storage) -> None:
     await storage.enqueue([outgoing("a"), outgoing("b"), outgoing("c")])
-    first, second = await storage.claim_outgoing(2, HOUR)
-    await storage.settle_outgoing([Rejected(first.seq, 1, "no"), Sent(second.seq)])
+    first, second = await storage.claim_outbox(2, HOUR)
+    await storage.record_send_results([Rejected(first.seq, 1, "no"), Sent(second.seq)])
     assert await claim(storage) == ["c"]
 
 
@@ -210,10 +210,10 @@ async def test_a_dead_event_and_a_sent_one_hold_up_nobody(storage: Storage) -> N
 
 async def test_what_was_sent_is_sent(storage: Storage) -> None:
     await storage.enqueue([outgoing("a"), outgoing("b")])
-    first, second = await storage.claim_outgoing(10, LAPSED)
-    await storage.settle_outgoing([SendLater(first.seq, 1, 5, "busy")])
+    first, second = await storage.claim_outbox(10, LAPSED)
+    await storage.record_send_results([SendLater(first.seq, 1, 5, "busy")])
     before = await storage.now()
-    await storage.settle_outgoing([Sent(first.seq)])
+    await storage.record_send_results([Sent(first.seq)])
     record = await found(storage, "a")
     assert (record.state, record.attempts, record.reason, record.event) == (SENT, 1, None, outgoing("a"))
     assert record.ended_at is not None
@@ -224,19 +224,21 @@ async def test_what_was_sent_is_sent(storage: Storage) -> None:
 
 async def test_what_was_sent_is_sent_though_the_claim_had_lapsed(storage: Storage) -> None:
     await storage.enqueue([outgoing("a"), outgoing("never claimed", "other")])
-    (slow,) = await storage.claim_outgoing(1, LAPSED)
-    (quick,) = await storage.claim_outgoing(1, HOUR)
-    await storage.settle_outgoing([Sent(slow.seq)])
-    await storage.settle_outgoing([Rejected(quick.seq, quick.attempts, "no"), SendLater(quick.seq, 2, LATER, "busy")])
-    assert ids(await storage.find_outgoing(SENT)) == ["a"]
-    assert ids(await storage.find_outgoing(PENDING)) == ["never claimed"]
+    (slow,) = await storage.claim_outbox(1, LAPSED)
+    (quick,) = await storage.claim_outbox(1, HOUR)
+    await storage.record_send_results([Sent(slow.seq)])
+    await storage.record_send_results(
+        [Rejected(quick.seq, quick.attempts, "no"), SendLater(quick.seq, 2, LATER, "busy")]
+    )
+    assert ids(await storage.find_outbox(SENT)) == ["a"]
+    assert ids(await storage.find_outbox(PENDING)) == ["never claimed"]
 
 
 async def test_what_was_refused_is_dead_with_its_reason(storage: Storage) -> None:
     await storage.enqueue([outgoing("a")])
-    (record,) = await storage.claim_outgoing(1, LAPSED)
+    (record,) = await storage.claim_outbox(1, LAPSED)
     before = await storage.now()
-    await storage.settle_outgoing([Rejected(record.seq, 1, "400 größer 🧾")])
+    await storage.record_send_results([Rejected(record.seq, 1, "400 größer 🧾")])
     dead = await found(storage, "a")
     assert (dead.state, dead.attempts, dead.reason) == (DEAD, 1, "400 größer 🧾")
     assert dead.ended_at is not None
@@ -247,32 +249,34 @@ async def test_what_was_refused_is_dead_with_its_reason(storage: Storage) -> Non
 async def test_a_dead_event_stays_dead(storage: Storage) -> None:
     await bury(storage, outgoing("a"))
     before = await found(storage, "a")
-    await storage.settle_outgoing([Sent(before.seq), Rejected(before.seq, 1, "again"), SendLater(before.seq, 1, 5, "?")])
+    await storage.record_send_results(
+        [Sent(before.seq), Rejected(before.seq, 1, "again"), SendLater(before.seq, 1, 5, "?")]
+    )
     assert await found(storage, "a") == before
 
 
 async def test_only_who_holds_the_claim_can_say_that_an_event_was_refused_or_postponed(storage: Storage) -> None:
     await storage.enqueue([outgoing("a"), outgoing("b")])
-    await storage.claim_outgoing(10, LAPSED)
-    first, second = await storage.claim_outgoing(10, HOUR)
+    await storage.claim_outbox(10, LAPSED)
+    first, second = await storage.claim_outbox(10, HOUR)
     late: list[SendResult] = [
         Rejected(first.seq, 1, "no"),
         SendLater(first.seq, 1, LATER, "busy"),
         Rejected(second.seq, 3, "no"),
     ]
-    await storage.settle_outgoing(late)
-    assert await storage.find_outgoing() == (first, second)
+    await storage.record_send_results(late)
+    assert await storage.find_outbox() == (first, second)
 
 
 async def test_what_is_postponed_is_tried_when_it_is_due(storage: Storage) -> None:
     await storage.enqueue([outgoing("a")])
-    (record,) = await storage.claim_outgoing(1, HOUR)
-    await storage.settle_outgoing([SendLater(record.seq, 1, LATER, "503")])
+    (record,) = await storage.claim_outbox(1, HOUR)
+    await storage.record_send_results([SendLater(record.seq, 1, LATER, "503")])
     assert await found(storage, "a") == replace(record, due=LATER, reason="503")
     assert await claim(storage) == []
-    await storage.settle_outgoing([SendLater(record.seq, 1, 7, "503 again")])
+    await storage.record_send_results([SendLater(record.seq, 1, 7, "503 again")])
     assert await found(storage, "a") == replace(record, due=7, reason="503 again")
-    (again,) = await storage.claim_outgoing(1, HOUR)
+    (again,) = await storage.claim_outbox(1, HOUR)
     assert (again.attempts, again.reason) == (2, "503 again")
 
 
@@ -280,13 +284,13 @@ async def test_nothing_of_its_key_is_tried_before_what_is_postponed(storage: Sto
     """Those before it and those after it; who is due later anyhow stays as it is, and so do other keys."""
     await storage.enqueue([outgoing(id, "k") for id in ("before", "it", "after", "later", "sent", "dead")])
     await storage.enqueue([outgoing("other", "l")])
-    claimed = {record.event.id: record for record in await storage.claim_outgoing(10, LAPSED)}
-    await storage.settle_outgoing([Sent(claimed["sent"].seq), Rejected(claimed["dead"].seq, 1, "no")])
+    claimed = {record.event.id: record for record in await storage.claim_outbox(10, LAPSED)}
+    await storage.record_send_results([Sent(claimed["sent"].seq), Rejected(claimed["dead"].seq, 1, "no")])
     ended = await found(storage, "sent"), await found(storage, "dead")
     # Postponed itself, a due time may also sink: only the others of the key are never due earlier than before.
-    await storage.settle_outgoing([SendLater(claimed["later"].seq, 1, LATER, "busy")])
+    await storage.record_send_results([SendLater(claimed["later"].seq, 1, LATER, "busy")])
     for id in ("before", "it", "after"):
-        await storage.settle_outgoing([SendLater(claimed[id].seq, 1, 10, "busy")])
+        await storage.record_send_results([SendLater(claimed[id].seq, 1, 10, "busy")])
     assert await dues(storage) == {
         "before": 10,
         "it": 10,
@@ -296,7 +300,7 @@ async def test_nothing_of_its_key_is_tried_before_what_is_postponed(storage: Sto
         "dead": ended[1].due,
         "other": claimed["other"].due,
     }
-    await storage.settle_outgoing([SendLater(claimed["it"].seq, 1, LATER - 1, "still busy")])
+    await storage.record_send_results([SendLater(claimed["it"].seq, 1, LATER - 1, "still busy")])
     assert {id: due for id, due in (await dues(storage)).items() if id in ("before", "it", "after", "later")} == {
         "before": LATER - 1,
         "it": LATER - 1,
@@ -311,10 +315,10 @@ async def test_nothing_of_its_key_is_tried_before_what_is_postponed(storage: Sto
 
 async def test_receipts_of_many_kinds_are_settled_at_once(storage: Storage) -> None:
     await storage.enqueue([outgoing(f"e{n:02}", f"k{n}") for n in range(60)])
-    claimed = await storage.claim_outgoing(100, HOUR)
+    claimed = await storage.claim_outbox(100, HOUR)
     assert len(claimed) == 60
     sent, refused, postponed = claimed[::3], claimed[1::3], claimed[2::3]
-    await storage.settle_outgoing(
+    await storage.record_send_results(
         [
             *(SendLater(x.seq, 1, LATER, f"busy {x.seq}") for x in postponed),
             *(Sent(x.seq) for x in sent),
@@ -324,9 +328,9 @@ async def test_receipts_of_many_kinds_are_settled_at_once(storage: Storage) -> N
             SendLater(2**40, 1, 5, "never there"),
         ]
     )
-    assert ids(await storage.find_outgoing(SENT)) == ids(sent)
-    assert [x.reason for x in await storage.find_outgoing(DEAD)] == [f"no {x.seq}" for x in refused]
-    assert [(x.reason, x.due) for x in await storage.find_outgoing(PENDING)] == [
+    assert ids(await storage.find_outbox(SENT)) == ids(sent)
+    assert [x.reason for x in await storage.find_outbox(DEAD)] == [f"no {x.seq}" for x in refused]
+    assert [(x.reason, x.due) for x in await storage.find_outbox(PENDING)] == [
         (f"busy {x.seq}", LATER) for x in postponed
     ]
 
@@ -334,53 +338,53 @@ async def test_receipts_of_many_kinds_are_settled_at_once(storage: Storage) -> N
 @pytest.mark.parametrize("turned", [False, True])
 async def test_of_one_key_one_is_sent_and_the_next_postponed_at_once(storage: Storage, turned: bool) -> None:
     await storage.enqueue([outgoing("a"), outgoing("b"), outgoing("c")])
-    first, second = await storage.claim_outgoing(2, HOUR)
+    first, second = await storage.claim_outbox(2, HOUR)
     receipts: list[SendResult] = [Sent(first.seq), SendLater(second.seq, 1, LATER, "busy")]
-    await storage.settle_outgoing(receipts[::-1] if turned else receipts)
-    assert ids(await storage.find_outgoing(SENT)) == ["a"]
-    assert [(x.event.id, x.due, x.reason) for x in await storage.find_outgoing(PENDING)] == [
+    await storage.record_send_results(receipts[::-1] if turned else receipts)
+    assert ids(await storage.find_outbox(SENT)) == ["a"]
+    assert [(x.event.id, x.due, x.reason) for x in await storage.find_outbox(PENDING)] == [
         ("b", LATER, "busy"),
         ("c", LATER, None),
     ]
 
 
 async def test_no_receipts_are_fine(storage: Storage) -> None:
-    await storage.settle_outgoing([])
-    await storage.settle_outgoing([Sent(1)])
-    assert await storage.find_outgoing() == ()
+    await storage.record_send_results([])
+    await storage.record_send_results([Sent(1)])
+    assert await storage.find_outbox() == ()
 
 
 # Looking
 
 
 async def test_the_time_until_the_next_one_is_told(storage: Storage) -> None:
-    assert await storage.next_outgoing() is None
+    assert await storage.next_outbox_due() is None
     await storage.enqueue([outgoing("a"), outgoing("b", "other")])
-    assert await storage.next_outgoing() == 0
-    first, second = await storage.claim_outgoing(10, HOUR)
-    due = await storage.next_outgoing()
+    assert await storage.next_outbox_due() == 0
+    first, second = await storage.claim_outbox(10, HOUR)
+    due = await storage.next_outbox_due()
     assert due is not None
     assert HOUR // 2 < due <= HOUR
-    await storage.settle_outgoing([SendLater(first.seq, 1, await storage.now() + 3 * HOUR, "busy")])
-    await storage.settle_outgoing([Sent(second.seq)])
-    due = await storage.next_outgoing()
+    await storage.record_send_results([SendLater(first.seq, 1, await storage.now() + 3 * HOUR, "busy")])
+    await storage.record_send_results([Sent(second.seq)])
+    due = await storage.next_outbox_due()
     assert due is not None
     assert 2 * HOUR < due <= 3 * HOUR
-    await storage.settle_outgoing([Rejected(first.seq, 1, "no")])
-    assert await storage.next_outgoing() is None
+    await storage.record_send_results([Rejected(first.seq, 1, "no")])
+    assert await storage.next_outbox_due() is None
 
 
 async def test_events_for_others_are_found_by_state_and_page(storage: Storage) -> None:
     await bury(storage, outgoing("dead"))
     await storage.enqueue([outgoing(f"e{n}") for n in range(60)])
-    everything = await storage.find_outgoing(limit=100)
+    everything = await storage.find_outbox(limit=100)
     assert ids(everything) == ["dead", *(f"e{n}" for n in range(60))]
-    assert await storage.find_outgoing() == everything[:50]
-    assert await storage.find_outgoing(after=everything[9].seq, limit=3) == everything[10:13]
-    assert await storage.find_outgoing(PENDING, limit=2) == everything[1:3]
-    assert await storage.find_outgoing(PENDING, after=everything[2].seq, limit=2) == everything[3:5]
-    assert await storage.find_outgoing(DEAD) == everything[:1]
-    assert await storage.find_outgoing(SENT) == ()
+    assert await storage.find_outbox() == everything[:50]
+    assert await storage.find_outbox(after=everything[9].seq, limit=3) == everything[10:13]
+    assert await storage.find_outbox(PENDING, limit=2) == everything[1:3]
+    assert await storage.find_outbox(PENDING, after=everything[2].seq, limit=2) == everything[3:5]
+    assert await storage.find_outbox(DEAD) == everything[:1]
+    assert await storage.find_outbox(SENT) == ()
 
 
 # The dead
@@ -389,22 +393,22 @@ async def test_events_for_others_are_found_by_state_and_page(storage: Storage) -
 async def test_dead_ones_are_tried_again_if_somebody_says_so(storage: Storage) -> None:
     await bury(storage, outgoing("a"), outgoing("b", "other"), outgoing("c"))
     await storage.enqueue([outgoing("d"), outgoing("a", "third")])
-    before = {record.seq: record for record in await storage.find_outgoing()}
-    assert await storage.retry_outgoing(["a", "d", "unknown"]) == 1
-    after = {record.seq: record for record in await storage.find_outgoing()}
+    before = {record.seq: record for record in await storage.find_outbox()}
+    assert await storage.retry_outbox(["a", "d", "unknown"]) == 1
+    after = {record.seq: record for record in await storage.find_outbox()}
     (changed,) = [record for seq, record in after.items() if record != before[seq]]
     assert (changed.event.id, changed.event.key) == ("a", "orders")
     assert (changed.state, changed.due, changed.attempts, changed.ended_at) == (PENDING, 0, 0, None)
-    (first, *_) = await storage.claim_outgoing(10, HOUR)
+    (first, *_) = await storage.claim_outbox(10, HOUR)
     assert (first.seq, first.attempts) == (changed.seq, 1)
 
 
 async def test_all_dead_ones_are_tried_again_if_somebody_says_so(storage: Storage) -> None:
     await bury(storage, outgoing("a"), outgoing("b", "other"))
     await storage.enqueue([outgoing("c")])
-    assert await storage.retry_outgoing([]) == 0
-    assert await storage.retry_outgoing(None) == 2
-    assert await storage.retry_outgoing(None) == 0
+    assert await storage.retry_outbox([]) == 0
+    assert await storage.retry_outbox(None) == 2
+    assert await storage.retry_outbox(None) == 0
     assert await claim(storage) == ["a", "b", "c"]
 
 
@@ -414,20 +418,20 @@ async def test_all_dead_ones_are_tried_again_if_somebody_says_so(storage: Storag
 async def test_what_was_sent_goes_when_it_is_old_and_all_else_stays(storage: Storage) -> None:
     await bury(storage, outgoing("dead"))
     await storage.enqueue([outgoing(f"e{n}", f"k{n}") for n in range(5)] + [outgoing("pending")])
-    claimed = await storage.claim_outgoing(5, HOUR)
-    await storage.settle_outgoing([Sent(record.seq) for record in claimed])
-    assert await storage.prune_outgoing(await storage.now() - HOUR, 100) == 0
+    claimed = await storage.claim_outbox(5, HOUR)
+    await storage.record_send_results([Sent(record.seq) for record in claimed])
+    assert await storage.prune_outbox(await storage.now() - HOUR, 100) == 0
     soon = await storage.now() + HOUR
-    assert [await storage.prune_outgoing(soon, 2) for _ in range(4)] == [2, 2, 1, 0]
-    assert ids(await storage.find_outgoing()) == ["dead", "pending"]
+    assert [await storage.prune_outbox(soon, 2) for _ in range(4)] == [2, 2, 1, 0]
+    assert ids(await storage.find_outbox()) == ["dead", "pending"]
 
 
 async def test_a_number_is_never_given_out_twice(storage: Storage) -> None:
     """Who is late with a receipt would settle another event."""
     await storage.enqueue([outgoing("a"), outgoing("b")])
-    claimed = await storage.claim_outgoing(10, HOUR)
-    await storage.settle_outgoing([Sent(record.seq) for record in claimed])
-    assert await storage.prune_outgoing(await storage.now() + HOUR, 10) == 2
+    claimed = await storage.claim_outbox(10, HOUR)
+    await storage.record_send_results([Sent(record.seq) for record in claimed])
+    assert await storage.prune_outbox(await storage.now() + HOUR, 10) == 2
     await storage.enqueue([outgoing("c")])
     assert (await found(storage, "c")).seq > claimed[-1].seq
 
@@ -439,7 +443,7 @@ async def test_of_claimers_at_the_same_time_one_gets_an_event(storage: Storage, 
     other = await make_storage()
     await storage.enqueue([outgoing(f"e{n:03}", f"k{n}") for n in range(120)])
     claims = await asyncio.gather(
-        *(each.claim_outgoing(10, HOUR) for _ in range(8) for each in (storage, other)),
+        *(each.claim_outbox(10, HOUR) for _ in range(8) for each in (storage, other)),
     )
     claimed = [id for records in claims for id in ids(records)]
     assert sorted(claimed) == [f"e{n:03}" for n in range(120)]
@@ -452,12 +456,12 @@ async def test_those_of_a_key_go_out_in_order_whoever_sends_them(storage: Storag
     sent: dict[str, list[str]] = {key: [] for key in expected}
 
     async def relay(storage: Storage, limit: int) -> None:
-        while await storage.next_outgoing() is not None:
-            claimed = await storage.claim_outgoing(limit, HOUR)
+        while await storage.next_outbox_due() is not None:
+            claimed = await storage.claim_outbox(limit, HOUR)
             for record in claimed:
                 sent[record.event.key].append(record.event.id)
                 await asyncio.sleep(0)
-            await storage.settle_outgoing([Sent(record.seq) for record in claimed])
+            await storage.record_send_results([Sent(record.seq) for record in claimed])
 
     async with asyncio.timeout(90):
         await asyncio.gather(*(relay(each, limit) for each in storages for limit in (1, 3)))
@@ -478,9 +482,9 @@ async def test_events_go_out_once_while_others_come_in(
 
     async def relay(storage: Storage) -> None:
         while len(sent) < 40:
-            claimed = await storage.claim_outgoing(5, HOUR)
+            claimed = await storage.claim_outbox(5, HOUR)
             sent.extend(ids(claimed))
-            await storage.settle_outgoing([Sent(record.seq) for record in claimed])
+            await storage.record_send_results([Sent(record.seq) for record in claimed])
 
     async with asyncio.timeout(90):
         await asyncio.gather(bring(), relay(storage), relay(other))
@@ -493,4 +497,4 @@ async def test_a_claim_of_one_who_died_passes_to_another(storage: Storage, make_
     await storage.enqueue([outgoing("a"), outgoing("b")])
     assert await claim(dying, lease=LAPSED) == ["a", "b"]
     dying.kill()
-    assert [(x.event.id, x.attempts) for x in await storage.claim_outgoing(10, HOUR)] == [("a", 2), ("b", 2)]
+    assert [(x.event.id, x.attempts) for x in await storage.claim_outbox(10, HOUR)] == [("a", 2), ("b", 2)]

@@ -6,7 +6,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from edda.core.model import AckInbox, End, RunId, EndWatcher, BatchResult
+from edda.core.model import AckInbox, BatchResult, End, EndWatcher, RunId
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -72,26 +72,26 @@ async def test_a_letter_that_came_in_meanwhile_refuses_the_end(storage: Storage,
     )
     assert await worker.send(last) == REFUSED
     assert await status(storage) is RunStatus.RUNNING
-    assert set(await storage.owned(worker.id)) == {R1, R3}
+    assert set(await storage.owned_runs(worker.id)) == {R1, R3}
     assert await storage.history(R1) == (entry(1, n=1),)
-    assert [(x.run_id, x.n, x.value) for x in await storage.mail(worker.id)] == [(R1, 2, b"e2")]
+    assert [(x.run_id, x.n, x.value) for x in await storage.read_inboxes(worker.id)] == [(R1, 2, b"e2")]
     assert [run.run_id for run in (await worker.claim()).runs] == [R2]
     again = bundle("run-1", entry(2, n=2), move=settled(2, absorbed=2), letters=[letter("run-3")])
     assert await worker.send(again) == BatchResult()
     assert await status(storage) is RunStatus.COMPLETED
-    assert [(x.run_id, x.value) for x in await storage.mail(worker.id)] == [(R3, b"its end")]
+    assert [(x.run_id, x.value) for x in await storage.read_inboxes(worker.id)] == [(R3, b"its end")]
 
 
 async def test_a_refused_end_that_read_nothing_leaves_everything_unread(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     await storage.cancel(R1, b"stop")
     assert await worker.send(bundle("run-1", entry(1), move=settled(0))) == REFUSED
-    assert [x.n for x in await storage.mail(worker.id)] == [1]
+    assert [x.n for x in await storage.read_inboxes(worker.id)] == [1]
 
 
 async def test_an_end_has_to_know_both_its_letters_and_its_watchers(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    await storage.watch(R1, EndWatcher(R3, "w"))
+    await storage.add_watcher(R1, EndWatcher(R3, "w"))
     assert await worker.send(bundle("run-1", move=settled(0))) == REFUSED
     await storage.cancel(R1, b"stop")
     assert await worker.send(bundle("run-1", move=settled(0, watchers=1))) == REFUSED
@@ -108,7 +108,7 @@ async def test_one_batch_may_hold_ends_that_happen_and_ends_that_do_not(storage:
     moves = [settled(0), settled(0), done(), done()] * 2
     written = await worker.send(*(bundle(run, move=move) for run, move in zip(runs, moves, strict=True)))
     assert written == BatchResult(unmet={RunId(run): frozenset() for run in ("run-0", "run-4")})
-    assert set(await storage.owned(worker.id)) == {"run-0", "run-4"}
+    assert set(await storage.owned_runs(worker.id)) == {"run-0", "run-4"}
 
 
 async def test_no_letter_is_lost_between_an_acceptor_and_an_end(
@@ -122,15 +122,15 @@ async def test_no_letter_is_lost_between_an_acceptor_and_an_end(
         written, _ = await asyncio.gather(
             worker.send(bundle(run, move=settled(0))), other.accept([incoming(id, once=["order"])], {})
         )
-        mail = [x.value for x in await storage.mail(worker.id)]
+        mail = [x.value for x in await storage.read_inboxes(worker.id)]
         if written == BatchResult():
             assert mail == []
             taker = f"taker-{turn}"
             await worker.send(born(taker, waits=[wait(taker, "w", "order", once=True)]))
-            assert [x.value for x in await storage.mail(worker.id)] == [id.encode()]
+            assert [x.value for x in await storage.read_inboxes(worker.id)] == [id.encode()]
             await worker.write(bundle(taker, move=done()))
         else:
             assert written == BatchResult(unmet={RunId(run): frozenset()})
             assert mail == [id.encode()]
             assert await worker.send(bundle(run, entry(1, n=1), move=settled(1, absorbed=1))) == BatchResult()
-    assert await storage.owned(worker.id) == {}
+    assert await storage.owned_runs(worker.id) == {}

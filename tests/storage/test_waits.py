@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from edda.core.model import AckInbox, InboxItem, EntryKind, Fence, Suspend, RunId, Wait, BatchResult
+from edda.core.model import AckInbox, BatchResult, EntryKind, Fence, InboxItem, RunId, Suspend, Wait
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -36,7 +36,7 @@ async def registered(storage: Storage, run_id: str = "run-1") -> list[str]:
 
 
 async def letters(storage: Storage, worker: Worker) -> list[tuple[int, str, bytes]]:
-    return [(letter.n, letter.step, letter.value) for letter in await storage.mail(worker.id)]
+    return [(letter.n, letter.step, letter.value) for letter in await storage.read_inboxes(worker.id)]
 
 
 # Registering
@@ -47,7 +47,7 @@ async def test_a_wait_is_registered_and_its_run_released(storage: Storage, worke
     waits = [wait("run-1", "b", "refund"), wait("run-1", "a", "order", due=LATER)]
     assert await worker.send(bundle("run-1", entry(1), move=ASLEEP, waits=waits)) == BatchResult()
     assert await storage.waits(R1) == (waits[1], waits[0])
-    assert await storage.owned(worker.id) == {}
+    assert await storage.owned_runs(worker.id) == {}
     record = await storage.get(R1)
     assert record is not None
     assert (record.status, record.reason, record.ready_at) == (RunStatus.WAITING_FOR_EVENT, TYPE, None)
@@ -58,7 +58,7 @@ async def test_a_run_may_be_born_waiting_and_asleep(storage: Storage, worker: Wo
     await storage.accept([incoming("old", "order")], {})
     assert await worker.send(born("run-1", entry(1), move=ASLEEP, waits=[ORDER])) == BatchResult()
     assert await storage.waits(R1) == (ORDER,)
-    assert await storage.owned(worker.id) == {}
+    assert await storage.owned_runs(worker.id) == {}
     await storage.accept([incoming("new", "order")], {})
     (run,) = (await worker.claim()).runs
     assert [letter.value for letter in run.mail] == [b"new"]
@@ -67,7 +67,7 @@ async def test_a_run_may_be_born_waiting_and_asleep(storage: Storage, worker: Wo
 async def test_a_run_may_be_born_waiting_and_awake(storage: Storage, worker: Worker) -> None:
     assert await worker.send(born("run-1", waits=[ORDER])) == BatchResult()
     assert await worker.send(born("run-2", move=AckInbox(0), waits=[wait("run-2", "w", "order")])) == BatchResult()
-    assert await storage.owned(worker.id) == {R1: 1, R2: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1, R2: 1}
     assert (await registered(storage), await registered(storage, "run-2")) == (["w"], ["w"])
 
 
@@ -75,7 +75,7 @@ async def test_a_run_that_stays_may_register(storage: Storage, worker: Worker) -
     await worker.write(born("run-1"))
     assert await worker.send(bundle("run-1", move=AckInbox(0), waits=[ORDER])) == BatchResult()
     assert await registered(storage) == ["w"]
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
 
 
 async def test_a_claim_tells_which_steps_are_registered(storage: Storage, worker: Worker) -> None:
@@ -91,7 +91,7 @@ async def test_registering_again_is_harmless(storage: Storage, worker: Worker) -
     waits = [wait("run-1", "w", "order", due=5), wait("run-1", "x", "order")]
     assert await worker.send(bundle("run-1", move=ASLEEP, waits=waits)) == BatchResult()
     assert await storage.waits(R1) == (ORDER, waits[1])
-    assert await storage.owned(worker.id) == {}
+    assert await storage.owned_runs(worker.id) == {}
 
 
 async def test_a_batch_behind_its_fence_registers_nothing(storage: Storage, worker: Worker) -> None:
@@ -100,8 +100,8 @@ async def test_a_batch_behind_its_fence_registers_nothing(storage: Storage, work
     stale = Fence(worker.id, 0, 0)
     assert await storage.write(stale, [bundle("run-1", move=ASLEEP, waits=[ORDER]), born("run-2")]) is None
     assert await registered(storage) == []
-    assert await storage.mail(worker.id) == ()
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.read_inboxes(worker.id) == ()
+    assert await storage.owned_runs(worker.id) == {R1: 1}
 
 
 async def test_a_wait_that_cannot_be_stored_refuses_its_batch(storage: Storage, worker: Worker) -> None:
@@ -120,8 +120,8 @@ async def test_many_runs_register_in_one_batch(storage: Storage, worker: Worker)
     await storage.accept([incoming(f"e-{run}", run) for run in runs[::2]], {})
     written = await worker.send(*(bundle(run, entry(1), move=ASLEEP, waits=[wait(run, "w", run)]) for run in runs))
     assert written == BatchResult(unmet={RunId(run): frozenset({"w"}) for run in runs[::2]})
-    assert set(await storage.owned(worker.id)) == set(runs[::2])
-    assert len(await storage.mail(worker.id)) == 25
+    assert set(await storage.owned_runs(worker.id)) == set(runs[::2])
+    assert len(await storage.read_inboxes(worker.id)) == 25
     assert [len(await storage.history(RunId(run))) for run in runs] == [1] * 50
 
 
@@ -135,9 +135,9 @@ async def test_an_event_that_came_before_the_wait_is_found(storage: Storage, wor
         unmet={R1: frozenset({"w"})}
     )
     assert await registered(storage) == []
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     assert await storage.history(R1) == (entry(1),)
-    (letter,) = await storage.mail(worker.id)
+    (letter,) = await storage.read_inboxes(worker.id)
     assert (letter.n, letter.kind, letter.step, letter.value) == (1, EntryKind.EVENT, "w", b"e1")
     assert letter.event == await number(storage, "e1")
 
@@ -178,7 +178,7 @@ async def test_an_event_for_this_run_is_found_and_one_for_another_is_not(storage
     await worker.write(born("run-1"), born("run-2"))
     await storage.accept([incoming("e1", "order", target="run-2"), incoming("e2", "order")], {})
     await worker.send(*(bundle(run, move=ASLEEP, waits=[wait(run, "w", "order")]) for run in ("run-1", "run-2")))
-    found = {letter.run_id: letter.value for letter in await storage.mail(worker.id)}
+    found = {letter.run_id: letter.value for letter in await storage.read_inboxes(worker.id)}
     assert found == {R1: b"e2", R2: b"e1"}
 
 
@@ -198,10 +198,14 @@ async def test_of_two_waits_that_find_the_same_event_the_first_gets_it_and_the_o
     await worker.write(born("run-1"))
     await storage.accept([incoming("e1", "order", "customer"), incoming("e2", "customer")], {})
     waits = [wait("run-1", "b", "customer"), wait("run-1", "a", "order")]
-    assert await worker.send(bundle("run-1", move=ASLEEP, waits=waits)) == BatchResult(unmet={R1: frozenset({"a", "b"})})
+    assert await worker.send(bundle("run-1", move=ASLEEP, waits=waits)) == BatchResult(
+        unmet={R1: frozenset({"a", "b"})}
+    )
     assert await letters(storage, worker) == [(1, "a", b"e1")]
     assert await registered(storage) == []
-    assert await worker.send(bundle("run-1", move=asleep(1), waits=waits[:1])) == BatchResult(unmet={R1: frozenset({"b"})})
+    assert await worker.send(bundle("run-1", move=asleep(1), waits=waits[:1])) == BatchResult(
+        unmet={R1: frozenset({"b"})}
+    )
     assert await letters(storage, worker) == [(2, "b", b"e2")]
 
 
@@ -215,7 +219,7 @@ async def test_nothing_is_registered_while_there_is_unread_mail(storage: Storage
     written = await worker.send(bundle("run-1", entry(1), move=ASLEEP, waits=waits))
     assert written == BatchResult(unmet={R1: frozenset({"w", "x"})})
     assert await registered(storage) == []
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
     assert await storage.history(R1) == (entry(1),)
     assert await worker.send(bundle("run-1", entry(2, n=1), move=asleep(1), waits=waits)) == BatchResult()
     assert await registered(storage) == ["w", "x"]
@@ -264,7 +268,7 @@ async def test_one_batch_may_hold_every_outcome(storage: Storage, worker: Worker
     )
     unmet = {RunId("found"): frozenset({"w"}), RunId("refused"): frozenset({"w"})}
     assert written == BatchResult(frozenset({RunId("ready")}), unmet)
-    assert set(await storage.owned(worker.id)) == {"found", "refused"}
+    assert set(await storage.owned_runs(worker.id)) == {"found", "refused"}
     assert [len(await storage.waits(RunId(run))) for run in ("waiting", "new", "found")] == [1, 1, 0]
 
 
@@ -303,13 +307,13 @@ async def test_an_ended_run_waits_for_nothing(storage: Storage, worker: Worker) 
     await worker.send(bundle("run-1", move=done()))
     assert (await registered(storage), await registered(storage, "run-2")) == ([], ["a"])
     await storage.accept([incoming("e1", "order")], {})
-    assert [letter.run_id for letter in await storage.mail(worker.id)] == [R2]
+    assert [letter.run_id for letter in await storage.read_inboxes(worker.id)] == [R2]
 
 
 async def test_waits_outlive_the_worker(storage: Storage, make_worker: MakeWorker) -> None:
     one, two = await make_worker("one"), await make_worker("two")
     await one.send(born("run-1", waits=[ORDER]))
-    await storage.retire(one.id)
+    await storage.remove_worker(one.id)
     await storage.accept([incoming("e1", "order")], {})
     (run,) = (await two.claim()).runs
     assert [letter.value for letter in run.mail] == [b"e1"]
@@ -347,7 +351,7 @@ async def test_a_letter_given_back_unread_has_no_event(storage: Storage, worker:
     await worker.send(born("run-1", waits=[ORDER]))
     await storage.accept([incoming("e1", "order")], {})
     await worker.send(bundle("run-1", move=AckInbox(0), frees=[1]))
-    (letter,) = await storage.mail(worker.id)
+    (letter,) = await storage.read_inboxes(worker.id)
     assert (letter.n, letter.kind, letter.event, letter.value) == (1, EntryKind.STRAY, None, b"")
 
 
@@ -366,7 +370,10 @@ async def test_an_event_given_back_by_one_run_is_not_given_twice_to_another(stor
     await worker.send(born("run-2", waits=[wait("run-2", "w", "order")]))
     await free_first_letter(storage, worker)
     await worker.send(bundle("run-2", move=AckInbox(1)))
-    assert await worker.send(bundle("run-2", move=asleep(1), waits=[wait("run-2", "x", "order", floor=0)])) == BatchResult()
+    assert (
+        await worker.send(bundle("run-2", move=asleep(1), waits=[wait("run-2", "x", "order", floor=0)]))
+        == BatchResult()
+    )
     assert await registered(storage, "run-2") == ["x"]
 
 
@@ -409,7 +416,7 @@ async def test_no_wake_up_is_lost_between_an_acceptor_and_a_registrar(
         return told
 
     told = set[RunId]().union(*await asyncio.gather(*(race(worker, n) for n, worker in enumerate(crews))))
-    mail = {letter.run_id: letter.value for worker in crews for letter in await storage.mail(worker.id)}
+    mail = {letter.run_id: letter.value for worker in crews for letter in await storage.read_inboxes(worker.id)}
     woken = {run.run_id: run.mail[0].value for run in (await crews[0].claim(limit=1000)).runs}
     assert set(mail) == told
     assert mail | woken == {run: run.encode() for run in all_runs(4, 25, 3)}
@@ -437,10 +444,10 @@ async def test_a_run_that_reads_one_event_after_the_other_misses_none_while_they
             await worker.send(bundle("run-1", move=AckInbox(len(read)), waits=[step]))
             mail: tuple[InboxItem, ...] = ()
             while not mail:
-                mail = await storage.mail(worker.id)
+                mail = await storage.read_inboxes(worker.id)
             read += [letter.event for letter in mail if letter.event is not None]
         return read
 
     async with asyncio.timeout(60):
         seen, *_ = await asyncio.gather(read(), *(send(sender, part) for part, sender in enumerate(senders)))
-    assert seen == [stored.seq for stored in await storage.log(TYPE, 0, 2**62, total)]
+    assert seen == [stored.seq for stored in await storage.events_of_type(TYPE, 0, 2**62, total)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edda.core.model import Fence, WorkerStatus, RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import Fence, RunId, Takeover, WorkerId, WorkerInfo, WorkerStatus
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
@@ -25,7 +25,7 @@ async def expect_ready(storage: Storage, run_id: RunId) -> None:
 
 async def test_a_registered_worker_has_a_fresh_fence(storage: Storage, worker: Worker) -> None:
     assert await storage.read_fence(worker.id) == Fence(worker.id, 0, 0)
-    assert await storage.owned(worker.id) == {}
+    assert await storage.owned_runs(worker.id) == {}
 
 
 async def test_registering_tells_the_time_of_the_database(storage: Storage) -> None:
@@ -60,7 +60,7 @@ async def test_a_beat_may_also_end_the_lease(storage: Storage, make_worker: Make
 
 
 async def test_a_pulse_beats_more_than_once(storage: Storage, worker: Worker) -> None:
-    pulse = await storage.pulse()
+    pulse = await storage.open_heartbeat()
     first = await pulse.beat(worker.id, HOUR)
     second = await pulse.beat(worker.id, HOUR)
     await pulse.close()
@@ -71,7 +71,7 @@ async def test_a_pulse_beats_more_than_once(storage: Storage, worker: Worker) ->
 
 async def test_a_pulse_works_in_the_loop_of_another_thread(storage: Storage, worker: Worker) -> None:
     async def beat() -> int | None:
-        pulse = await storage.pulse()
+        pulse = await storage.open_heartbeat()
         try:
             return await pulse.beat(worker.id, HOUR)
         finally:
@@ -107,7 +107,7 @@ async def test_a_taken_over_worker_can_do_nothing_more(storage: Storage, make_wo
     assert await storage.read_fence(zombie.id) is None
     assert await zombie.write(bundle("run-1", entry(1)), born("run-2")) is None
     assert (await zombie.claim()).runs == ()
-    assert await storage.owned(zombie.id) == {}
+    assert await storage.owned_runs(zombie.id) == {}
     assert await storage.history(R1) == ()
     assert await storage.get(R2) is None
 
@@ -145,7 +145,7 @@ async def test_two_takers_take_different_workers(
 async def test_a_retired_worker_leaves_its_runs_to_others(storage: Storage, make_worker: MakeWorker) -> None:
     leaver, other = await make_worker("leaver"), await make_worker("other")
     await leaver.write(born("run-1", entry(1)))
-    await storage.retire(leaver.id)
+    await storage.remove_worker(leaver.id)
     await expect_ready(storage, R1)
     assert await storage.read_fence(leaver.id) is None
     assert await leaver.beat() is None
@@ -157,20 +157,20 @@ async def test_a_retired_worker_leaves_its_runs_to_others(storage: Storage, make
 async def test_retiring_touches_nobody_elses_runs(storage: Storage, make_worker: MakeWorker) -> None:
     leaver, other = await make_worker("leaver"), await make_worker("other")
     await other.write(born("run-1"))
-    await storage.retire(leaver.id)
-    assert await storage.owned(other.id) == {R1: 1}
+    await storage.remove_worker(leaver.id)
+    assert await storage.owned_runs(other.id) == {R1: 1}
 
 
 async def test_retiring_twice_is_harmless(storage: Storage, worker: Worker) -> None:
-    await storage.retire(worker.id)
-    await storage.retire(worker.id)
+    await storage.remove_worker(worker.id)
+    await storage.remove_worker(worker.id)
     assert await storage.read_fence(worker.id) is None
 
 
 async def test_there_are_no_orphans_where_every_owner_has_a_fence(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
     assert await storage.free_orphans() == 0
-    assert await storage.owned(worker.id) == {R1: 1}
+    assert await storage.owned_runs(worker.id) == {R1: 1}
 
 
 async def test_what_a_takeover_leaves_over_is_found_as_orphans(storage: Storage, make_worker: MakeWorker) -> None:
@@ -179,10 +179,10 @@ async def test_what_a_takeover_leaves_over_is_found_as_orphans(storage: Storage,
         await lapsed.write(*(born(f"run-{thousand}-{number}") for number in range(1_000)))
     await lapsed.beat(LAPSED)
     assert await storage.take_over(taker.id) == Takeover(lapsed.id, 5_000)
-    assert len(await storage.owned(lapsed.id)) == 1_000
+    assert len(await storage.owned_runs(lapsed.id)) == 1_000
     assert await lapsed.write(bundle("run-5-999", entry(1))) is None
     assert await storage.free_orphans() == 1_000
-    assert await storage.owned(lapsed.id) == {}
+    assert await storage.owned_runs(lapsed.id) == {}
     assert await storage.free_orphans() == 0
 
 
@@ -191,11 +191,11 @@ async def test_a_disowned_run_is_ready_and_its_owner_is_told_by_the_fence(
 ) -> None:
     owner, other = await make_worker("owner"), await make_worker("other")
     await owner.write(born("run-1"), born("run-2"))
-    assert await storage.disown(R1)
+    assert await storage.release_run(R1)
     await expect_ready(storage, R1)
     assert await storage.read_fence(owner.id) == Fence(owner.id, 1, 1)
     assert await owner.write(bundle("run-1", entry(1)), bundle("run-2", entry(1))) is None
-    assert await storage.owned(owner.id) == {R2: 1}
+    assert await storage.owned_runs(owner.id) == {R2: 1}
     owner.fence = Fence(owner.id, 1, 1)
     assert await owner.write(bundle("run-2", entry(1))) == frozenset()
     assert [(run.run_id, run.epoch) for run in (await other.claim()).runs] == [(R1, 2)]
@@ -203,9 +203,9 @@ async def test_a_disowned_run_is_ready_and_its_owner_is_told_by_the_fence(
 
 async def test_a_run_without_an_owner_cannot_be_disowned(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
-    assert await storage.disown(R1)
-    assert not await storage.disown(R1)
-    assert not await storage.disown(RunId("unknown"))
+    assert await storage.release_run(R1)
+    assert not await storage.release_run(R1)
+    assert not await storage.release_run(RunId("unknown"))
     assert await storage.read_fence(worker.id) == Fence(worker.id, 1, 1)
 
 
@@ -219,7 +219,7 @@ async def test_a_batch_and_a_disown_at_once_leave_no_row_of_a_zombie(
         await owner.write(born(run))
         fence = await storage.read_fence(owner.id)
         assert fence is not None
-        wrote, _ = await asyncio.gather(storage.write(fence, [bundle(run, entry(1))]), other.disown(RunId(run)))
+        wrote, _ = await asyncio.gather(storage.write(fence, [bundle(run, entry(1))]), other.release_run(RunId(run)))
         assert await storage.history(RunId(run)) == (() if wrote is None else (entry(1),))
         fence = await storage.read_fence(owner.id)
         assert fence is not None
@@ -230,7 +230,13 @@ async def test_a_batch_and_a_disown_at_once_leave_no_row_of_a_zombie(
 async def test_the_roster_has_everybody_and_says_whose_lease_is_over(storage: Storage) -> None:
     for name, lease in (("a", HOUR), ("b", HOUR), ("c", LAPSED)):
         await storage.register(WorkerInfo(WorkerId(name), "service", "here", 42), lease)
-    assert {(one.info.id, one.is_lapsed) for one in await storage.roster()} == {("a", False), ("b", False), ("c", True)}
-    await storage.retire(WorkerId("a"))
-    await storage.retire(WorkerId("c"))
-    assert await storage.roster() == (WorkerStatus(WorkerInfo(WorkerId("b"), "service", "here", 42), is_lapsed=False),)
+    assert {(one.info.id, one.is_lapsed) for one in await storage.registered_workers()} == {
+        ("a", False),
+        ("b", False),
+        ("c", True),
+    }
+    await storage.remove_worker(WorkerId("a"))
+    await storage.remove_worker(WorkerId("c"))
+    assert await storage.registered_workers() == (
+        WorkerStatus(WorkerInfo(WorkerId("b"), "service", "here", 42), is_lapsed=False),
+    )

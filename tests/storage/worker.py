@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from edda.core.model import RunWrite, Claim, Fence, RunId, WorkerId, WorkerInfo, BatchResult
+from edda.core.model import BatchResult, Claim, Fence, RunId, RunWrite, WorkerId, WorkerInfo
 from edda.storage.ports import Storage
 
 from .records import HOUR, WORKFLOW
@@ -34,7 +34,7 @@ class Worker:
         return await self.storage.claim(self.id, workflows or (WORKFLOW,), limit)
 
     async def beat(self, lease: int = HOUR) -> int | None:
-        pulse = await self.storage.pulse()
+        pulse = await self.storage.open_heartbeat()
         try:
             return await pulse.beat(self.id, lease)
         finally:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from edda.core.channels import Message, log_type, unpack_message
+from edda.core.channels import Message, event_type, unpack_message
 from edda.core.codec import Codec
 from edda.core.model import EntryKind
 from edda.core.states import RunStatus
@@ -34,7 +34,7 @@ COUNT_TRADING = f"{COUNT_OPEN} WHERE workflow <> '{listener.name}'"
 COUNT_UNSENT = "SELECT count(*) FROM edda_outbox WHERE state <> 'sent'"
 LEFTOVERS = ("edda_dispatch", "edda_done", "edda_wait")
 OUTBOX = "SELECT id, order_key FROM edda_outbox ORDER BY seq"
-MESSAGES = f"SELECT seq, body FROM edda_event WHERE type = '{log_type(NEWS)}' ORDER BY seq"
+MESSAGES = f"SELECT seq, body FROM edda_event WHERE type = '{event_type(NEWS)}' ORDER BY seq"
 W = TypeVar("W", str, tuple[str, str])
 
 _UNDONE = frozenset({RunStatus.FAILED, RunStatus.CANCELLED})

@@ -10,11 +10,23 @@ from unittest.mock import patch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edda.core.model import AcceptResult, RunWrite, End, Fence, NewEvent, Transition, Recur, RunId, WorkerId, WorkerInfo, BatchResult
+from edda.core.model import (
+    AcceptResult,
+    BatchResult,
+    End,
+    Fence,
+    NewEvent,
+    Recur,
+    RunId,
+    RunWrite,
+    Transition,
+    WorkerId,
+    WorkerInfo,
+)
 from edda.engine.ids import Ids
 from edda.storage import joint
 from edda.storage.joint import StepCommitWrite
-from edda.storage.ports import SharedTransaction, HeartbeatConnection, Storage
+from edda.storage.ports import HeartbeatConnection, SharedTransaction, Storage
 from edda.storage.sqlite.joint import SQLiteJoint
 from edda.workflow.undoing import Compensator
 
@@ -25,7 +37,7 @@ _LEASE = 1_000_000
 
 def break_fence(storage: Storage) -> None:
     """What the fence refuses is written all the same, and nobody hears that he was taken over."""
-    write, pulse = storage.write, storage.pulse
+    write, pulse = storage.write, storage.open_heartbeat
 
     async def write_anyway(fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
         answer = await write(fence, batch, token)
@@ -39,7 +51,7 @@ def break_fence(storage: Storage) -> None:
         return DeafPulse(storage, await pulse())
 
     patch.object(storage, "write", write_anyway).start()
-    patch.object(storage, "pulse", deaf_pulse).start()
+    patch.object(storage, "open_heartbeat", deaf_pulse).start()
 
 
 class DeafPulse:
@@ -65,8 +77,8 @@ def break_locks(storage: Storage) -> None:
         case "PostgresStorage":
             from edda.storage.postgres import events, journal, locks
 
-            patch.object(journal, "share_keys", lambda keys: locks.share_keys(())).start()
-            patch.object(events, "hold_keys", lambda types, keys: locks.hold_keys(types, ())).start()
+            patch.object(journal, "lock_wait_keys", lambda keys: locks.lock_wait_keys(())).start()
+            patch.object(events, "lock_event_keys", lambda types, keys: locks.lock_event_keys(types, ())).start()
         case "MySQLStorage":
             from edda.storage.mysql import acceptance, batch
 
@@ -170,19 +182,19 @@ def _write_otherwise(storage: Storage, change: Callable[[RunWrite, WorkerId], Aw
 def break_undoing(storage: Storage) -> None:
     """What was given up is forgotten, and so is what it did."""
     patch.object(Compensator, "abandon", lambda undoing, command: None).start()
-    patch.object(Compensator, "settle_late", lambda undoing, entry: None).start()
+    patch.object(Compensator, "on_late_outcome", lambda undoing, entry: None).start()
 
 
 def break_records(storage: Storage) -> None:
     """What a step wrote is committed some time before its record is."""
-    record = joint.record
+    record = joint.write_step_commit
 
     async def record_apart(mine: SharedTransaction, step: StepCommitWrite) -> None:
         await _commit_apart(mine)
         await asyncio.sleep(random.uniform(0, 0.3))
         await record(mine, step)
 
-    patch.object(joint, "record", record_apart).start()
+    patch.object(joint, "write_step_commit", record_apart).start()
 
 
 async def _commit_apart(mine: SharedTransaction) -> None:
@@ -206,7 +218,7 @@ def break_owners(storage: Storage) -> None:
 
     It takes its time before its transaction too: on SQLite nobody can take a run away while one is open.
     """
-    begin, record = storage.begin, joint.record
+    begin, record = storage.begin, joint.write_step_commit
 
     async def begin_late(holder: str = "") -> SharedTransaction:
         await _dawdle()
@@ -218,7 +230,7 @@ def break_owners(storage: Storage) -> None:
         await record(mine, step)
 
     patch.object(joint, "_RECORD", _ANYBODY).start()
-    patch.object(joint, "record", record_late).start()
+    patch.object(joint, "write_step_commit", record_late).start()
     patch.object(storage, "begin", begin_late).start()
 
 

@@ -110,11 +110,13 @@ def _tokens(rows: Iterable[Record], codec: Codec) -> Iterator[str]:
         if row.kind == EntryKind.STEP and row.ok and not row.step.startswith(UNDO):
             yield token_in(codec.decode(row.value))
         elif row.is_receipt:
-            event = json_format.parse_stored(codec.unseal(row.value))
+            event = json_format.parse_stored(codec.decrypt(row.value))
             yield token_of(event.source, event.id)
         elif row.kind == EntryKind.CHILD:
             yield codec.decode(row.value) if row.ok else LOST
-        elif row.kind == EntryKind.START and row.ok and not (started := codec.decode(row.value, ChildStarted)).is_awaited:
+        elif (
+            row.kind == EntryKind.START and row.ok and not (started := codec.decode(row.value, ChildStarted)).is_awaited
+        ):
             yield started.run_id
 
 

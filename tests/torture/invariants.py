@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from edda.core.model import EntryKind
-from edda.core.states import MOVES, RunStatus
+from edda.core.states import TRANSITIONS, RunStatus
 
 from .audit import Note
 from .endings import wrong_ends
@@ -116,7 +116,7 @@ def _illegal_moves(remains: Remains) -> Iterator[str]:
 
 def _illegal_move(note: Note) -> Iterator[str]:
     old, new = RunStatus(str(note.old_status)), RunStatus(str(note.new_status))
-    if old is not new and new not in MOVES[old]:
+    if old is not new and new not in TRANSITIONS[old]:
         yield f"run {note.run_id}: from {old} to {new}"
     if note.old_owner is not None and note.new_owner not in (None, note.old_owner):
         yield f"run {note.run_id}: from {note.old_owner} straight to {note.new_owner}"
@@ -130,7 +130,7 @@ def _illegal_end(note: Note, result: Result | None) -> Iterator[str]:
         yield f"run {note.run_id} was ended by nobody"
     if result is None:
         yield f"run {note.run_id} is gone without a result"
-    elif RunStatus(result.status) not in MOVES[RunStatus(str(note.old_status))]:
+    elif RunStatus(result.status) not in TRANSITIONS[RunStatus(str(note.old_status))]:
         yield f"run {note.run_id}: from {note.old_status} to {result.status}"
 
 

@@ -100,7 +100,7 @@ def _unstopped(remains: Remains, bonds: Iterable[Bond]) -> Iterator[str]:
     ends = {note.run_id: (place, note) for place, note in enumerate(remains.notes) if note.what == "ended"}
     stopped = {(row.run_id, row.gen) for row in remains.records if row.kind in STOPS}
     for bond in bonds:
-        if (bond.run_id, bond.gen) not in stopped or not bond.started.follows:
+        if (bond.run_id, bond.gen) not in stopped or not bond.started.cancel_with_parent:
             continue
         if _ends_later(ends, bond) and not ends[bond.started.run_id][1].cancelled:
             yield f"run {bond.started.run_id} went on after its parent {bond.run_id} was stopped"
@@ -113,7 +113,7 @@ def _ends_later(ends: dict[str, tuple[int, Note]], bond: Bond) -> bool:
 
 def _wrongly_stopped(remains: Remains, bonds: Iterable[Bond]) -> Iterator[str]:
     """With its parent only a child that follows it. One with a chosen id may be stopped before it is recorded."""
-    following = {bond.started.run_id for bond in bonds if bond.started.follows}
+    following = {bond.started.run_id for bond in bonds if bond.started.cancel_with_parent}
     following |= {
         run_id for run_id, births in remains.births.items() if births[0].parent and not run_id.startswith(DERIVED)
     }
@@ -133,7 +133,7 @@ def _settled_early(remains: Remains, bonds: Iterable[Bond]) -> Iterator[str]:
             heard.setdefault((row.run_id, row.gen, row.step), row.seq)
     for bond in bonds:
         at = settled.get((bond.run_id, bond.gen))
-        if at is None or not (bond.started.follows and bond.started.is_awaited):
+        if at is None or not (bond.started.cancel_with_parent and bond.started.is_awaited):
             continue
         if heard.get((bond.run_id, bond.gen, bond.step), at) >= at:
             yield f"run {bond.run_id}: settled before {bond.started.run_id} had ended"

@@ -104,7 +104,7 @@ class Noise:
         """One run from a worker that lives."""
         owned = await self._line.rows(OWNED)
         try:
-            if owned and await self.client.engine.storage.disown(RunId(text(self._rng.choice(owned)[0]))):
+            if owned and await self.client.engine.storage.release_run(RunId(text(self._rng.choice(owned)[0]))):
                 self.steals += 1
         except EddaError:  # the database is away or busy; another run will be stolen another time
             return
@@ -133,7 +133,7 @@ class Noise:
             return
         storage, before = self.client.engine.storage, oldest - PRUNE_MARGIN
         try:
-            self.pruned += await storage.prune_events(before, 100) + await storage.prune_letters(before, 100)
+            self.pruned += await storage.prune_events(before, 100) + await storage.prune_inbox(before, 100)
         except EddaError:  # the database is away or busy; it is removed another time
             return
 

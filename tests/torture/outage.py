@@ -117,7 +117,7 @@ async def endure(place: Place, seconds: float, rate: float, say: Callable[[str],
                 await until(lambda: are_over(app.engine.storage), "everything is sent", PATIENCE)
                 await until(lambda: len(book.arrived) == EVENTS_PER_RUN * len(load.started), "and seen", PROMPT)
             drained = max(book.arrived.values()) - back
-            dead = len(await app.engine.storage.find_outgoing(OutboxState.DEAD, limit=1_000))
+            dead = len(await app.engine.storage.find_outbox(OutboxState.DEAD, limit=1_000))
             keeping.cancel()
     return _judge(place.kind, seconds, load, book, new, backlog, drained, dead)
 

@@ -17,7 +17,7 @@ from edda.cloudevents import json_format
 from edda.core.codec import Codec
 from edda.core.model import EntryKind, RunId
 from edda.core.states import RunStatus
-from edda.engine.intake import run_of
+from edda.engine.intake import run_id_for_event
 
 from .ledger import Testimony
 from .lines import Line, Row, text
@@ -123,7 +123,7 @@ def _lost_posts(mail: Mail, told: Testimony) -> Iterator[str]:
 def _wrong_starts(mail: Mail, remains: Remains, told: Testimony) -> Iterator[str]:
     """One run for each event that starts one, with the event that is stored, and none without."""
     events = [json_format.parse_stored(event.body) for event in mail.log.events if event.type == BEGUN]
-    expected = {run_of(BEGUN, event): str(json_format.value_of(event)) for event in events}
+    expected = {run_id_for_event(BEGUN, event): str(json_format.value_of(event)) for event in events}
     found = {RunId(run_id) for run_id in remains.runs if run_id.startswith("event-")}
     for run_id in expected.keys() - found:
         yield f"run {run_id} was not started by its event"

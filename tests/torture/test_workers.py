@@ -62,7 +62,7 @@ async def stop_between_transactions(member: Member, place: Place) -> None:
     await storage.open()
     while True:
         member.send(signal.SIGSTOP)
-        turn = asyncio.ensure_future(storage.unpark([]))
+        turn = asyncio.ensure_future(storage.wake_parked([]))
         done, _ = await asyncio.wait({turn}, timeout=1)
         if done:
             break

@@ -45,11 +45,11 @@ def _undo_the_first_first() -> None:
 
 
 def _forget_what_comes_late() -> None:
-    Compensator.settle_late = lambda self, entry: None  # type: ignore[method-assign]
+    Compensator.on_late_outcome = lambda self, entry: None  # type: ignore[method-assign]
 
 
 def _spare_the_children() -> None:
-    children.ChildRuns.cancel_followers = lambda self, needs: None  # type: ignore[method-assign]
+    children.ChildRuns.cancel_dependents = lambda self, needs: None  # type: ignore[method-assign]
 
 
 CONTROLS = {

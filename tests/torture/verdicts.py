@@ -374,7 +374,7 @@ def _spared_children(run: Played, played: dict[str, Played]) -> Iterator[str]:
     born = [record for record in run.last if record.kind == EntryKind.START and record.ok]
     for started in (CODEC.decode(record.value, ChildStarted) for record in born):
         child = played.get(started.run_id)
-        if child is None or not started.follows or child.is_told_to_stop:
+        if child is None or not started.cancel_with_parent or child.is_told_to_stop:
             continue
         if child.ended_at > run.ended_at + SLACK:
             yield f"it was stopped, and its child {child.id} went on"

@@ -225,7 +225,7 @@ def live(orders: Orders) -> None:
     random.seed(orders.seed)
     if orders.lease is not None:
         patch.object(relayer, "RelaySettings", lambda: HASTY_RELAY).start()
-        patch.object(work, "LEASE", MICROSECONDS).start()  # of a message that was taken by a step
+        patch.object(work, "MESSAGE_LEASE", MICROSECONDS).start()  # of a message that was taken by a step
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(filename=orders.file("log"), level=logging.INFO, format=form)
     try:

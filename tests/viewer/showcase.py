@@ -15,6 +15,7 @@ import msgspec
 from edda import WorkflowContext, activity, sleep, wait_event
 from edda.control.structure import read_structure
 from edda.control.views import (
+    ActionResult,
     AttemptView,
     AuditView,
     Bar,
@@ -24,7 +25,6 @@ from edda.control.views import (
     ChannelView,
     ConsumerView,
     DefinitionView,
-    ActionResult,
     EntryView,
     ErrorView,
     EventDetail,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edda.control.views import AttemptView, Bar, BarState, Timeline
 from edda.viewer import site, words
-from edda.viewer.plots import draw_columns
+from edda.viewer.plots import layout_bars
 from edda.viewer.timeline import draw
 from edda.viewer.visits import QueryParams
 
@@ -70,7 +70,7 @@ def test_no_bar_leaves_the_drawing(spans: list[tuple[float, float]], even: bool)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=60))
 def test_no_column_leaves_its_plot(counts: list[tuple[int, int]]) -> None:
     one, two = [first for first, _ in counts], [second for _, second in counts]
-    plot = draw_columns([""] * len(counts), [("good", one), ("bad", two)])
+    plot = layout_bars([""] * len(counts), [("good", one), ("bad", two)])
     assert plot.total == sum(one) + sum(two)
     for column in plot.columns:
         assert all(part.y >= 0 and part.y + part.height <= 100.01 for part in column.parts)
@@ -81,7 +81,7 @@ def test_no_column_leaves_its_plot(counts: list[tuple[int, int]]) -> None:
     [(0, "0 ms"), (0.24, "240 ms"), (3.21, "3.2 s"), (60, "1 min"), (250, "4 min 10 s"), (183_600, "2 d 3 h")],
 )
 def test_lengths_are_said_in_two_units_at_most(seconds: float, said: str) -> None:
-    assert words.say_length(seconds) == said
+    assert words.format_duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_lengths_are_said_in_two_units_at_most(seconds: float, said: str) -> Non
     [(1, "just now"), (180, "3 min ago"), (-7200, "in 2 h"), (90_000, "1 d ago"), (-1, "in a moment")],
 )
 def test_moments_are_said_from_here(seconds: float, said: str) -> None:
-    assert words.say_distance(BEGIN, at(seconds)) == said
+    assert words.format_relative(BEGIN, at(seconds)) == said
 
 
 @given(
@@ -100,14 +100,14 @@ def test_moments_are_said_from_here(seconds: float, said: str) -> None:
     )
 )
 def test_json_in_pieces_is_the_same_text(value: object) -> None:
-    text = words.say_json(value)
-    assert "".join(piece for _, piece in words.split_json(text)) == text
+    text = words.format_json(value)
+    assert "".join(piece for _, piece in words.tokenize_json(text)) == text
 
 
 def test_a_chip_adds_and_takes_away_its_states() -> None:
     query = QueryParams.read(b"status=failed&q=x")
-    assert str(query.toggled("status", ("parked",))) == "q=x&status=failed&status=parked"
-    assert str(query.toggled("status", ("failed",))) == "q=x"
+    assert str(query.toggle("status", ("parked",))) == "q=x&status=failed&status=parked"
+    assert str(query.toggle("status", ("failed",))) == "q=x"
 
 
 # Colours

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from edda.control.views import (
-    BulkOrder,
     ActionResult,
+    BulkOrder,
     EventOrder,
     EventSearch,
     MessageOrder,

@@ -16,7 +16,9 @@ from msgspec import NODEFAULT, inspect
 from edda.control import views
 from edda.control.operations import MOST_ROWS, OPERATIONS, PREFIX, Operation
 from edda.web.openapi import REFUSALS
-from edda.web.stream import LIFE, MOST_STREAMS, SILENCE
+from edda.web.stream import KEEPALIVE_SECONDS as KEEPALIVE
+from edda.web.stream import MAX_SECONDS as LIFETIME
+from edda.web.stream import MOST_STREAMS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "control-api.md"
 
@@ -54,7 +56,7 @@ Lists come in pages of at most {MOST_ROWS}: `next` of an answer is the `cursor` 
 for what is older with it as `until`; `null` means that everything was.
 
 `GET {PREFIX}/stream` is a stream of server-sent events for those who may look: `event: changed` whenever something has
-changed, the first at once, at most one a second; a comment every {SILENCE:.0f} seconds. It ends after {LIFE:.0f}
+changed, the first at once, at most one a second; a comment every {KEEPALIVE:.0f} seconds. It ends after {LIFETIME:.0f}
 seconds, and when the app drains; browsers ask again by themselves. At most {MOST_STREAMS} are open at once.
 
 `GET /_edda/metrics` is the text format of Prometheus (0.0.4), for those who may look; the database is asked every 5

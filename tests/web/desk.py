@@ -124,8 +124,8 @@ async def fill(app: EddaApp) -> None:
 async def _put_dead(app: EddaApp) -> None:
     storage = app.engine.storage
     await put(storage, DEAD)
-    claimed = await storage.claim_outgoing(len(DEAD), 60_000_000)
-    await storage.settle_outgoing([Rejected(one.seq, one.attempts, "410: it is gone") for one in claimed])
+    claimed = await storage.claim_outbox(len(DEAD), 60_000_000)
+    await storage.record_send_results([Rejected(one.seq, one.attempts, "410: it is gone") for one in claimed])
     await put(storage, copies("pending"))
 
 

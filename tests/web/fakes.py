@@ -15,7 +15,7 @@ from edda.web.request import Request
 class PlainRefusals:
     """For pages that leave refusals as they are."""
 
-    def excuse(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
+    def error_page(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
         return refusal
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from edda.control.views import (
+    ActionResult,
     AuditView,
     Bar,
     BarState,
@@ -19,7 +20,6 @@ from edda.control.views import (
     ChannelView,
     ConsumerView,
     DefinitionView,
-    ActionResult,
     EntryView,
     EventDetail,
     EventOrder,

@@ -201,7 +201,7 @@ async def test_no_page_and_no_answer_shows_a_secret(app: EddaApp) -> None:
 
 
 async def _was_refused(app: EddaApp) -> bool:
-    return any(record.reason for record in await app.engine.storage.find_outgoing())
+    return any(record.reason for record in await app.engine.storage.find_outbox())
 
 
 async def test_what_is_stored_has_its_secrets_still(app: EddaApp) -> None:

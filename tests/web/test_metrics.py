@@ -69,7 +69,7 @@ async def test_several_that_scrape_cost_no_more_than_one(
     await scrape(web)
     await scrape(web)
     assert showcase.world.stats == 1
-    monkeypatch.setattr(metrics, "FRESH", -1.0)
+    monkeypatch.setattr(metrics, "CACHE_SECONDS", -1.0)
     await scrape(web)
     assert showcase.world.stats == 2
 

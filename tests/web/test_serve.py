@@ -140,7 +140,7 @@ def test_only_who_was_given_tokens_or_opened_on_purpose_serves_beyond_this_machi
     monkeypatch: pytest.MonkeyPatch, command: str, host: str, tokens: str, auth: str | None, starts: bool
 ) -> None:
     served: list[object] = []
-    for way in ("serve_one", "serve_many"):
+    for way in ("serve_one", "serve_workers"):
         monkeypatch.setattr(f"edda.cli.server.{way}", lambda *given, **_: served.append(given))
     monkeypatch.setenv("EDDA_TOKENS", tokens)
     options = WebOptions(auth=auth, tokens=find_tokens(None))

@@ -12,10 +12,10 @@ import pytest
 
 from edda.control.operations import PREFIX
 from edda.web import Token, TokenScope, WebApp, WebOptions
-from edda.web.answers import Response, HTTPError
+from edda.web.answers import HTTPError, Response
 from edda.web.callers import Principal
 from edda.web.request import Request, read_request
-from edda.web.sessions import COOKIE, MOST_FAILURES, SECONDS, LoginThrottle, LoginSessions, own_path
+from edda.web.sessions import COOKIE, MOST_FAILURES, SECONDS, LoginSessions, LoginThrottle, own_path
 
 from .calls import Call, Reply, ask, deliver
 from .fakes import FakeService, PlainRefusals
@@ -247,7 +247,9 @@ def test_a_cookie_ends_with_its_token() -> None:
     other = Token("view", frozenset({TokenScope.VIEW}), EVERYTHING)
     assert LoginSessions(WebOptions(tokens=TOKENS)).find(request) is not None
     assert LoginSessions(WebOptions(tokens=(other,))).find(request) is None
-    assert LoginSessions(WebOptions(tokens=(other, *TOKENS))).find(request) is not None, "the old secret beside the new one"
+    assert LoginSessions(WebOptions(tokens=(other, *TOKENS))).find(request) is not None, (
+        "the old secret beside the new one"
+    )
     assert LoginSessions(WebOptions()).find(request) is None
 
 

@@ -107,7 +107,7 @@ async def test_nobody_is_watched_for_who_has_gone(showcase: Showcase, listen: Ca
 
 
 async def test_silence_is_broken(listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "SILENCE", 0.02)
+    monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", 0.02)
     monkeypatch.setattr(stream, "_TICK", 0.01)
     listener = listen()
     heard = [await listener.hear() for _ in range(4)]
@@ -137,7 +137,7 @@ async def test_it_ends_when_the_server_is_about_to_stop(
 async def test_it_ends_after_a_while_and_the_client_asks_again(
     listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "LIFE", 0.05)
+    monkeypatch.setattr(stream, "MAX_SECONDS", 0.05)
     monkeypatch.setattr(stream, "_TICK", 0.01)
     await listen().ended()
 

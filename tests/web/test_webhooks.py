@@ -172,7 +172,9 @@ async def test_a_signature_is_the_login_from_anywhere(service: FakeService, path
 
 
 @pytest.mark.parametrize("path", SENT)
-async def test_a_body_that_was_changed_is_refused_and_not_stored(hooked: WebApp, service: FakeService, path: str) -> None:
+async def test_a_body_that_was_changed_is_refused_and_not_stored(
+    hooked: WebApp, service: FakeService, path: str
+) -> None:
     body, signed, _ = SENT[path]
     assert_unauthorized(await ask(hooked, path=path, headers=signed(), body=body + b" "), service)
     assert_unauthorized(await ask(hooked, path=path, headers=signed(secret=NEXT), body=body), service)
@@ -224,7 +226,9 @@ async def test_one_senders_secret_is_not_anothers(hooked: WebApp, service: FakeS
 @pytest.mark.parametrize("path", SENT)
 async def test_a_server_for_looking_only_takes_nothing_from_anybody(service: FakeService, path: str) -> None:
     body, signed, _ = SENT[path]
-    reply = await ask(WebApp(service, WebOptions(webhooks=HOOKS, read_only=True)), path=path, headers=signed(), body=body)
+    reply = await ask(
+        WebApp(service, WebOptions(webhooks=HOOKS, read_only=True)), path=path, headers=signed(), body=body
+    )
     assert (reply.status, reply.receives, service.stored) == (403, 0, [])
 
 

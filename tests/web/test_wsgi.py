@@ -441,7 +441,7 @@ async def pids_of(database: Database) -> set[int]:
     await storage.open()
     try:
         await storage.migrate()
-        return {one.info.pid for one in await storage.roster()}
+        return {one.info.pid for one in await storage.registered_workers()}
     finally:
         await storage.close()
 

@@ -79,7 +79,7 @@ class Remedy:
 @dataclass(frozen=True)
 class Reversible:
     undo: Remedy
-    may_be_given_up: bool
+    has_timeout: bool
 
 
 def is_hasty(args: Sequence[Any]) -> bool:
@@ -110,7 +110,7 @@ def abandon_child(flow: Flow, command: Command) -> Lost:
     assert command.target is not None
     assert flow.execution is not None
     if command.call:
-        flow.execution.orphans.add(command.target)
+        flow.execution.cancelled_children.add(command.target)
     return Lost(command.id, command.target, b"", is_child=True)
 
 
@@ -139,12 +139,12 @@ class Incarnation(Execution):
 
     # Notes. The short cut of the replay issues nothing, but it stands for an issue.
 
-    def _issue(self, command: Command) -> None:
-        super()._issue(command)
+    def _register(self, command: Command) -> None:
+        super()._register(command)
         self.notes.append(f"issue {command!r} at {command.issued_at} due {command.due} {command.input!r}")
 
-    def _next_if_mine(self, command: Command) -> Any:
-        taken = super()._next_if_mine(command)
+    def _take_next_entry(self, command: Command) -> Any:
+        taken = super()._take_next_entry(command)
         if taken is not None:
             self.notes.append(f"issue {command!r} at {command.issued_at} due {command.due} {command.input!r}")
         return taken
@@ -157,7 +157,19 @@ class Incarnation(Execution):
     @property
     def waits(self) -> list[tuple[object, ...]]:
         return [
-            (c.kind, c.id, c.name, c.input, c.due, c.attempt, c.retry_at, c.needs, c.issued_at, c.details, c.started)
+            (
+                c.kind,
+                c.id,
+                c.name,
+                c.input,
+                c.due,
+                c.attempt,
+                c.retry_at,
+                c.after_entry,
+                c.issued_at,
+                c.last_heartbeat,
+                c.started,
+            )
             for c in self.pending.values()
         ]
 

@@ -167,7 +167,7 @@ def _due_first(run: Incarnation) -> list[Command]:
     """Everything, but of the timers only the one that is due first. Nothing is settled while an orphan lives."""
     timers = [c for c in run.pending.values() if c.kind is EntryKind.TIMER]
     others = (c for c in run.pending.values() if c.kind is not EntryKind.TIMER)
-    ready = (c for c in others if c.kind is not EntryKind.SETTLED or not run.orphans)
+    ready = (c for c in others if c.kind is not EntryKind.SETTLED or not run.cancelled_children)
     return sorted(ready, key=lambda c: c.id) + ([min(timers, key=lambda c: c.due or 0)] if timers else [])
 
 

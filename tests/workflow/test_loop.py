@@ -56,7 +56,7 @@ def test_a_forbidden_call_is_remembered_when_the_code_swallows_it() -> None:
 
     with running(body) as run:
         assert run.outcome() == "unharmed"
-        assert "getaddrinfo" in str(run.loop.refused), "the first one is kept"
+        assert "getaddrinfo" in str(run.loop.forbidden_call), "the first one is kept"
 
 
 async def open_connection(_flow: Flow) -> None:
@@ -116,8 +116,8 @@ def test_the_real_world_is_out_of_reach(body: Body, method: str) -> None:
     with running(body) as run:
         with pytest.raises((NotInWorkflowError, ExceptionGroup)):
             run.outcome()
-        assert run.loop.refused is not None
-        assert re.match(rf"({method})\(\)", str(run.loop.refused))
+        assert run.loop.forbidden_call is not None
+        assert re.match(rf"({method})\(\)", str(run.loop.forbidden_call))
 
 
 def test_asyncio_run_is_refused_inside_a_workflow() -> None:

@@ -75,14 +75,14 @@ def replay_two_entries_per_idle(patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_the_number_of_a_short_cut(patch: pytest.MonkeyPatch) -> None:
-    take = Execution._next_if_mine
+    take = Execution._take_next_entry
 
     def take_without_number(self: Execution, command: Any) -> Any:
         taken = take(self, command)
         self.loop._numbers -= taken is not None
         return taken
 
-    patch.setattr(Execution, "_next_if_mine", take_without_number)
+    patch.setattr(Execution, "_take_next_entry", take_without_number)
 
 
 def take_the_time_from_the_clock(patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def undo_the_first_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_what_comes_late(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Compensator, "settle_late", lambda self, entry: None)
+    patch.setattr(Compensator, "on_late_outcome", lambda self, entry: None)
 
 
 def forget_what_nobody_awaits(patch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def forget_what_nobody_awaits(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_short_cuts_without_a_way_back(patch: pytest.MonkeyPatch) -> None:
-    take = Execution._next_if_mine
+    take = Execution._take_next_entry
 
     def take_without_undo(self: Execution, command: Any) -> Any:
         undos = list(self.undoing._undos)
@@ -120,7 +120,7 @@ def take_short_cuts_without_a_way_back(patch: pytest.MonkeyPatch) -> None:
         self.undoing._undos[:] = undos
         return taken
 
-    patch.setattr(Execution, "_next_if_mine", take_without_undo)
+    patch.setattr(Execution, "_take_next_entry", take_without_undo)
 
 
 def cancel_what_is_being_undone(patch: pytest.MonkeyPatch) -> None:

@@ -342,7 +342,7 @@ def test_code_can_tell_that_it_is_unwound() -> None:
         try:
             await flow.step("work")
         except Suspended as suspended:
-            SEEN.append(f"{suspended} {loop.unwinding}")
+            SEEN.append(f"{suspended} {loop.is_suspending}")
             raise
 
     started(body).drop()

@@ -12,10 +12,10 @@ from edda.cli.terminal import StyledText, show, show_json, table
 T = TypeVar("T")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-limited = click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+limit_option = click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
 
 
-def answer(
+def print_rows(
     found: Sequence[T],
     as_json: bool,
     headers: Sequence[str],
@@ -30,6 +30,6 @@ def answer(
         click.echo(nothing)
 
 
-def text_of(value: Any) -> str:
+def or_blank(value: Any) -> str:
     """Nothing for what is not there."""
     return "" if value is None else str(value)

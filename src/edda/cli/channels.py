@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from edda.cli.answering import answer, as_json
-from edda.cli.moments import tell_age
-from edda.cli.reading import read_json, read_pairs
-from edda.cli.steering import tell_done
-from edda.cli.target import Target, targeted
+from edda.cli.answering import as_json, print_rows
+from edda.cli.moments import format_age
+from edda.cli.reading import parse_json, parse_pairs
+from edda.cli.steering import print_result
+from edda.cli.target import Target, target_options
 from edda.control.views import MessageOrder
 
 
@@ -18,28 +18,28 @@ def channels() -> None:
 
 
 @channels.command("list")
-@targeted
+@target_options
 @as_json
 def list_command(target: Target, as_json: bool) -> None:
     """List channels, with how many runs wait for their next message."""
-    found = target.ask(lambda controller: controller.list_channels())
-    answer(
+    found = target.run(lambda controller: controller.list_channels())
+    print_rows(
         found,
         as_json,
         ("CHANNEL", "WAITING", "NEWEST"),
-        lambda one: (one.name, str(one.waiting), tell_age(one.newest)),
+        lambda one: (one.name, str(one.waiting), format_age(one.newest)),
         "no channels",
     )
 
 
 @channels.command()
-@targeted
+@target_options
 @click.argument("channel", metavar="NAME")
 @click.option("--data", metavar="JSON", help="Its data, or @file, or - for stdin.")
 @click.option("--metadata", "pairs", multiple=True, metavar="NAME=VALUE", help="Something about it.")
 @click.option("--target", "receiver", metavar="ID", help="The run that alone may receive it.")
 def publish(target: Target, channel: str, data: str | None, pairs: tuple[str, ...], receiver: str | None) -> None:
     """Put a message on a channel."""
-    value = None if data is None else read_json("--data", data)
-    order = MessageOrder(channel, value, read_pairs("--metadata", pairs), receiver)
-    tell_done(target.ask(lambda controller: controller.publish_message(order)))
+    value = None if data is None else parse_json("--data", data)
+    order = MessageOrder(channel, value, parse_pairs("--metadata", pairs), receiver)
+    print_result(target.run(lambda controller: controller.publish_message(order)))

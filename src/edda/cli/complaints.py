@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import click
 
-from edda.cli.extras import tell_missing
-from edda.cli.terminal import clean
+from edda.cli.extras import missing_extra_hint
+from edda.cli.terminal import strip_control
 from edda.errors import EddaError
 
 INTERRUPTED = 130
@@ -17,19 +17,19 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def in_one_line() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Errors that people can do something about are no tracebacks."""
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except ImportError as error:
-        if (words := tell_missing(error)) is None:
+        if (words := missing_extra_hint(error)) is None:
             raise
         raise click.ClickException(words) from error
     except (EddaError, ValueError, OSError) as error:
-        raise click.ClickException(tell(error)) from error
+        raise click.ClickException(error_text(error)) from error
 
 
-def tell(error: BaseException) -> str:
-    return clean(" ".join(str(error).split()) or type(error).__name__)
+def error_text(error: BaseException) -> str:
+    return strip_control(" ".join(str(error).split()) or type(error).__name__)

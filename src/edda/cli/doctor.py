@@ -15,16 +15,16 @@ import click
 from msgspec import Struct
 
 from edda.cli.answering import as_json
-from edda.cli.complaints import in_one_line, tell
+from edda.cli.complaints import error_text, report_errors
 from edda.cli.extras import EXTRAS
-from edda.cli.target import database_option, missing_file
-from edda.cli.terminal import StyledText, flat, line, show, show_json
-from edda.control.words import say_duration
+from edda.cli.target import database_option, missing_sqlite_file
+from edda.cli.terminal import StyledText, line, show, show_json, single_line
+from edda.control.words import format_duration
 from edda.core.model import SUSPECT_DEATHS, RunRecord
-from edda.core.paths import shorten
+from edda.core.paths import truncate
 from edda.core.states import RunStatus
 from edda.core.survey import RunQuery, WorkerRecord
-from edda.databases import most_connections, open_storage
+from edda.databases import max_connections, open_storage
 from edda.engine.unclaimed import UNCLAIMED, find_unclaimed
 from edda.errors import AppError, EddaError
 from edda.storage.ports import Dialect, Storage
@@ -61,8 +61,8 @@ class CheckResult(Struct, frozen=True):
 @as_json
 def doctor(url: str, as_json: bool) -> None:
     """Say what is wrong with the database and with what is installed, and what to do; exit 1 if anything is."""
-    with in_one_line():
-        findings = [*_look_here(), *asyncio.run(_look_there(url))]
+    with report_errors():
+        findings = [*_check_install(), *asyncio.run(_check_database(url))]
     if as_json:
         show_json(findings)
     else:
@@ -73,15 +73,15 @@ def doctor(url: str, as_json: bool) -> None:
 
 def _show(finding: CheckResult) -> None:
     mark = StyledText("✔ ", "green") if finding.ok else StyledText("✖ ", "red")
-    show([line(mark, StyledText(f"{finding.subject}: ", "bold"), flat(finding.words))])
+    show([line(mark, StyledText(f"{finding.subject}: ", "bold"), single_line(finding.words))])
     if finding.remedy:
-        show([line(f"  → {flat(finding.remedy)}")])
+        show([line(f"  → {single_line(finding.remedy)}")])
 
 
 # Here
 
 
-def _look_here() -> Iterator[CheckResult]:
+def _check_install() -> Iterator[CheckResult]:
     wanted = ".".join(map(str, _OLDEST_PYTHON))
     is_new = sys.version_info >= _OLDEST_PYTHON
     yield CheckResult("Python", platform.python_version(), is_new, "" if is_new else f"install {wanted} or newer")
@@ -106,17 +106,19 @@ def _version(package: str) -> str | None:
 # There
 
 
-async def _look_there(url: str) -> list[CheckResult]:
-    if (path := missing_file(url)) is not None:
-        return [CheckResult("database", f"there is no file {path}", False, "give the right --db, or run `edda migrate`")]
+async def _check_database(url: str) -> list[CheckResult]:
+    if (path := missing_sqlite_file(url)) is not None:
+        return [
+            CheckResult("database", f"there is no file {path}", False, "give the right --db, or run `edda migrate`")
+        ]
     try:
         async with _open(url) as storage:
-            found = [await look(storage) for look in _LOOKS]
+            found = [await look(storage) for look in _CHECKS]
             if not await storage.pending_migrations():
                 found += [await look(storage) for look in _WITH_TABLES]
             return [CheckResult("database", "can be reached"), *(finding for finding in found if finding is not None)]
     except (EddaError, OSError) as error:
-        return [CheckResult("database", tell(error), False, _remedy(url, error))]
+        return [CheckResult("database", error_text(error), False, _remedy(url, error))]
 
 
 def _remedy(url: str, error: Exception) -> str:
@@ -143,16 +145,18 @@ async def _look_at_version(storage: Storage) -> CheckResult:
     try:
         if joint.dialect == "sqlite":
             mode = str((await joint.fetch("PRAGMA journal_mode", {}))[0][0])
-            return _judge_sqlite(mode)
+            return _sqlite_check(mode)
         return CheckResult("server", str((await joint.fetch("SELECT version()", {}))[0][0]))
     finally:
         await joint.rollback()
 
 
-def _judge_sqlite(mode: str) -> CheckResult:
+def _sqlite_check(mode: str) -> CheckResult:
     words = f"library {sqlite3.sqlite_version}, journal mode {mode}"
     if mode != "wal":
-        return CheckResult("SQLite", words, False, "put the file on a local disk: write-ahead logging does not work here")
+        return CheckResult(
+            "SQLite", words, False, "put the file on a local disk: write-ahead logging does not work here"
+        )
     if sqlite3.sqlite_version_info < _WAL_RESET_BUG:
         words += "; before 3.51.3 other programs that write to the file while Edda runs can damage it"
     return CheckResult("SQLite", words)
@@ -170,7 +174,7 @@ async def _look_at_connections(storage: Storage) -> CheckResult | None:
 
 
 def _judge_connections(allowed: int, used: int) -> CheckResult:
-    most = most_connections()
+    most = max_connections()
     words = f"{used} of {allowed} are in use; a process opens up to {most}, which is 6 * pool_size + 4"
     is_enough = allowed >= most
     remedy = "raise the server's max_connections, or give EddaApp a smaller pool_size"
@@ -213,7 +217,7 @@ async def _look_at_schema(storage: Storage) -> CheckResult:
 async def _look_at_workers(storage: Storage) -> CheckResult:
     backlog, now = await storage.backlog(), await storage.now()
     running = await storage.search(RunQuery(statuses=_DRIVEN, limit=_LOOKED_AT))
-    crew = await storage.crew()  # after the runs: an owner that is missing here has been removed
+    crew = await storage.list_workers()  # after the runs: an owner that is missing here has been removed
     alive = [worker for worker in crew if not worker.is_lapsed]
     words = f"{len(alive)} alive" if alive else "none is alive"
     abandoned = _count_abandoned(running, crew)
@@ -225,7 +229,9 @@ async def _look_at_workers(storage: Storage) -> CheckResult:
     if backlog.oldest_ready is None or now - backlog.oldest_ready < UNCLAIMED:
         return CheckResult("workers", words)
     names = sorted(await find_unclaimed(storage, now))
-    ready = f"{backlog.ready} runs are ready and not claimed, the oldest for {say_duration(now - backlog.oldest_ready)}"
+    ready = (
+        f"{backlog.ready} runs are ready and not claimed, the oldest for {format_duration(now - backlog.oldest_ready)}"
+    )
     of = f" (of {', '.join(names)})" if names else ""
     remedy = f"start a worker that has {' and '.join(names) or 'their workflows'}, or more workers if all are busy"
     return CheckResult("workers", f"{words}; {ready}{of}", False, remedy)
@@ -247,7 +253,7 @@ async def _look_at_parked(storage: Storage) -> CheckResult:
     if not parked:
         return CheckResult("parked runs", "none")
     count = (await storage.backlog()).parked
-    told = "; ".join(f"{run.run_id} of {run.workflow}: {shorten(run.reason or '', 200)}" for run in parked)
+    told = "; ".join(f"{run.run_id} of {run.workflow}: {truncate(run.reason or '', 200)}" for run in parked)
     remedy = "mend the code and start a worker with it, then `edda runs resume ID`; `edda runs list --status parked`"
     return CheckResult("parked runs", f"{max(count, len(parked))}: {told}", False, remedy)
 
@@ -287,7 +293,7 @@ _WITH_TABLES: tuple[Callable[[Storage], Awaitable[CheckResult]], ...] = (
     _look_at_suspects,
     _look_at_outbox,
 )
-_LOOKS: tuple[Callable[[Storage], Awaitable[CheckResult | None]], ...] = (
+_CHECKS: tuple[Callable[[Storage], Awaitable[CheckResult | None]], ...] = (
     _look_at_version,
     _look_at_connections,
     _look_at_cluster,

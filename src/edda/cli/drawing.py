@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from math import ceil
 
-from edda.cli.moments import tell_span
-from edda.cli.terminal import Line, StyledText, cut, flat, width_of
+from edda.cli.moments import format_timedelta
+from edda.cli.terminal import Line, StyledText, display_width, single_line, truncate
 from edda.control.views import Bar, BarState, Timeline
 
 _MARKS = {"step": "•", "timer": "◷", "event": "✉", "message": "✉", "child": "↳", "undo": "↶"}
@@ -29,10 +29,10 @@ def draw(timeline: Timeline, width: int) -> list[Line]:
         return []
     names = [_name(bar) for bar in timeline.bars]
     words = [_tell(bar, timeline.until) for bar in timeline.bars]
-    left = min(max(map(width_of, names)), max(width // _SHARE, 10))
+    left = min(max(map(display_width, names)), max(width // _SHARE, 10))
     scale = _Scale(timeline.since, timeline.until, max(width - left - max(map(len, words)) - 4, 8))
     return [
-        _line(bar, cut(name, left), left, scale, told)
+        _line(bar, truncate(name, left), left, scale, told)
         for bar, name, told in zip(timeline.bars, names, words, strict=True)
     ]
 
@@ -49,18 +49,18 @@ def legend(timeline: Timeline) -> Line:
 
 
 def _name(bar: Bar) -> str:
-    name = f"{_MARKS.get(bar.kind, '•')} {flat(bar.name)}"
-    return f"{name} → {flat(bar.child)}" if bar.child else name
+    name = f"{_MARKS.get(bar.kind, '•')} {single_line(bar.name)}"
+    return f"{name} → {single_line(bar.child)}" if bar.child else name
 
 
 def _line(bar: Bar, name: str, left: int, scale: _Scale, words: str) -> Line:
-    padding = StyledText(" " * (left - width_of(name)) + "  ")
+    padding = StyledText(" " * (left - display_width(name)) + "  ")
     style = "red" if bar.state is BarState.FAILED else ""
     return (StyledText(name, style), padding, *_cells(bar, scale), StyledText(f"  {words}"))
 
 
 def _tell(bar: Bar, now: datetime) -> str:
-    span = tell_span((bar.until or now) - bar.since)
+    span = format_timedelta((bar.until or now) - bar.since)
     words = [span]
     if bar.state in {BarState.FAILED, BarState.RUNNING, BarState.WAITING}:
         words.append(bar.state.value)

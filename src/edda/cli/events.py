@@ -7,14 +7,14 @@ from datetime import datetime
 import click
 from msgspec.structs import replace
 
-from edda.cli.answering import answer, as_json, limited, text_of
-from edda.cli.moments import MOMENT, tell_age, tell_moment
+from edda.cli.answering import as_json, limit_option, or_blank, print_rows
+from edda.cli.moments import MOMENT, format_age, format_time
 from edda.cli.pages import read_all
-from edda.cli.portrait import payload
-from edda.cli.reading import read_json, read_pairs
-from edda.cli.steering import tell_done
-from edda.cli.target import Target, targeted
-from edda.cli.terminal import Line, StyledText, flat, line, show, show_json
+from edda.cli.portrait import render_value
+from edda.cli.reading import parse_json, parse_pairs
+from edda.cli.steering import print_result
+from edda.cli.target import Target, target_options
+from edda.cli.terminal import Line, StyledText, line, show, show_json, single_line
 from edda.control.views import EventDetail, EventOrder, EventSearch, EventView
 
 
@@ -24,7 +24,7 @@ def events() -> None:
 
 
 @events.command("list")
-@targeted
+@target_options
 @click.option("--type", "event_type", help="Only events of this type.")
 @click.option("--source", help="Only events from there.")
 @click.option("--id", "event_id", help="Only those with this id.")
@@ -32,7 +32,7 @@ def events() -> None:
 @click.option("--since", type=MOMENT, help="Received after: 2026-11-15T14:30, or an age such as 2h or 7d.")
 @click.option("--until", type=MOMENT, help="Received before.")
 @click.option("--messages", is_flag=True, help="Messages of channels instead.")
-@limited
+@limit_option
 @as_json
 def list_command(
     target: Target,
@@ -48,32 +48,32 @@ def list_command(
 ) -> None:
     """List events, the newest first."""
     search = EventSearch(event_type, source, event_id, text, since, until, messages)
-    found = target.ask(
+    found = target.run(
         lambda controller: read_all(
             lambda cursor, size: controller.list_events(replace(search, cursor=cursor, limit=size)), limit
         )
     )
-    answer(found, as_json, ("NUMBER", "AGE", "TYPE", "SOURCE", "ID", "TARGET"), _row, "no events")
+    print_rows(found, as_json, ("NUMBER", "AGE", "TYPE", "SOURCE", "ID", "TARGET"), _row, "no events")
 
 
 def _row(event: EventView) -> tuple[str, ...]:
     return (
         str(event.number),
-        tell_age(event.received_at),
+        format_age(event.received_at),
         event.type,
         event.source,
         event.id,
-        text_of(event.target),
+        or_blank(event.target),
     )
 
 
 @events.command("show")
-@targeted
+@target_options
 @click.argument("number", type=int, metavar="NUMBER")
 @as_json
 def show_command(target: Target, number: int, as_json: bool) -> None:
     """Show one event: its attributes, its data, and who got it."""
-    detail = target.ask(lambda controller: controller.get_event(number))
+    detail = target.run(lambda controller: controller.get_event(number))
     if as_json:
         show_json(detail)
     else:
@@ -83,24 +83,29 @@ def show_command(target: Target, number: int, as_json: bool) -> None:
 def _portray(detail: EventDetail) -> list[Line]:
     event = detail.event
     lines = [
-        line(StyledText(f"{event.number}", "bold"), f"  {flat(event.type)}  {flat(event.source)}  {flat(event.id)}"),
-        line(StyledText(f"received {tell_moment(event.received_at)}", "dim")),
-        *payload("attributes", detail.attributes),
-        *payload("data", detail.data),
+        line(
+            StyledText(f"{event.number}", "bold"),
+            f"  {single_line(event.type)}  {single_line(event.source)}  {single_line(event.id)}",
+        ),
+        line(StyledText(f"received {format_time(event.received_at)}", "dim")),
+        *render_value("attributes", detail.attributes),
+        *render_value("data", detail.data),
     ]
     if not detail.consumers:
         return [*lines, line(StyledText("nobody has got it", "dim"))]
     return [
         *lines,
         *(
-            line(f"→ {flat(one.run_id)}  {flat(one.workflow)}  {flat(one.step) or 'started by it'}")
+            line(
+                f"→ {single_line(one.run_id)}  {single_line(one.workflow)}  {single_line(one.step) or 'started by it'}"
+            )
             for one in detail.consumers
         ),
     ]
 
 
 @events.command()
-@targeted
+@target_options
 @click.argument("event_type", metavar="TYPE")
 @click.option("--data", metavar="JSON", help="Its data, or @file, or - for stdin.")
 @click.option("--source", default="/edda/cli", show_default=True, help="Whom it comes from.")
@@ -119,15 +124,15 @@ def send(
     pairs: tuple[str, ...],
 ) -> None:
     """Send an event to whoever waits for it."""
-    value = None if data is None else read_json("--data", data)
-    extensions = read_pairs("--extension", pairs)
+    value = None if data is None else parse_json("--data", data)
+    extensions = parse_pairs("--extension", pairs)
     order = EventOrder(event_type, source, value, event_id, subject, receiver, extensions)
-    tell_done(target.ask(lambda controller: controller.send_event(order)))
+    print_result(target.run(lambda controller: controller.send_event(order)))
 
 
 @events.command()
-@targeted
+@target_options
 @click.argument("number", type=int, metavar="NUMBER")
 def resend(target: Target, number: int) -> None:
     """Send an event once more, under a new id."""
-    tell_done(target.ask(lambda controller: controller.resend_event(number)))
+    print_result(target.run(lambda controller: controller.resend_event(number)))

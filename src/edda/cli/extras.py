@@ -13,7 +13,7 @@ EXTRAS = {
 }
 
 
-def tell_missing(error: ImportError) -> str | None:
+def missing_extra_hint(error: ImportError) -> str | None:
     """What to install; None if it is no extra of ours."""
     package = (error.name or "").partition(".")[0].replace("nats", "nats-py")
     extra = EXTRAS.get(package)

@@ -20,7 +20,7 @@ _GLYPHS = {
 }
 
 
-def tell_status(status: str) -> StyledText:
+def status_label(status: str) -> StyledText:
     try:
         shape, word, style = _GLYPHS[RunStatus(status)]
     except ValueError:  # of a newer server

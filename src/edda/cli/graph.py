@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import click
 
 from edda.cli.answering import as_json
-from edda.cli.target import Target, targeted
-from edda.cli.terminal import Line, StyledText, flat, line, show, show_json
+from edda.cli.target import Target, target_options
+from edda.cli.terminal import Line, StyledText, line, show, show_json, single_line
 from edda.control.structure import Node, NodeKind, Structure
 
 _MARKS = {
@@ -31,19 +31,26 @@ _SAYS_ITSELF = frozenset({NodeKind.STEP, NodeKind.BRANCH, NodeKind.LOOP, NodeKin
 
 
 @click.command()
-@targeted
+@target_options
 @click.argument("workflow", metavar="WORKFLOW")
 @as_json
 def graph(target: Target, workflow: str, as_json: bool) -> None:
     """Draw what a workflow's code does, in its order."""
-    definition = target.ask(lambda controller: controller.get_definition(workflow))
+    definition = target.run(lambda controller: controller.get_definition(workflow))
     if as_json:
         show_json(definition.structure)
     elif definition.structure is None:
         raise click.ClickException(f"{workflow}: the worker that told of it had no source to read")
     else:
         structure = Structure.from_json(definition.structure)
-        show([line(StyledText(flat(structure.name), "bold"), StyledText(f"  {flat(structure.file)}:{structure.line}", "dim"))])
+        show(
+            [
+                line(
+                    StyledText(single_line(structure.name), "bold"),
+                    StyledText(f"  {single_line(structure.file)}:{structure.line}", "dim"),
+                )
+            ]
+        )
         show(draw(structure.nodes))
 
 
@@ -59,5 +66,5 @@ def _tell(node: Node) -> Iterator[StyledText]:
     words = [node.kind.value] if node.kind not in _SAYS_ITSELF else []
     words += [node.name] if node.name else []
     words += [node.text] if node.text else []
-    yield StyledText(flat(" ".join([mark, *words] if mark else words)) or "then", style)
+    yield StyledText(single_line(" ".join([mark, *words] if mark else words)) or "then", style)
     yield StyledText(f"  :{node.line}", "dim")

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from edda.cli.complaints import in_one_line
+from edda.cli.complaints import report_errors
 from edda.cli.target import database_option
 from edda.databases import open_storage
 from edda.storage.migrate import migrations
@@ -21,7 +21,7 @@ def migrate(url: str, check: bool, sql: bool) -> None:
     """Bring the database's schema up to date."""
     if check and sql:
         raise click.UsageError("--check and --sql are two ways of applying nothing: give one of them")
-    with in_one_line():
+    with report_errors():
         names = asyncio.run(_migrate(url, only_look=check or sql))
     if sql:
         _print_sql(url, names)

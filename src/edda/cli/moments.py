@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from edda.control.words import say_duration
+from edda.control.words import format_duration
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
@@ -31,14 +31,14 @@ class TimeParam(click.ParamType[datetime]):
 MOMENT = TimeParam()
 
 
-def tell_span(length: timedelta) -> str:
-    return say_duration(length // timedelta(microseconds=1))
+def format_timedelta(length: timedelta) -> str:
+    return format_duration(length // timedelta(microseconds=1))
 
 
-def tell_age(moment: datetime | None, now: datetime | None = None) -> str:
+def format_age(moment: datetime | None, now: datetime | None = None) -> str:
     """How long ago it was; nothing if it never was."""
-    return "" if moment is None else tell_span((now or datetime.now(UTC)) - moment)
+    return "" if moment is None else format_timedelta((now or datetime.now(UTC)) - moment)
 
 
-def tell_moment(moment: datetime | None) -> str:
+def format_time(moment: datetime | None) -> str:
     return "" if moment is None else moment.astimezone().isoformat(" ", "seconds")

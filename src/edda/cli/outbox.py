@@ -8,11 +8,11 @@ import os
 import click
 
 from edda.cli.answering import as_json
-from edda.cli.complaints import in_one_line
+from edda.cli.complaints import report_errors
 from edda.cli.pages import read_all
-from edda.cli.signals import stop_event
-from edda.cli.target import Target, database_option, targeted
-from edda.cli.terminal import flat, show_json
+from edda.cli.signals import stop_on_signal
+from edda.cli.target import Target, database_option, target_options
+from edda.cli.terminal import show_json, single_line
 from edda.control.views import OutboxOrder, OutgoingView
 from edda.core.model import OutboxState
 from edda.relaying import OutboxRelayer
@@ -27,13 +27,13 @@ def outbox() -> None:
 
 
 @outbox.command("list")
-@targeted
+@target_options
 @click.option("--state", type=click.Choice([state.value for state in OutboxState]), help="Only those in this state.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
 @as_json
 def list_command(target: Target, state: str | None, limit: int, as_json: bool) -> None:
     """List events, the oldest first: state, tries, type, key, id, and why it was not taken."""
-    found = target.ask(
+    found = target.run(
         lambda controller: read_all(lambda cursor, size: controller.list_outbox(state, cursor, size), limit)
     )
     if as_json:
@@ -47,22 +47,24 @@ def list_command(target: Target, state: str | None, limit: int, as_json: bool) -
 
 def _describe(event: OutgoingView) -> str:
     parts = [f"{event.state:<7}", f"{event.attempts:>3}", event.type, event.key, event.id]
-    return "  ".join(flat(part) if part.strip() == part else part for part in [*parts, event.reason or ""]).rstrip()
+    return "  ".join(
+        single_line(part) if part.strip() == part else part for part in [*parts, event.reason or ""]
+    ).rstrip()
 
 
 @outbox.command()
-@targeted
+@target_options
 @_ids
 @_every
 def retry(target: Target, ids: tuple[str, ...], every: bool) -> None:
     """Have dead events sent again, from the first try on."""
     order = _order(ids, every)
-    count = target.ask(lambda controller: controller.retry_outbox(order)).count
+    count = target.run(lambda controller: controller.retry_outbox(order)).count
     click.echo(f"{_count(count)} sent again")
 
 
 @outbox.command()
-@targeted
+@target_options
 @_ids
 @_every
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -71,7 +73,7 @@ def drop(target: Target, ids: tuple[str, ...], every: bool, yes: bool) -> None:
     order = _order(ids, every)
     if not yes and len(ids) != 1:
         click.confirm(f"drop {'all' if every else len(ids)} dead events?", abort=True, err=True)
-    count = target.ask(lambda controller: controller.drop_outbox(order)).count
+    count = target.run(lambda controller: controller.drop_outbox(order)).count
     click.echo(f"{_count(count)} dropped")
 
 
@@ -96,7 +98,7 @@ def relay(url: str, broker_url: str, secret_env: str | None, grace: float) -> No
         relayer = OutboxRelayer(url, broker_url, secret=_secrets(secret_env))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    with in_one_line():
+    with report_errors():
         asyncio.run(_relay(relayer, grace))
 
 
@@ -110,7 +112,7 @@ def _secrets(name: str | None) -> list[str] | None:
 
 
 async def _relay(relayer: OutboxRelayer, grace: float) -> None:
-    stop = stop_event()
+    stop = stop_on_signal()
     await relayer.start()
     click.echo(f"outbox relayer {os.getpid()} is running", err=True)
     await stop.wait()

@@ -8,11 +8,11 @@ from datetime import timedelta
 
 import click
 
-from edda.cli.answering import answer, as_json, limited
-from edda.cli.glyphs import tell_status
-from edda.cli.moments import tell_age, tell_moment, tell_span
+from edda.cli.answering import as_json, limit_option, print_rows
+from edda.cli.glyphs import status_label
+from edda.cli.moments import format_age, format_time, format_timedelta
 from edda.cli.pages import read_all
-from edda.cli.target import Target, targeted
+from edda.cli.target import Target, target_options
 from edda.cli.terminal import Line, StyledText, line, show, show_json
 from edda.control.views import StatsView
 
@@ -20,13 +20,13 @@ _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command()
-@targeted
+@target_options
 @as_json
 def workers(target: Target, as_json: bool) -> None:
     """List the workers: who is alive, and how many runs each has in memory."""
-    found = target.ask(lambda controller: controller.list_workers())
+    found = target.run(lambda controller: controller.list_workers())
     headers = ("ID", "SERVICE", "HOST", "PID", "STATE", "RUNS", "UP")
-    answer(
+    print_rows(
         found,
         as_json,
         headers,
@@ -37,68 +37,68 @@ def workers(target: Target, as_json: bool) -> None:
             str(one.pid),
             StyledText("● alive", "green") if one.is_alive else StyledText("✖ lost", "red"),
             str(one.runs),
-            tell_age(one.started_at),
+            format_age(one.started_at),
         ),
         "no workers: start one with `edda worker MODULE:APP`",
     )
 
 
 @click.command()
-@targeted
+@target_options
 @as_json
 def workflows(target: Target, as_json: bool) -> None:
     """List the workflows that workers of this database have known."""
-    found = target.ask(lambda controller: controller.list_definitions())
-    answer(
+    found = target.run(lambda controller: controller.list_definitions())
+    print_rows(
         found,
         as_json,
         ("WORKFLOW", "SERVICE", "SEEN", ""),
-        lambda one: (one.workflow, one.service, tell_age(one.seen_at), one.documentation),
+        lambda one: (one.workflow, one.service, format_age(one.seen_at), one.documentation),
         "no workflows: a worker tells of its own when it starts",
     )
 
 
 @click.command()
-@targeted
+@target_options
 @click.option("--type", "event_type", help="Only waits for events of this type.")
-@limited
+@limit_option
 @as_json
 def waits(target: Target, event_type: str | None, limit: int, as_json: bool) -> None:
     """List what runs wait for."""
-    found = target.ask(
+    found = target.run(
         lambda controller: read_all(lambda cursor, size: controller.list_waits(event_type, cursor, size), limit)
     )
-    answer(
+    print_rows(
         found,
         as_json,
         ("RUN", "WORKFLOW", "STEP", "KIND", "UNTIL", ""),
-        lambda one: (one.run_id, one.workflow, one.step, one.kind, tell_moment(one.due), one.words),
+        lambda one: (one.run_id, one.workflow, one.step, one.kind, format_time(one.due), one.words),
         "nothing is waited for",
     )
 
 
 @click.command()
-@targeted
-@limited
+@target_options
+@limit_option
 @as_json
 def audit(target: Target, limit: int, as_json: bool) -> None:
     """List what people did: who, when, what, from where; the newest first."""
-    found = target.ask(lambda controller: read_all(controller.list_audits, limit))
-    answer(
+    found = target.run(lambda controller: read_all(controller.list_audits, limit))
+    print_rows(
         found,
         as_json,
         ("AT", "WHO", "ACTION", "SUBJECT", "FROM", ""),
-        lambda one: (tell_moment(one.at), one.who, one.action, one.subject, one.origin, one.details),
+        lambda one: (format_time(one.at), one.who, one.action, one.subject, one.origin, one.details),
         "nobody has done anything",
     )
 
 
 @click.command()
-@targeted
+@target_options
 @as_json
 def stats(target: Target, as_json: bool) -> None:
     """Tell how it goes: runs by state, throughput, how long they take, what is behind."""
-    found = target.ask(lambda controller: controller.get_stats())
+    found = target.run(lambda controller: controller.get_stats())
     if as_json:
         show_json(found)
     else:
@@ -108,7 +108,7 @@ def stats(target: Target, as_json: bool) -> None:
 def _portray(stats: StatsView) -> Iterator[Line]:
     counts = Counter[StyledText]()
     for status, count in stats.counts.items():
-        counts[tell_status(status)] += count
+        counts[status_label(status)] += count
     for state, count in counts.most_common():
         yield line(StyledText(f"{state.text:<12}", state.style), _number(count))
     for name, style, values in (
@@ -132,10 +132,10 @@ def _backlog(stats: StatsView) -> Iterator[Line]:
         (stats.dispatches, "messages not in the log yet", None),
     ):
         if count:
-            oldest = "" if since is None else f", the oldest for {tell_age(since, stats.at)}"
+            oldest = "" if since is None else f", the oldest for {format_age(since, stats.at)}"
             yield line(f"{_number(count)} {words}{oldest}")
     if stats.oldest_wait is not None:
-        yield line(f"the oldest run that waits is {tell_age(stats.oldest_wait, stats.at)} old")
+        yield line(f"the oldest run that waits is {format_age(stats.oldest_wait, stats.at)} old")
 
 
 def _number(count: int) -> str:
@@ -143,7 +143,7 @@ def _number(count: int) -> str:
 
 
 def _span(milliseconds: float) -> str:
-    return tell_span(timedelta(milliseconds=milliseconds))
+    return format_timedelta(timedelta(milliseconds=milliseconds))
 
 
 def sparkline(values: Sequence[int]) -> str:

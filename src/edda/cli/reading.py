@@ -11,28 +11,28 @@ import click
 import msgspec
 
 
-def read_json(option: str, text: str) -> Any:
+def parse_json(option: str, text: str) -> Any:
     """`@file` and `-` (standard input) mean what is in there."""
     try:
-        return msgspec.json.decode(_fetch(text))
+        return msgspec.json.decode(_read_source(text))
     except (msgspec.DecodeError, OSError, UnicodeError) as error:
         raise click.UsageError(f"{option}: expected JSON, or @file, or - for standard input: {error}") from error
 
 
-def _fetch(text: str) -> str:
+def _read_source(text: str) -> str:
     if text == "-":
         return sys.stdin.read()
     return Path(text[1:]).read_text("utf-8") if text.startswith("@") else text
 
 
 def read_object(option: str, text: str) -> dict[str, Any]:
-    value = read_json(option, text)
+    value = parse_json(option, text)
     if not isinstance(value, dict):
         raise click.UsageError(f'{option}: expected a JSON object, such as \'{{"order_id": "A-17"}}\'')
     return value
 
 
-def read_pairs(option: str, pairs: Iterable[str]) -> dict[str, Any]:
+def parse_pairs(option: str, pairs: Iterable[str]) -> dict[str, Any]:
     """A value that is JSON is taken as such, and everything else as text: `count=3`, `id=A-17`, `id='"17"'`."""
     found: dict[str, Any] = {}
     for pair in pairs:

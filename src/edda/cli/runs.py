@@ -10,14 +10,14 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edda.cli.answering import as_json, limited
+from edda.cli.answering import as_json, limit_option
 from edda.cli.pages import read_all
-from edda.cli.portrait import list_entries, list_runs, portray, summarise
-from edda.cli.reading import read_object, read_pairs
-from edda.cli.searching import searching
+from edda.cli.portrait import error_summary, list_entries, list_runs, render_run
+from edda.cli.reading import parse_pairs, read_object
+from edda.cli.searching import search_options
 from edda.cli.steering import cancel, delete, resume, retry
-from edda.cli.target import Target, targeted
-from edda.cli.terminal import columns, flat, show, show_json, write_json
+from edda.cli.target import Target, target_options
+from edda.cli.terminal import show, show_json, single_line, terminal_width, write_json
 from edda.cli.watching import await_end, has_ended, watch_run, watch_runs, write_run, write_runs
 from edda.control.controller import Controller
 from edda.control.views import EntryView, HistorySearch, RunDetail, RunSearch, StartRequest, Timeline
@@ -37,14 +37,14 @@ def runs() -> None:
 
 
 @runs.command("list")
-@targeted
-@searching
-@limited
+@target_options
+@search_options
+@limit_option
 @click.option("--all", "every", is_flag=True, help="All of them, however many.")
 @as_json
 def list_command(target: Target, search: RunSearch, limit: int, every: bool, as_json: bool) -> None:
     """List runs, the newest first."""
-    found = target.ask(
+    found = target.run(
         lambda controller: read_all(
             lambda cursor, size: controller.list_runs(replace(search, cursor=cursor, limit=size)),
             None if every else limit,
@@ -59,7 +59,7 @@ def list_command(target: Target, search: RunSearch, limit: int, every: bool, as_
 
 
 @runs.command("show")
-@targeted
+@target_options
 @click.argument("run_id", metavar="ID")
 @click.option("--generation", type=click.IntRange(0), help="An earlier one of a run that recurs.")
 @click.option("--history", is_flag=True, help="The lines of the history too.")
@@ -72,11 +72,11 @@ def show_command(target: Target, run_id: str, generation: int | None, history: b
         timeline = await controller.get_timeline(run_id, generation)
         return RunReport(detail, timeline, await _read_history(controller, run_id, generation) if history else None)
 
-    picture = target.ask(read)
+    picture = target.run(read)
     if as_json:
         show_json(picture)
         return
-    show(portray(picture.detail, picture.timeline, columns()))
+    show(render_run(picture.detail, picture.timeline, terminal_width()))
     if picture.history is not None:
         show([(), *list_entries(picture.history)])
 
@@ -88,23 +88,23 @@ async def _read_history(controller: Controller, run_id: str, generation: int | N
 
 
 @runs.command()
-@targeted
+@target_options
 @click.argument("run_id", metavar="[ID]", required=False)
-@searching
+@search_options
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Runs in the list.")
 @click.option("--json", "as_json", is_flag=True, help="Print each change as JSON on a line.")
 def watch(target: Target, run_id: str | None, search: RunSearch, limit: int, as_json: bool) -> None:
     """Follow one run live until it ends (exit 1 if it does not complete), or the list of runs until Ctrl-C."""
     if run_id is None:
         follow_all = write_runs if as_json else watch_runs
-        target.ask(lambda controller: follow_all(controller, replace(search, limit=limit)))
+        target.run(lambda controller: follow_all(controller, replace(search, limit=limit)))
     else:
         follow = write_run if as_json else watch_run
-        _end_as(target.ask(lambda controller: follow(controller, run_id)))
+        _end_as(target.run(lambda controller: follow(controller, run_id)))
 
 
 @runs.command()
-@targeted
+@target_options
 @click.argument("workflow", metavar="WORKFLOW")
 @click.option("--input", "text", metavar="JSON", help="The arguments as a JSON object, or @file, or - for stdin.")
 @click.option("--arg", "pairs", multiple=True, metavar="NAME=VALUE", help="One argument; JSON if it is, else text.")
@@ -124,33 +124,33 @@ def start(
 
     With --app and --wait a worker runs in this process meanwhile.
     """
-    given = ({} if text is None else read_object("--input", text)) | read_pairs("--arg", pairs)
+    given = ({} if text is None else read_object("--input", text)) | parse_pairs("--arg", pairs)
 
     async def begin(controller: Controller) -> RunDetail | None:
         done = await controller.start_run(StartRequest(workflow, given, chosen))
-        click.echo(flat(done.subject or ""), err=wait)
+        click.echo(single_line(done.subject or ""), err=wait)
         return await _await_end(controller, done.subject or "", timeout) if wait else None
 
-    if ended := target.ask(begin, worker=wait):
+    if ended := target.run(begin, worker=wait):
         _print_result(ended)
 
 
 @runs.command()
-@targeted
+@target_options
 @click.argument("run_id", metavar="ID")
 @click.option("--timeout", type=float, help="Seconds to wait; 0: do not.")
 def result(target: Target, run_id: str, timeout: float | None) -> None:
     """Wait for a run's end and print its result as JSON; exit 1 if it did not complete."""
-    _print_result(target.ask(lambda controller: _await_end(controller, run_id, timeout)))
+    _print_result(target.run(lambda controller: _await_end(controller, run_id, timeout)))
 
 
 @runs.command()
-@targeted
+@target_options
 @click.argument("run_id", metavar="ID")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="A file to write.")
 def export(target: Target, run_id: str, output: Path | None) -> None:
     """Write the whole run as JSON: what it is, and the history of every generation."""
-    text = write_json(target.ask(lambda controller: controller.export_run(run_id)))
+    text = write_json(target.run(lambda controller: controller.export_run(run_id)))
     if output is None:
         click.echo(text)
         return
@@ -183,8 +183,8 @@ def _end_as(detail: RunDetail) -> None:
     """Whoever waited for a run fails if it did."""
     if detail.run.status == "completed":
         return
-    words = detail.run.words if detail.error is None else f"{detail.run.status}: {summarise(detail.error)}"
-    click.echo(flat(f"run {detail.run.id} {words}"), err=True)
+    words = detail.run.words if detail.error is None else f"{detail.run.status}: {error_summary(detail.error)}"
+    click.echo(single_line(f"run {detail.run.id} {words}"), err=True)
     sys.exit(1)
 
 

@@ -33,7 +33,7 @@ _OPTIONS = (
 )
 
 
-def searching(work: Callable[..., T]) -> Callable[..., T]:
+def search_options(work: Callable[..., T]) -> Callable[..., T]:
     """A command that takes a `RunSearch`, and the options it is made of."""
 
     @functools.wraps(work)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from edda.cli.complaints import in_one_line
+from edda.cli.complaints import report_errors
 from edda.cli.loading import load_options
 from edda.cli.target import database_option, open_database
 from edda.web import WebOptions
@@ -48,7 +48,7 @@ def serve(target: str, host: str, port: int, workers: int, proxies: str | None, 
     from edda.cli import server
 
     if workers > 1:
-        server.serve_many(target, host, port, workers, options, server.Limits(proxies, connections))
+        server.serve_workers(target, host, port, workers, options, server.Limits(proxies, connections))
     else:
         server.serve_one(target, host, port, options, server.Limits(proxies, connections))
 
@@ -62,7 +62,7 @@ def dev(target: str, port: int, opened: bool) -> None:
     options = load_options(target)
     from edda.cli import server
 
-    server.serve_changing(target, _HOST, port, options, opened=opened)
+    server.serve_with_reload(target, _HOST, port, options, opened=opened)
 
 
 @click.command()
@@ -77,7 +77,7 @@ def viewer(
     url: str, host: str, port: int, proxies: str | None, connections: int, read_only: bool, opened: bool
 ) -> None:
     """Serve the page alone, on a database whose workers run elsewhere."""
-    with in_one_line():
+    with report_errors():
         app = open_database(url, web=WebOptions(read_only=read_only))
     _refuse_to_be_open(host, app.web_options)
     from edda.cli import server

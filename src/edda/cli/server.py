@@ -56,8 +56,8 @@ class Limits:
         return {**_SETTINGS, "proxy_headers": bool(self.proxies), "forwarded_allow_ips": self.proxies or ""}
 
 
-def serve_many(target: str, host: str, port: int, workers: int, options: WebOptions, limits: Limits) -> None:
-    _leave_quietly()
+def serve_workers(target: str, host: str, port: int, workers: int, options: WebOptions, limits: Limits) -> None:
+    _exit_zero_on_sigterm()
     _announce(_address(host, port), options)
     config = _Config(target, host=host, port=port, workers=workers, **limits.settings())
     _Supervisor(config, sockets=[config.bind_socket()]).run()
@@ -66,7 +66,7 @@ def serve_many(target: str, host: str, port: int, workers: int, options: WebOpti
 def serve_one(
     app: str | EddaApp, host: str, port: int, options: WebOptions, limits: Limits, *, opened: bool = False
 ) -> None:
-    _leave_quietly()
+    _exit_zero_on_sigterm()
     server = _AnnouncedServer(_Config(app, host=host, port=port, **limits.settings()), options, opened)
     try:
         server.run()
@@ -76,7 +76,7 @@ def serve_one(
         sys.exit(_LIFESPAN_FAILED)
 
 
-def serve_changing(target: str, host: str, port: int, options: WebOptions, *, opened: bool) -> None:
+def serve_with_reload(target: str, host: str, port: int, options: WebOptions, *, opened: bool) -> None:
     """In a process of its own, that is replaced whenever a file below this folder changes."""
     config = _Config(target, host=host, port=port, reload=True, **Limits().settings())
     listening = config.bind_socket()
@@ -87,7 +87,7 @@ def serve_changing(target: str, host: str, port: int, options: WebOptions, *, op
     ChangeReload(config, target=_Server(config).run, sockets=[listening]).run()
 
 
-def _leave_quietly() -> None:
+def _exit_zero_on_sigterm() -> None:
     """uvicorn raises the signal once more after it has drained: that is no crash."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 

@@ -8,7 +8,7 @@ import signal
 from types import FrameType
 
 
-def stop_event() -> asyncio.Event:
+def stop_on_signal() -> asyncio.Event:
     """Set by SIGTERM or Ctrl-C; a second one ends the process at once, also while a step blocks the event loop.
 
     `loop.add_signal_handler` would call back in the loop, so a blocked loop would ignore both signals.

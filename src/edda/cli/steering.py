@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 import click
 from msgspec.structs import replace
 
-from edda.cli.searching import searching
-from edda.cli.target import Target, targeted
-from edda.cli.terminal import flat
+from edda.cli.searching import search_options
+from edda.cli.target import Target, target_options
+from edda.cli.terminal import single_line
 from edda.control.controller import Controller
-from edda.control.views import BulkOrder, ActionResult, RetryOrder, RunSearch
+from edda.control.views import ActionResult, BulkOrder, RetryOrder, RunSearch
 
 _ids = click.argument("ids", metavar="[ID]...", nargs=-1)
 _yes = click.option("--yes", is_flag=True, help="Do not ask, however many they are.")
@@ -21,9 +21,9 @@ One = Callable[[Controller, str], Awaitable[ActionResult]]
 
 
 @click.command()
-@targeted
+@target_options
 @_ids
-@searching
+@search_options
 @click.option("--reason", default="cancelled", show_default=True, help="What the runs are told.")
 @_yes
 def cancel(target: Target, ids: tuple[str, ...], search: RunSearch, reason: str, yes: bool) -> None:
@@ -33,9 +33,9 @@ def cancel(target: Target, ids: tuple[str, ...], search: RunSearch, reason: str,
 
 
 @click.command()
-@targeted
+@target_options
 @_ids
-@searching
+@search_options
 @click.option("--from-start", is_flag=True, help="Run every step again, also those that succeeded.")
 @_yes
 def retry(target: Target, ids: tuple[str, ...], search: RunSearch, from_start: bool, yes: bool) -> None:
@@ -46,9 +46,9 @@ def retry(target: Target, ids: tuple[str, ...], search: RunSearch, from_start: b
 
 
 @click.command()
-@targeted
+@target_options
 @_ids
-@searching
+@search_options
 @_yes
 def resume(target: Target, ids: tuple[str, ...], search: RunSearch, yes: bool) -> None:
     """Have parked runs tried now."""
@@ -56,9 +56,9 @@ def resume(target: Target, ids: tuple[str, ...], search: RunSearch, yes: bool) -
 
 
 @click.command()
-@targeted
+@target_options
 @_ids
-@searching
+@search_options
 @_yes
 def delete(target: Target, ids: tuple[str, ...], search: RunSearch, yes: bool) -> None:
     """Remove runs that have ended, with everything of theirs."""
@@ -69,20 +69,20 @@ def _act(target: Target, order: BulkOrder, ids: tuple[str, ...], search: RunSear
     if bool(ids) == (search != RunSearch()):
         raise click.UsageError(f"say which runs to {order.action}: ids, or options such as --status and --workflow")
     if len(ids) == 1:
-        tell_done(target.ask(lambda controller: one(controller, ids[0])))
+        print_result(target.run(lambda controller: one(controller, ids[0])))
         return
     order = replace(order, ids=ids) if ids else replace(order, search=search)
     if not yes:
-        found = target.ask(lambda controller: controller.act_on_runs(replace(order, count_only=True)))
+        found = target.run(lambda controller: controller.act_on_runs(replace(order, count_only=True)))
         if not found.count:
-            tell_done(found)
+            print_result(found)
             return
         click.confirm(f"{order.action} {found.count} {'run' if found.count == 1 else 'runs'}?", abort=True, err=True)
-    tell_done(target.ask(lambda controller: controller.act_on_runs(order)))
+    print_result(target.run(lambda controller: controller.act_on_runs(order)))
 
 
-def tell_done(done: ActionResult) -> None:
+def print_result(done: ActionResult) -> None:
     """What came of it; exit 1 if nothing did."""
-    click.echo(flat(done.words), err=not done.done)
+    click.echo(single_line(done.words), err=not done.done)
     if not done.done:
         sys.exit(1)

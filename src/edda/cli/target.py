@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from edda.app import EddaApp
-from edda.cli.complaints import in_one_line
+from edda.cli.complaints import report_errors
 from edda.cli.loading import load_app
 from edda.control.controller import Controller
 from edda.control.remote import RemoteController
@@ -43,15 +43,15 @@ class Target:
     token: str | None = field(default=None, repr=False)
     app: str | None = None
 
-    def ask(self, work: Callable[[Controller], Awaitable[T]], *, worker: bool = False) -> T:
+    def run(self, work: Callable[[Controller], Awaitable[T]], *, worker: bool = False) -> T:
         """Do it there; with a worker beside it, if this is an app."""
 
-        async def ask() -> T:
+        async def run() -> T:
             async with self.open(worker) as controller:
                 return await work(controller)
 
-        with in_one_line():
-            return asyncio.run(ask())
+        with report_errors():
+            return asyncio.run(run())
 
     @asynccontextmanager
     async def open(self, worker: bool = False) -> AsyncIterator[Controller]:
@@ -69,7 +69,7 @@ class Target:
 
 def open_database(url: str, **options: Any) -> EddaApp:
     """Without a worker and without code: to look at it, and to steer what others run."""
-    if (path := missing_file(url)) is not None:
+    if (path := missing_sqlite_file(url)) is not None:
         raise ValueError(f"there is no file {path}: give the right one with --db, or make it with `edda migrate`")
     return EddaApp("edda", url, worker=False, workflows=(), auto_migrate=False, pool_size=2, **options)
 
@@ -81,14 +81,14 @@ def _user() -> str:
         return f"user {os.getuid()}"
 
 
-def missing_file(url: str) -> str | None:
+def missing_sqlite_file(url: str) -> str | None:
     """Where a database in a file should be, and is not: opening it would make an empty one."""
     parts = urlsplit(url)
     path = parts.path[1:]
     return path if parts.scheme.startswith("sqlite") and path and not os.path.exists(path) else None
 
 
-def targeted(work: Callable[..., T]) -> Callable[..., T]:
+def target_options(work: Callable[..., T]) -> Callable[..., T]:
     """A command that takes a `Target`, and the options that say which."""
 
     @functools.wraps(work)

@@ -30,7 +30,7 @@ class StyledText(NamedTuple):
 Line = tuple[StyledText, ...]
 
 
-def clean(text: str) -> str:
+def strip_control(text: str) -> str:
     """What a terminal would obey instead of showing is written as Python writes it."""
     return "".join(char if _is_harmless(char) else char.encode("unicode_escape").decode() for char in text)
 
@@ -39,16 +39,16 @@ def _is_harmless(char: str) -> bool:
     return char == "\n" or unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Co"}
 
 
-def flat(text: str) -> str:
+def single_line(text: str) -> str:
     """On one line."""
-    return clean(" ".join(text.split()))
+    return strip_control(" ".join(text.split()))
 
 
 def line(*parts: str | StyledText) -> Line:
     return tuple(part if isinstance(part, StyledText) else StyledText(part) for part in parts)
 
 
-def columns() -> int:
+def terminal_width() -> int:
     return shutil.get_terminal_size((_NARROW, 24)).columns
 
 
@@ -87,39 +87,39 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str | StyledText]]) ->
     """Columns as wide as they have to be; on a terminal the last one is cut where the line ends."""
     cells = [[_cell(cell) for cell in row] for row in rows]
     heads = [StyledText(header, "dim") for header in headers]
-    widths = [max(width_of(row[number].text) for row in [heads, *cells]) for number in range(len(headers))]
+    widths = [max(display_width(row[number].text) for row in [heads, *cells]) for number in range(len(headers))]
     if is_terminal():
         taken = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-        widths[-1] = min(widths[-1], max(columns() - taken, 10))
+        widths[-1] = min(widths[-1], max(terminal_width() - taken, 10))
     return [_row(row, widths) for row in [heads, *cells]]
 
 
 def _cell(cell: str | StyledText) -> StyledText:
     span = cell if isinstance(cell, StyledText) else StyledText(cell)
-    return StyledText(flat(span.text), span.style)
+    return StyledText(single_line(span.text), span.style)
 
 
 def _row(cells: Sequence[StyledText], widths: Sequence[int]) -> Line:
     spans: list[StyledText] = []
     for cell, width in zip(cells, widths, strict=True):
-        text = cut(cell.text, width)
-        spans += [StyledText(text, cell.style), StyledText(" " * (width - width_of(text)) + _GAP)]
+        text = truncate(cell.text, width)
+        spans += [StyledText(text, cell.style), StyledText(" " * (width - display_width(text)) + _GAP)]
     return tuple(spans)
 
 
-def cut(text: str, width: int) -> str:
-    if width_of(text) <= width:
+def truncate(text: str, width: int) -> str:
+    if display_width(text) <= width:
         return text
     kept, taken = "", 1
     for char in text:
-        taken += width_of(char)
+        taken += display_width(char)
         if taken > width:
             break
         kept += char
     return f"{kept}…"
 
 
-def width_of(text: str) -> int:
+def display_width(text: str) -> int:
     """In columns of a terminal: some characters take two, some none."""
     return len(text) if text.isascii() else sum(map(_width_of_one, text))
 

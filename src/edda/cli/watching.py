@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import click
 
-from edda.cli.portrait import list_runs, portray, tell_head
-from edda.cli.terminal import Line, columns, flat, is_terminal, line, show, write_json
+from edda.cli.portrait import list_runs, render_headline, render_run
+from edda.cli.terminal import Line, is_terminal, line, show, single_line, terminal_width, write_json
 from edda.control.controller import Controller
 from edda.control.views import Bar, BarState, RunDetail, RunSearch, RunView, Timeline
 from edda.core.states import ENDED
@@ -29,7 +29,7 @@ async def await_end(controller: Controller, run_id: str) -> RunDetail:
         detail = await controller.get_run(run_id)
         return detail if has_ended(detail.run) else None
 
-    return await _follow(controller, look)
+    return await _on_change(controller, look)
 
 
 async def watch_run(controller: Controller, run_id: str) -> RunDetail:
@@ -42,10 +42,10 @@ async def watch_run(controller: Controller, run_id: str) -> RunDetail:
             if screen is None:
                 show(told.news(detail, timeline))
             else:
-                screen(portray(detail, timeline, columns()))
+                screen(render_run(detail, timeline, terminal_width()))
             return detail if has_ended(detail.run) else None
 
-        return await _follow(controller, look)
+        return await _on_change(controller, look)
 
 
 async def watch_runs(controller: Controller, search: RunSearch) -> None:
@@ -56,12 +56,12 @@ async def watch_runs(controller: Controller, search: RunSearch) -> None:
         async def look() -> None:
             runs = (await controller.list_runs(search)).items
             if screen is None:
-                show(tell_head(run) for run in reversed(runs) if _differs(run, known.get(run.id)))
+                show(render_headline(run) for run in reversed(runs) if _differs(run, known.get(run.id)))
             else:
                 screen(list_runs(runs))
             known.update((run.id, run) for run in runs)
 
-        await _follow(controller, look)
+        await _on_change(controller, look)
 
 
 async def write_run(controller: Controller, run_id: str) -> RunDetail:
@@ -76,7 +76,7 @@ async def write_run(controller: Controller, run_id: str) -> RunDetail:
         known = detail.run
         return detail if has_ended(detail.run) else None
 
-    return await _follow(controller, look)
+    return await _on_change(controller, look)
 
 
 async def write_runs(controller: Controller, search: RunSearch) -> None:
@@ -88,14 +88,14 @@ async def write_runs(controller: Controller, search: RunSearch) -> None:
                 _write(run)
             known[run.id] = run
 
-    await _follow(controller, look)
+    await _on_change(controller, look)
 
 
 def _write(run: RunView) -> None:
     click.echo(write_json(run, indent=-1))
 
 
-async def _follow(controller: Controller, look: Callable[[], Awaitable[T | None]]) -> T:
+async def _on_change(controller: Controller, look: Callable[[], Awaitable[T | None]]) -> T:
     """Look whenever something has changed, until there is an answer."""
     marks = controller.watch()
     try:
@@ -126,12 +126,12 @@ class _PrintedState:
                 yield _tell_bar(bar)
         if _differs(detail.run, self._run):
             self._run = detail.run
-            yield tell_head(detail.run)
+            yield render_headline(detail.run)
 
 
 def _tell_bar(bar: Bar) -> Line:
     attempts = f", {len(bar.attempts)} attempts" if len(bar.attempts) > 1 else ""
-    return line(f"  {bar.kind} {flat(bar.name)}: {bar.state}{attempts}")
+    return line(f"  {bar.kind} {single_line(bar.name)}: {bar.state}{attempts}")
 
 
 @contextmanager

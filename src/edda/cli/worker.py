@@ -8,9 +8,9 @@ import os
 import click
 
 from edda.app import EddaApp
-from edda.cli.complaints import in_one_line
+from edda.cli.complaints import report_errors
 from edda.cli.loading import load_app
-from edda.cli.signals import stop_event
+from edda.cli.signals import stop_on_signal
 
 
 @click.command()
@@ -19,12 +19,12 @@ from edda.cli.signals import stop_event
 def worker(target: str, grace: float | None) -> None:
     """Run the worker of an app until SIGTERM or Ctrl-C; a second signal ends it at once."""
     app = load_app(target)
-    with in_one_line():
+    with report_errors():
         asyncio.run(_work(app, grace))
 
 
 async def _work(app: EddaApp, grace: float | None) -> None:
-    stop = stop_event()
+    stop = stop_on_signal()
     await app.initialize()
     click.echo(f"{app.service_name}: worker {os.getpid()} is running", err=True)
     await stop.wait()

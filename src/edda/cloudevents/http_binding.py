@@ -57,7 +57,11 @@ def emit(event: CloudEvent, mode: str = ContentMode.BINARY) -> tuple[list[tuple[
     mode = ContentMode(mode)
     if mode is ContentMode.BATCH:
         return emit_batch([event])
-    if mode is ContentMode.STRUCTURED or _mode_of(event.datacontenttype) is not ContentMode.BINARY or _looks_like_json(event):
+    if (
+        mode is ContentMode.STRUCTURED
+        or _mode_of(event.datacontenttype) is not ContentMode.BINARY
+        or _looks_like_json(event)
+    ):
         return [("content-type", STRUCTURED_TYPE)], json_format.emit(event)
     check(event)
     body = b"" if event.data is None else contents.to_bytes(event.data, event.datacontenttype)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from edda.core.paths import LocatedError
-from edda.core.plain import is_plain
+from edda.core.plain import is_json_value
 from edda.core.records import PydanticRecord, record_of
 from edda.errors import EventError
 
@@ -33,7 +33,7 @@ class _RefusedError(LocatedError):
 def to_json(value: Any) -> Raw:
     """The text of the value, by the rules for what comes in: whatever is sent could be received here."""
     try:
-        text = msgspec.json.encode(value if is_plain(value) else _plain(value, 0))
+        text = msgspec.json.encode(value if is_json_value(value) else _plain(value, 0))
     except _RefusedError as refused:
         raise EventError(f"data{refused.path} {refused.reason}", attribute="data") from None
     except UnicodeEncodeError:
@@ -72,7 +72,7 @@ def _plain_mapping(mapping: Mapping[Any, Any], depth: int) -> dict[str, Any]:
                 raise _RefusedError("is a key that two of the keys become in JSON")
             plain[name] = _plain(item, depth + 1)
         except _RefusedError as refused:
-            refused.under(key)
+            refused.add_key(key)
             raise
     return plain
 
@@ -83,7 +83,7 @@ def _plain_items(items: Iterable[Any], depth: int) -> list[Any]:
         for item in items:
             plain.append(_plain(item, depth + 1))
     except _RefusedError as refused:
-        refused.under(len(plain))
+        refused.add_key(len(plain))
         raise
     return plain
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from edda.errors import ActionRefusedError, ArgumentError, InstanceNotFoundError
 
 from .finding import RunSearcher
-from .views import BulkOrder, ActionResult, RetryOrder
+from .views import ActionResult, BulkOrder, RetryOrder
 
 MOST_IDS = 1_000
 MOST_FOUND = 10_000
@@ -67,7 +67,7 @@ async def _ids(finder: RunSearcher, order: BulkOrder) -> AsyncIterator[str]:
         for run_id in dict.fromkeys(order.ids):
             yield run_id
         return
-    async for record in finder.every(order.search, MOST_FOUND):
+    async for record in finder.iterate(order.search, MOST_FOUND):
         yield record.run_id
 
 

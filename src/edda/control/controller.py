@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from .views import (
+    ActionResult,
     AuditView,
     BulkOrder,
     ChannelView,
     DefinitionView,
-    ActionResult,
     EntryView,
     EventDetail,
     EventOrder,

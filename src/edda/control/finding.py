@@ -25,9 +25,9 @@ MOST_ON_PAGE = 200
 _CHUNK = 1_000
 _EARLIEST, _LATEST = 0, 2**62
 
-TEXT_REACH = 10_000
+TEXT_SCAN_LIMIT = 10_000
 """Of so many of the newest runs the ids are searched for a text."""
-INPUT_REACH = 2_000
+INPUT_SCAN_LIMIT = 2_000
 """So many runs are looked into for a page, one by one."""
 
 
@@ -35,7 +35,7 @@ class SearchPage(Struct, frozen=True):
     runs: list[RunRecord]
     after: tuple[int, RunId] | None = None
     """The key to go on from if there may be more."""
-    horizon: int | None = None
+    searched_to: int | None = None
     """When the run was created with which the search ended, if it did not look through all of them."""
 
 
@@ -45,8 +45,8 @@ def read_search(search: RunSearch) -> RunQuery:
         workflow=search.workflow or None,
         id_prefix=search.id or None,
         text=search.q or None,
-        created_from=as_bound(search.since, "since"),
-        created_to=as_bound(search.until, "until"),
+        created_from=to_bound(search.since, "since"),
+        created_to=to_bound(search.until, "until"),
         parent=RunId(search.parent) if search.parent else None,
         after=_read_cursor(search.cursor) if search.cursor else None,
         limit=check_limit(search.limit),
@@ -59,7 +59,7 @@ def check_limit(limit: int) -> int:
     return limit
 
 
-def as_bound(moment: datetime | None, name: str) -> int | None:
+def to_bound(moment: datetime | None, name: str) -> int | None:
     if moment is None:
         return None
     try:
@@ -96,26 +96,26 @@ class RunSearcher:
         self._redaction = redaction
 
     async def find(self, search: RunSearch) -> SearchPage:
-        query, conditions = await self._bounded(read_search(search)), self._conditions(search)
-        horizon = query.ids_after[0] if query.ids_after else None
+        query, conditions = await self._with_scan_limit(read_search(search)), self._conditions(search)
+        searched_to = query.ids_after[0] if query.ids_after else None
         if not conditions:
-            return _page(await self._survey.search(replace(query, limit=query.limit + 1)), query.limit, horizon)
+            return _page(await self._survey.search(replace(query, limit=query.limit + 1)), query.limit, searched_to)
         found: list[RunRecord] = []
         looked_at, last = 0, query.after
         async for record in self._all(query):
             if len(found) == query.limit:
-                return SearchPage(found, last, horizon)
-            if looked_at == INPUT_REACH:
+                return SearchPage(found, last, searched_to)
+            if looked_at == INPUT_SCAN_LIMIT:
                 return SearchPage(found, last, record.created_at)
             last, looked_at = (record.created_at, record.run_id), looked_at + 1
             if self._fits(record, conditions):
                 found.append(record)
-        return SearchPage(found, None, horizon)
+        return SearchPage(found, None, searched_to)
 
-    async def count(self, search: RunSearch, reach: int = INPUT_REACH) -> dict[RunStatus, int]:
+    async def count(self, search: RunSearch, reach: int = INPUT_SCAN_LIMIT) -> dict[RunStatus, int]:
         """By status, of those that were asked for, as far as a page looks."""
         query, conditions = read_search(replace(search, cursor=None, limit=1)), self._conditions(search)
-        query = await self._bounded(query)
+        query = await self._with_scan_limit(query)
         if not conditions:
             return await self._survey.count(query)
         counts: Counter[RunStatus] = Counter()
@@ -123,9 +123,9 @@ class RunSearcher:
             counts[record.status] += 1
         return dict(counts)
 
-    async def every(self, search: RunSearch, reach: int) -> AsyncIterator[RunRecord]:
+    async def iterate(self, search: RunSearch, reach: int) -> AsyncIterator[RunRecord]:
         """Those that `count` tells with this reach."""
-        query = await self._bounded(read_search(replace(search, cursor=None, limit=1)))
+        query = await self._with_scan_limit(read_search(replace(search, cursor=None, limit=1)))
         async for record in self._fitting(query, self._conditions(search), reach):
             yield record
 
@@ -140,10 +140,10 @@ class RunSearcher:
             if self._fits(record, conditions):
                 yield record
 
-    async def _bounded(self, query: RunQuery) -> RunQuery:
+    async def _with_scan_limit(self, query: RunQuery) -> RunQuery:
         if not query.text:
             return query
-        return replace(query, ids_after=await self._survey.horizon(query, TEXT_REACH))
+        return replace(query, ids_after=await self._survey.scan_boundary(query, TEXT_SCAN_LIMIT))
 
     async def _all(self, query: RunQuery) -> AsyncIterator[RunRecord]:
         query = replace(query, limit=_CHUNK)

@@ -15,12 +15,12 @@ from msgspec import Meta, Struct, structs
 from edda.core.model import OutboxState
 
 from .views import (
+    ActionResult,
     AuditView,
     BulkOrder,
     CancelOrder,
     ChannelView,
     DefinitionView,
-    ActionResult,
     EntryView,
     EventDetail,
     EventOrder,
@@ -46,7 +46,7 @@ PREFIX = "/_edda/api/v1"
 MOST_ROWS = 200
 """Of one page."""
 
-LONGEST = 600.0
+BULK_TIMEOUT = 600.0
 """Seconds that an action on many runs may take."""
 _TAKEN = frozenset({"count", "bulk", ".", ".."})
 
@@ -86,7 +86,7 @@ class Operation(Generic[T]):
     scope: Literal["view", "control", "events"] = "view"
     query: type[Struct] | None = None
     body: type[Struct] | None = None
-    spread: bool = False
+    unpack_fields: bool = False
     seconds: float | None = None
     """That it may take, if that is more than usual."""
 
@@ -102,7 +102,10 @@ class Operation(Generic[T]):
 
     def arguments(self, values: tuple[str | int, ...], query: Struct | None, body: Struct | None) -> tuple[Any, ...]:
         given = [part for part in (query, body) if part is not None]
-        return (*values, *(value for part in given for value in (structs.astuple(part) if self.spread else (part,))))
+        return (
+            *values,
+            *(value for part in given for value in (structs.astuple(part) if self.unpack_fields else (part,))),
+        )
 
 
 LIST_RUNS = Operation("list_runs", "GET", "/runs", "Runs, the newest first.", Page[RunView], query=RunSearch)
@@ -118,7 +121,7 @@ ACT_ON_RUNS = Operation(
     ActionResult,
     "control",
     body=BulkOrder,
-    seconds=LONGEST,
+    seconds=BULK_TIMEOUT,
 )
 GET_RUN = Operation("get_run", "GET", "/runs/{id}", "One run.", RunDetail)
 DELETE_RUN = Operation("delete_run", "DELETE", "/runs/{id}", "Delete a run that has ended.", ActionResult, "control")
@@ -131,11 +134,24 @@ GET_HISTORY = Operation(
     query=HistorySearch,
 )
 GET_TIMELINE = Operation(
-    "get_timeline", "GET", "/runs/{id}/timeline", "Its steps in time.", Timeline, query=TimelineQuery, spread=True
+    "get_timeline",
+    "GET",
+    "/runs/{id}/timeline",
+    "Its steps in time.",
+    Timeline,
+    query=TimelineQuery,
+    unpack_fields=True,
 )
 EXPORT_RUN = Operation("export_run", "GET", "/runs/{id}/export", "All of a run, as a file.", dict[str, Any])
 CANCEL_RUN = Operation(
-    "cancel_run", "POST", "/runs/{id}/cancel", "Ask a run to stop.", ActionResult, "control", body=CancelOrder, spread=True
+    "cancel_run",
+    "POST",
+    "/runs/{id}/cancel",
+    "Ask a run to stop.",
+    ActionResult,
+    "control",
+    body=CancelOrder,
+    unpack_fields=True,
 )
 RETRY_RUN = Operation(
     "retry_run", "POST", "/runs/{id}/retry", "Go on with a run that failed.", ActionResult, "control", body=RetryOrder
@@ -150,7 +166,7 @@ RESEND_EVENT = Operation(
     "resend_event", "POST", "/events/{number}/resend", "Send an event again, under a new id.", ActionResult, "events"
 )
 LIST_WAITS = Operation(
-    "list_waits", "GET", "/waits", "What runs wait for.", Page[WaitView], query=WaitQuery, spread=True
+    "list_waits", "GET", "/waits", "What runs wait for.", Page[WaitView], query=WaitQuery, unpack_fields=True
 )
 LIST_CHANNELS = Operation("list_channels", "GET", "/channels", "Channels.", tuple[ChannelView, ...])
 PUBLISH_MESSAGE = Operation(
@@ -169,12 +185,14 @@ LIST_OUTBOX = Operation(
     "Events on their way to others.",
     Page[OutgoingView],
     query=OutboxQuery,
-    spread=True,
+    unpack_fields=True,
 )
 RETRY_OUTBOX = Operation(
     "retry_outbox", "POST", "/outbox/retry", "Send dead events again.", ActionResult, "control", body=OutboxOrder
 )
-DROP_OUTBOX = Operation("drop_outbox", "POST", "/outbox/drop", "Forget dead events.", ActionResult, "control", body=OutboxOrder)
+DROP_OUTBOX = Operation(
+    "drop_outbox", "POST", "/outbox/drop", "Forget dead events.", ActionResult, "control", body=OutboxOrder
+)
 LIST_WORKERS = Operation("list_workers", "GET", "/workers", "Workers, the newest first.", tuple[WorkerView, ...])
 LIST_DEFINITIONS = Operation(
     "list_definitions", "GET", "/definitions", "Workflows as their code says.", tuple[DefinitionView, ...]
@@ -182,7 +200,13 @@ LIST_DEFINITIONS = Operation(
 GET_DEFINITION = Operation("get_definition", "GET", "/definitions/{workflow}", "One workflow.", DefinitionView)
 GET_STATS = Operation("get_stats", "GET", "/stats", "Throughput, latency, backlog.", StatsView)
 LIST_AUDITS = Operation(
-    "list_audits", "GET", "/audits", "Who did what, the newest first.", Page[AuditView], query=AuditQuery, spread=True
+    "list_audits",
+    "GET",
+    "/audits",
+    "Who did what, the newest first.",
+    Page[AuditView],
+    query=AuditQuery,
+    unpack_fields=True,
 )
 
 OPERATIONS: tuple[Operation[Any], ...] = (

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from edda.cloudevents import json_format
-from edda.core.channels import holds_message, unpack_message
+from edda.core.channels import is_message_body, unpack_message
 from edda.core.codec import Codec
 from edda.core.failure import EncodedException
-from edda.core.paths import shorten
+from edda.core.paths import truncate
 from edda.core.redaction import Redaction
 from edda.core.secrets import MAX_DEPTH, find_secrets, named_items, split_key, write_int, write_value
-from edda.core.veil import HIDDEN, veil
+from edda.core.veil import REDACTED, redact_credentials
 
 from .views import ErrorView
 
@@ -42,10 +42,10 @@ class PayloadPresenter:
         try:
             value = self._codec.decode(data)
         except Exception as error:  # the key, the transform and the data may be wrong in any way
-            return self._excuse(data, error)
-        return self.show(value)
+            return self._unreadable_text(data, error)
+        return self.present(value)
 
-    def show(self, value: Any) -> Any:
+    def present(self, value: Any) -> Any:
         """A value of Python's, or JSON that was read already."""
         shown = self._plain(value, (), 0)
         data = msgspec.json.encode(shown)
@@ -54,14 +54,14 @@ class PayloadPresenter:
     def event(self, body: bytes) -> Any:
         """An event of the log with its attributes, or a message of a channel."""
         try:
-            data = self._codec.unseal(body)
-            if holds_message(data):
-                return self.show(msgspec.to_builtins(unpack_message(self._codec, body)))
+            data = self._codec.decrypt(body)
+            if is_message_body(data):
+                return self.present(msgspec.to_builtins(unpack_message(self._codec, body)))
             event = json_format.parse_stored(data)
             attributes = {name: getattr(event, name) for name in _ATTRIBUTES if getattr(event, name) is not None}
-            return self.show({**attributes, **event.extensions, "data": json_format.value_of(event)})
+            return self.present({**attributes, **event.extensions, "data": json_format.value_of(event)})
         except Exception as error:  # as in `value`
-            return self._excuse(body, error)
+            return self._unreadable_text(body, error)
 
     def secrets(self, *inputs: bytes) -> frozenset[str]:
         """The values of secret fields: they may stand in the text of an error, too."""
@@ -81,9 +81,9 @@ class PayloadPresenter:
         try:
             recorded = self._codec.decode(data, EncodedException)
         except Exception as error:  # as in `value`
-            return ErrorView("unknown", str(self._excuse(data, error)))
+            return ErrorView("unknown", str(self._unreadable_text(data, error)))
         if not isinstance(recorded, EncodedException):
-            return ErrorView("unknown", shorten(str(self.show(recorded)), 500))
+            return ErrorView("unknown", truncate(str(self.present(recorded)), 500))
         traceback = "\n".join(_traceback(recorded))
         censor = self._redaction.censor
         return ErrorView(recorded.qualname, censor(recorded.message, known), censor(traceback, known) or None)
@@ -93,14 +93,14 @@ class PayloadPresenter:
         value = self.value(data)
         return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
 
-    def _excuse(self, data: bytes, error: Exception) -> str:
+    def _unreadable_text(self, data: bytes, error: Exception) -> str:
         if self._codec.is_sealing or not _is_json(data):
             return ENCRYPTED
-        return f"not readable: {shorten(str(error), 200)}"
+        return f"not readable: {truncate(str(error), 200)}"
 
     def _plain(self, value: Any, path: Path, depth: int) -> Any:
         if isinstance(value, str):
-            return veil(value)
+            return redact_credentials(value)
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
@@ -113,10 +113,10 @@ class PayloadPresenter:
             return {key: self._field(item, (*path, *split_key(key)), depth + 1) for key, item in named_items(value)}
         if isinstance(value, list | tuple | set | frozenset):
             return [self._plain(item, path, depth + 1) for item in value]
-        return veil(write_value(value))
+        return redact_credentials(write_value(value))
 
     def _field(self, value: Any, path: Path, depth: int) -> Any:
-        return HIDDEN if self._redaction.hides(path) else self._plain(value, path, depth)
+        return REDACTED if self._redaction.hides(path) else self._plain(value, path, depth)
 
 
 _ATTRIBUTES = ("id", "source", "type", "time", "subject", "datacontenttype", "dataschema")

@@ -18,12 +18,12 @@ from edda.errors import AppError, EddaError
 from . import operations
 from .operations import PREFIX, AuditQuery, Operation, OutboxQuery, TimelineQuery, WaitQuery
 from .views import (
+    ActionResult,
     AuditView,
     BulkOrder,
     CancelOrder,
     ChannelView,
     DefinitionView,
-    ActionResult,
     EntryView,
     EventDetail,
     EventOrder,

@@ -15,8 +15,8 @@ from edda.core.match import describe
 from edda.core.model import Entry, EntryKind, OutboxRow, RunRecord, StoredEvent
 from edda.core.redaction import Redaction
 from edda.core.states import OPEN, RunStatus
-from edda.core.survey import Audit, TimeBucket, EventReceiver, Definition, Generation, WaitRow, WorkerRecord
-from edda.core.veil import veil
+from edda.core.survey import Audit, Definition, EventReceiver, Generation, TimeBucket, WaitRow, WorkerRecord
+from edda.core.veil import redact_credentials
 from edda.engine.open_runs import say_lost
 from edda.workflow.children import ChildStarted
 from edda.workflow.context import as_datetime
@@ -37,9 +37,9 @@ from .views import (
     WaitView,
     WorkerView,
 )
-from .words import say_state
+from .words import status_text
 
-MAY = {
+ALLOWED_ACTIONS = {
     RunStatus.PARKED: ("resume", "cancel"),
     RunStatus.COMPENSATING: (),
     RunStatus.COMPLETED: ("delete",),
@@ -49,11 +49,11 @@ MAY = {
 """What can be done with a run; with any other that is open: cancel."""
 
 
-def may(status: RunStatus) -> tuple[str, ...]:
-    return MAY.get(status, ("cancel",) if status in OPEN else ())
+def allowed_actions(status: RunStatus) -> tuple[str, ...]:
+    return ALLOWED_ACTIONS.get(status, ("cancel",) if status in OPEN else ())
 
 
-def moment(microseconds: int | None) -> datetime | None:
+def to_datetime(microseconds: int | None) -> datetime | None:
     return None if microseconds is None else as_datetime(microseconds)
 
 
@@ -90,12 +90,12 @@ class Presenter:
             id=record.run_id,
             workflow=record.workflow,
             status=record.status.value,
-            words=say_state(clean, now, outcome=self._outcome(record, tried), since=since, lost=lost),
+            words=status_text(clean, now, outcome=self._outcome(record, tried), since=since, lost=lost),
             generation=record.gen,
             created_at=as_datetime(record.created_at),
-            ended_at=moment(record.ended_at),
-            due=moment(record.ready_at or None) if is_open else None,
-            deadline=moment(record.deadline),
+            ended_at=to_datetime(record.ended_at),
+            due=to_datetime(record.ready_at or None) if is_open else None,
+            deadline=to_datetime(record.deadline),
             parent=record.parent,
             owner=record.owner,
             deaths=record.deaths,
@@ -126,7 +126,7 @@ class Presenter:
             seq=entry.seq,
             kind=entry.kind.value,
             step=entry.step,
-            name=veil(entry.name),  # of one that cancels it is the reason
+            name=redact_credentials(entry.name),  # of one that cancels it is the reason
             ok=entry.ok,
             at=as_datetime(entry.at),
             attempt=entry.attempt,
@@ -163,7 +163,7 @@ class Presenter:
             type=name,
             words=f"a message on {name}" if is_message else self._redaction.clean(describe(name, match)),
             match=match,
-            due=moment(wait.due),
+            due=to_datetime(wait.due),
             schema=schemas.get(wait.type),
             mode=self.payloads.text(wait.match) if is_message else None,
         )
@@ -185,7 +185,7 @@ class Presenter:
             target=event.target,
         )
 
-    def content(self, stored: StoredEvent) -> tuple[dict[str, Any], Any]:
+    def attributes_and_data(self, stored: StoredEvent) -> tuple[dict[str, Any], Any]:
         """Attributes and data."""
         shown = self.payloads.event(stored.event.body)
         if not isinstance(shown, dict):
@@ -207,7 +207,7 @@ class Presenter:
             state=record.state.value,
             attempts=record.attempts,
             created_at=as_datetime(event.created_at),
-            due=moment(record.due or None),
+            due=to_datetime(record.due or None),
             reason=None if record.reason is None else self._redaction.censor(record.reason),
             run_id=event.run_id,
         )

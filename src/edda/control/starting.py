@@ -12,7 +12,7 @@ from edda.core.validation import ValidationFailure, validate
 from edda.errors import ArgumentError
 
 
-def read_arguments(workflow: str, signature: Signature, given: Mapping[str, Any]) -> dict[str, Any]:
+def parse_arguments(workflow: str, signature: Signature, given: Mapping[str, Any]) -> dict[str, Any]:
     """By name, and of the types that the code asks for; raises `ArgumentError` that names every field."""
     errors = [*_missing(signature, given)]
     arguments: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from edda.core.paths import shorten
+from edda.core.paths import truncate
 from edda.workflow import channels, events, race, saga, sending, timers
 from edda.workflow.activity import Activity
 from edda.workflow.saga import ActivityCompensation
@@ -252,7 +252,9 @@ class _SourceReader:
 
     def _step(self, call: ast.Call, activity: Activity[Any, Any], id: str) -> Node:
         remedy = activity.undo
-        undo = (Node(NodeKind.UNDO, call.lineno, remedy._undo.name),) if isinstance(remedy, ActivityCompensation) else ()
+        undo = (
+            (Node(NodeKind.UNDO, call.lineno, remedy._undo.name),) if isinstance(remedy, ActivityCompensation) else ()
+        )
         return Node(NodeKind.STEP, call.lineno, activity.name, step=id, children=undo)
 
     def _verb(self, call: ast.Call, target: Any) -> Node | None:
@@ -419,4 +421,4 @@ def _show(expression: ast.expr) -> str:
 
 
 def _shorten(text: str) -> str:
-    return shorten(text, LONGEST_TEXT)
+    return truncate(text, LONGEST_TEXT)

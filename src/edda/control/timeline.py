@@ -54,7 +54,7 @@ class TimelineInput(Struct, frozen=True):
     """The run that was started, and whether its end is waited for."""
 
 
-def draw_timeline(history: Sequence[Entry], glance: TimelineInput) -> Timeline:
+def build_timeline(history: Sequence[Entry], glance: TimelineInput) -> Timeline:
     # A run that was tried again has entries that are older than its generation.
     since = min([glance.created_at, *(entry.at for entry in history[:1])])
     is_open = glance.generation == glance.record.gen and glance.record.status not in ENDED
@@ -62,7 +62,7 @@ def draw_timeline(history: Sequence[Entry], glance: TimelineInput) -> Timeline:
     for entry in history:
         drawing.add(entry)
     if is_open:
-        drawing.add_pending()
+        drawing.add_open_steps()
     until = glance.now if is_open else _end_of(history, glance, since)
     return Timeline(glance.generation, as_datetime(since), as_datetime(max(since, until)), drawing.bars(until, is_open))
 
@@ -175,7 +175,7 @@ class _TimelineBuilder:
         moved = [self._moved[above] for above in _lineage(branch) if above in self._moved]
         return max((*moved, self._moved_within.get(branch, self._since)))
 
-    def add_pending(self) -> None:
+    def add_open_steps(self) -> None:
         for wait in self._glance.waits:
             kind, name = ("message", wait.type.partition("/")[2]) if is_channel(wait.type) else ("event", wait.type)
             self._find(wait.step, name, kind).kind = kind
@@ -202,7 +202,7 @@ def is_channel(type: str) -> bool:
     return type.startswith("channel/")
 
 
-def last_move(history: Iterable[Entry]) -> int | None:
+def last_progress_at(history: Iterable[Entry]) -> int | None:
     """Since when a run does what it does now, or waits."""
     return max((entry.at for entry in history if entry.kind not in _MOVES_NOTHING), default=None)
 

@@ -26,7 +26,7 @@ class ChangeFeed:
     def is_looking(self) -> bool:
         return self._looking is not None
 
-    async def marks(self) -> AsyncGenerator[str, None]:
+    async def changes(self) -> AsyncGenerator[str, None]:
         """The first at once, then one whenever it is another."""
         changed = asyncio.Event()
         self._watchers.add(changed)
@@ -44,14 +44,14 @@ class ChangeFeed:
                     await changed.wait()
         finally:
             self._watchers.discard(changed)
-            self._rest()
+            self._stop_if_unused()
 
     def _begin(self) -> asyncio.Task[None]:
         if self._looking is None:
-            self._looking = start_task(self._look_on(), name="edda-watch")
+            self._looking = start_task(self._poll(), name="edda-watch")
         return self._looking
 
-    def _rest(self) -> None:
+    def _stop_if_unused(self) -> None:
         if not self._watchers and self._looking is not None:
             self._looking.cancel()
             self._looking = None
@@ -65,7 +65,7 @@ class ChangeFeed:
         for changed in self._watchers:
             changed.set()
 
-    async def _look_on(self) -> None:
+    async def _poll(self) -> None:
         try:
             while True:
                 await asyncio.sleep(self._pause)

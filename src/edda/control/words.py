@@ -6,19 +6,19 @@ import re
 from collections.abc import Callable
 
 from edda.core.model import MICROSECONDS, SUSPECT_DEATHS, RunRecord
-from edda.core.paths import shorten
+from edda.core.paths import truncate
 from edda.core.states import RunStatus
 from edda.workflow.context import as_datetime
 
 _PENDING = re.compile(r"(\w+) '(.+)'")
 """What a run that leaves memory says of the first thing it waits for."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
-MOST_WORDS = 300
+MAX_LENGTH = 300
 LONG_UNCLAIMED = 10 * MICROSECONDS
 """A run that is ready is claimed within a poll, unless workers are busy or there is none for it."""
 
 
-def say_duration(microseconds: int) -> str:
+def format_duration(microseconds: int) -> str:
     """Two units at most: `1 h 20 min`, `5 min`, `3.2 s`, `40 ms`."""
     if microseconds < MICROSECONDS:
         return f"{max(microseconds, 0) // 1000} ms"
@@ -36,15 +36,15 @@ def say_duration(microseconds: int) -> str:
     return " ".join(parts[:2])
 
 
-def say_state(
+def status_text(
     record: RunRecord, now: int, *, outcome: str = "", since: int | None = None, lost: str | None = None
 ) -> str:
     """`outcome` is the error or the reason of one that ended, or of the last try; `since` when it began to wait; both
     if that is known. `lost` says why its owner does not drive it (`open_runs.say_lost`)."""
-    return shorten(_SAY[record.status](_RunState(record, now, outcome, since, lost)), MOST_WORDS)
+    return truncate(_SAY[record.status](_RunState(record, now, outcome, since, lost)), MAX_LENGTH)
 
 
-def find_retried(record: RunRecord) -> str | None:
+def retried_step(record: RunRecord) -> str | None:
     """The step that will be tried again, if the run waits for that."""
     found = _PENDING.fullmatch(record.reason or "")
     is_retried = record.status is RunStatus.WAITING_FOR_TIMER and found is not None and found[1] == "step"
@@ -78,7 +78,7 @@ class _RunState:
     def rest(self) -> str | None:
         """How long until it goes on by itself."""
         due = self.record.ready_at
-        return None if due is None or due <= self.now else say_duration(due - self.now)
+        return None if due is None or due <= self.now else format_duration(due - self.now)
 
 
 def _say_running(run: _RunState) -> str:
@@ -96,7 +96,7 @@ def _say_running(run: _RunState) -> str:
     if run.now - since < LONG_UNCLAIMED:
         return "is ready, and no worker has taken it yet"
     return (
-        f"is ready, and no worker has taken it for {say_duration(run.now - since)}: is a worker running that has "
+        f"is ready, and no worker has taken it for {format_duration(run.now - since)}: is a worker running that has "
         f"the workflow {run.record.workflow}?"
     )
 
@@ -110,7 +110,7 @@ def _say_waiting(run: _RunState) -> str:
     if due is None or due <= run.now:
         return f"waits for {run.reason}"
     if run.since is not None and run.since < due:
-        return f"waits for {run.reason}, {say_duration(run.now - run.since)} of {say_duration(due - run.since)}"
+        return f"waits for {run.reason}, {format_duration(run.now - run.since)} of {format_duration(due - run.since)}"
     return f"waits for {run.reason}, {run.rest} more at most"
 
 
@@ -144,7 +144,9 @@ def _say_parked(run: _RunState) -> str:
 def _say_completed(run: _RunState) -> str:
     record = run.record
     return (
-        "completed" if record.ended_at is None else f"completed in {say_duration(record.ended_at - record.created_at)}"
+        "completed"
+        if record.ended_at is None
+        else f"completed in {format_duration(record.ended_at - record.created_at)}"
     )
 
 

@@ -18,17 +18,17 @@ from .shapes import (
     SCALARS,
     Alias,
     Constrained,
+    DictAdapter,
+    EnumAdapter,
     InstanceAdapter,
     ListAdapter,
-    EnumAdapter,
-    ModelTypeAdapter,
-    UnionAdapter,
     LiteralAdapter,
-    TupleAdapter,
+    ModelTypeAdapter,
     Scalar,
+    TupleAdapter,
     TypeAdapter,
-    DictAdapter,
     TypedDictAdapter,
+    UnionAdapter,
 )
 
 MAX_KNOWN = 4096

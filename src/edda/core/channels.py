@@ -48,12 +48,12 @@ class Message(Struct, frozen=True):
 
 
 def check_channel(channel: str) -> str:
-    if not isinstance(channel, str) or not 0 < len(channel) <= LONGEST_CHANNEL or not can_be_stored(channel):
+    if not isinstance(channel, str) or not 0 < len(channel) <= LONGEST_CHANNEL or not is_storable_text(channel):
         raise ValueError(f"channel {channel!r}: expected a text of 1 to {LONGEST_CHANNEL} characters")
     return channel
 
 
-def can_be_stored(text: str) -> bool:
+def is_storable_text(text: str) -> bool:
     """By every database."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
@@ -88,10 +88,10 @@ def message_keys(message: Message) -> tuple[EventKey, ...]:
 def message_event(message: Message, body: bytes) -> Event:
     id = f"{message.id}~{message.offer}" if message.offer else message.id
     target = None if message.target is None else RunId(message.target)
-    return Event(_SOURCE, id, log_type(message.channel), target, body)
+    return Event(_SOURCE, id, event_type(message.channel), target, body)
 
 
-def log_type(channel: str) -> str:
+def event_type(channel: str) -> str:
     """The type that its messages have in the log of events."""
     return _LOG + channel
 
@@ -114,7 +114,7 @@ def unpack_message(codec: Codec, body: bytes) -> Message:
     return Message(id, channel, target, data, metadata, published_at, offer)
 
 
-def again(message: Message) -> Message:
+def for_redelivery(message: Message) -> Message:
     """As it is offered to the others."""
     return Message(
         message.id,
@@ -127,6 +127,6 @@ def again(message: Message) -> Message:
     )
 
 
-def holds_message(data: bytes) -> bool:
+def is_message_body(data: bytes) -> bool:
     """Whether a body of the log, unsealed, is a message."""
     return data.startswith(b'["message",')

@@ -15,8 +15,8 @@ import msgspec
 from edda.errors import ArgumentError, PayloadError, PayloadTooLargeError
 
 from .annotations import shape_of
-from .paths import step
-from .plain import TAG, TAG_BYTES, UnstorableError, is_plain, pack, unpack
+from .paths import path_part
+from .plain import TAG, TAG_BYTES, UnstorableError, decode_value, encode_value, is_json_value
 from .records import TypeMismatchError
 from .shapes import ARGUMENT, STORED, TypeAdapter
 
@@ -46,8 +46,8 @@ class Codec:
     def encode(self, value: Any) -> bytes:
         packed = value
         try:
-            if not is_plain(value):
-                packed = pack(value)
+            if not is_json_value(value):
+                packed = encode_value(value)
             data = _write(packed)
         except (UnstorableError, ValueError, RecursionError):
             packed, data = _write_carefully(value)
@@ -58,35 +58,35 @@ class Codec:
 
     def decode(self, data: bytes, annotation: Any = Any) -> Any:
         """The value as annotated; where the annotation is not true, the value as it is."""
-        data = self.unseal(data)
+        data = self.decrypt(data)
         shape = shape_of(annotation)
         tagged = TAG_BYTES in data
         value = _parse(data, tagged)
-        return value if shape.plain and not tagged else restore(value, shape)
+        return value if shape.plain and not tagged else decode_as(value, shape)
 
-    def fit(self, value: Any, annotation: Any, where: str) -> Any:
+    def convert(self, value: Any, annotation: Any, where: str) -> Any:
         """The value as an argument of this type; `where` starts the error's text."""
-        return fit(value, shape_of(annotation), where)
+        return convert(value, shape_of(annotation), where)
 
-    def same(self, one: bytes, other: bytes) -> bool:
+    def equal(self, one: bytes, other: bytes) -> bool:
         """Whether two stored values are the same, however they are encrypted and whatever the order of their keys."""
         return one == other or self._canonical(one) == self._canonical(other)
 
     def _canonical(self, data: bytes) -> bytes:
-        return msgspec.json.encode(_parse(self.unseal(data)), order="deterministic")
+        return msgspec.json.encode(_parse(self.decrypt(data)), order="deterministic")
 
     @property
     def is_sealing(self) -> bool:
         """Whether values are kept from whoever reads the database."""
         return self._transform is not None
 
-    def seal(self, data: bytes) -> bytes:
+    def encrypt(self, data: bytes) -> bytes:
         """Bytes that are JSON already, such as an event."""
         if len(data) > self.max_bytes:
             raise PayloadTooLargeError(f"{len(data):,} bytes are more than the limit of {self.max_bytes:,}")
         return data if self._transform is None else self._transform.seal(data)
 
-    def unseal(self, data: bytes) -> bytes:
+    def decrypt(self, data: bytes) -> bytes:
         return data if self._transform is None else self._transform.open(data)
 
     def _too_large(self, packed: Any, size: int) -> PayloadTooLargeError:
@@ -97,14 +97,14 @@ class Codec:
         )
 
 
-def fit(value: Any, shape: TypeAdapter, where: str) -> Any:
+def convert(value: Any, shape: TypeAdapter, where: str) -> Any:
     try:
         return shape.fit(value, ARGUMENT)
     except TypeMismatchError as misfit:
         raise ArgumentError(f"{where}{misfit.path}: {misfit.reason}") from None
 
 
-def restore(value: Any, shape: TypeAdapter) -> Any:
+def decode_as(value: Any, shape: TypeAdapter) -> Any:
     try:
         return shape.fit(value, STORED)
     except TypeMismatchError:
@@ -114,7 +114,7 @@ def restore(value: Any, shape: TypeAdapter) -> Any:
 def _write_carefully(value: Any) -> tuple[Any, bytes]:
     """What looked plain and was not is packed; what cannot be is refused with its place."""
     try:
-        packed = pack(value)
+        packed = encode_value(value)
         return packed, _write(packed)
     except UnstorableError as refused:
         raise PayloadError(f"${refused.path}: {refused.reason}") from None
@@ -124,7 +124,7 @@ def _write_carefully(value: Any) -> tuple[Any, bytes]:
 
 def _parse(data: bytes, tagged: bool = False) -> Any:
     try:
-        return unpack(_read(data)) if tagged else _read(data)
+        return decode_value(_read(data)) if tagged else _read(data)
     except PayloadError:
         raise
     except (ValueError, RecursionError) as error:
@@ -173,8 +173,8 @@ def _parts(packed: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(packed, list):
         yield from ((f"[{index}]", item) for index, item in enumerate(packed))
     elif isinstance(packed, dict) and packed.get(TAG) == "map":
-        yield from ((step(unpack(key)), item) for key, item in packed["v"])
+        yield from ((path_part(decode_value(key)), item) for key, item in packed["v"])
     elif isinstance(packed, dict) and TAG in packed:
         yield from _parts(packed["v"])
     elif isinstance(packed, dict):
-        yield from ((step(key), item) for key, item in packed.items())
+        yield from ((path_part(key), item) for key, item in packed.items())

@@ -20,7 +20,7 @@ from msgspec import Struct
 from edda.errors import PayloadError, RemoteError
 
 from .codec import Codec
-from .paths import shorten, show
+from .paths import repr_short, truncate
 from .plain import is_storable
 
 MAX_CAUSES = 8
@@ -62,7 +62,7 @@ def encode_failure(codec: Codec, exc: BaseException) -> bytes:
     try:
         return codec.encode(recorded)
     except PayloadError:  # too large as a whole; its class and the start of its message are what matters most
-        message = shorten(recorded.message, MAX_MESSAGE)
+        message = truncate(recorded.message, MAX_MESSAGE)
         return codec.encode(EncodedException(recorded.module, recorded.qualname, message, (message,), frozenset({0})))
 
 
@@ -75,7 +75,7 @@ def tell(exc: BaseException) -> str:
 def decode_failure(codec: Codec, data: bytes) -> Exception:
     recorded = codec.decode(data, EncodedException)
     if not isinstance(recorded, EncodedException):
-        return RemoteError(f"an error was recorded in a form that this release does not know: {show(recorded)}")
+        return RemoteError(f"an error was recorded in a form that this release does not know: {repr_short(recorded)}")
     return _rebuild(recorded)
 
 

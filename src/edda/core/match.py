@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Struct
 
 from .model import EventKey
-from .paths import shorten, show, step
+from .paths import path_part, repr_short, truncate
 
 MAX_SHAPE_BYTES = 1_600
 MAX_DEPTH = 64
@@ -46,7 +46,7 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 _write = msgspec.json.Encoder(decimal_format="number").encode
 
 
-def normalize(match: Mapping[str, Any] | None) -> dict[str, Any]:
+def parse_match(match: Mapping[str, Any] | None) -> dict[str, Any]:
     """The match as JSON values and decimals; what no event can have is refused."""
     if match is None:
         return {}
@@ -55,7 +55,7 @@ def normalize(match: Mapping[str, Any] | None) -> dict[str, Any]:
     return {_check_path(path): _normal_value(path, value) for path, value in match.items()}
 
 
-def shape(match: Mapping[str, Any]) -> str:
+def match_paths(match: Mapping[str, Any]) -> str:
     """What two matches have in common that look at the same paths."""
     text = json.dumps(sorted(match), separators=(",", ":"))
     if len(text) > MAX_SHAPE_BYTES:
@@ -70,7 +70,7 @@ def wait_key(type: str, match: Mapping[str, Any], target: str | None = None) -> 
     """Takes a match as `normalize` gives it. With a target: the key of events for this run alone."""
     paths = sorted(match)
     values = [_canonical_text(match[path]) if path[0] == "@" else _canonical(match[path]) for path in paths]
-    return _digest(_address(type, shape(match), values), target)
+    return _digest(_address(type, match_paths(match), values), target)
 
 
 def event_keys(
@@ -87,27 +87,27 @@ def bucket(key: bytes) -> int:
 
 def describe(type: str, match: Mapping[str, Any]) -> str:
     """For people: `payment.completed where order_id = "A-17"`."""
-    terms = [f"{path} = {shorten(_write(value).decode())}" for path, value in match.items()]
+    terms = [f"{path} = {truncate(_write(value).decode())}" for path, value in match.items()]
     return f"{type} where {' and '.join(terms)}" if terms else type
 
 
 def _check_path(path: Any) -> str:
     if not isinstance(path, str):
-        raise TypeError(f'match: expected a path like "order.id", got {show(path)}; write it as text')
+        raise TypeError(f'match: expected a path like "order.id", got {repr_short(path)}; write it as text')
     if not path:
         raise ValueError(
             'match: a path is empty; name a field of the data like "order.id", or an attribute: "@subject"'
         )
     if path[0] == "@" and not _ATTRIBUTE.fullmatch(path):
         raise ValueError(
-            f"match: {show(path)} is no attribute, whose name has only lowercase letters and digits; "
+            f"match: {repr_short(path)} is no attribute, whose name has only lowercase letters and digits; "
             "a path into the data has no @ (or \\@, if the field's name has one)"
         )
-    return _normal_text(f"match[{show(path)}]", path)
+    return _normal_text(f"match[{repr_short(path)}]", path)
 
 
 def _normal_value(path: str, value: Any) -> Any:
-    where = f"match[{show(path)}]"
+    where = f"match[{repr_short(path)}]"
     normal = _normal(where, value)
     if path[0] == "@" and not isinstance(normal, str | int):
         raise TypeError(f"{where}: an attribute is text, a whole number, True or False; got {type(value).__qualname__}")
@@ -130,7 +130,9 @@ def _normal(where: str, value: Any, depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return [_normal(f"{where}[{index}]", item, depth + 1) for index, item in enumerate(value)]
     if isinstance(value, dict):
-        return {_normal_key(where, key): _normal(where + step(key), item, depth + 1) for key, item in value.items()}
+        return {
+            _normal_key(where, key): _normal(where + path_part(key), item, depth + 1) for key, item in value.items()
+        }
     raise TypeError(
         f"{where}: expected text, a number, True, False, None, a list or a dict, "
         f"got {type(value).__qualname__}; give the text or number that the event has there"
@@ -146,7 +148,9 @@ def _normal_text(where: str, value: str | UUID) -> str:
 
 def _normal_key(where: str, key: Any) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"{where}: has the key {show(key)}, but the keys of a JSON object are text; write it as text")
+        raise TypeError(
+            f"{where}: has the key {repr_short(key)}, but the keys of a JSON object are text; write it as text"
+        )
     return _normal_text(where, key)
 
 
@@ -184,7 +188,9 @@ class _MatchPath(Struct, frozen=True):
 
 @lru_cache(maxsize=4096)
 def _places(shape: str) -> tuple[_MatchPath, ...]:
-    return tuple(_MatchPath(path[1:], ()) if path[0] == "@" else _MatchPath("", _steps(path)) for path in json.loads(shape))
+    return tuple(
+        _MatchPath(path[1:], ()) if path[0] == "@" else _MatchPath("", _steps(path)) for path in json.loads(shape)
+    )
 
 
 def _steps(path: str) -> tuple[tuple[str, int | None], ...]:

@@ -13,24 +13,24 @@ class LocatedError(Exception):
         self.reason = reason
         self.steps: list[str] = []
 
-    def under(self, key: Any) -> None:
-        self.steps.append(step(key))
+    def add_key(self, key: Any) -> None:
+        self.steps.append(path_part(key))
 
     @property
     def path(self) -> str:
         return "".join(reversed(self.steps))
 
 
-def step(key: Any) -> str:
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{show(key)}]"
+def path_part(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{repr_short(key)}]"
 
 
-def shorten(text: str, limit: int = 60) -> str:
+def truncate(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def show(value: Any) -> str:
+def repr_short(value: Any) -> str:
     try:
-        return shorten(repr(value))
+        return truncate(repr(value))
     except Exception:  # a __repr__ of the user's may raise anything, and Python's own does for very long integers
         return f"<{type(value).__qualname__}>"

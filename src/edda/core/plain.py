@@ -45,18 +45,18 @@ class UnstorableError(LocatedError):
     """A value that cannot be stored."""
 
 
-def is_plain(value: Any, depth: int = 0) -> bool:
+def is_json_value(value: Any, depth: int = 0) -> bool:
     """Whether JSON alone brings this back exactly. Most values are, so this is written for speed."""
     kind = type(value)
     if kind is dict:
         for key, item in value.items():
             if type(key) is not str or key == TAG:
                 return False
-            if type(item) not in _ATOMS and not is_plain(item, depth + 1):
+            if type(item) not in _ATOMS and not is_json_value(item, depth + 1):
                 return False
     elif kind is list:
         for item in value:
-            if type(item) not in _ATOMS and not is_plain(item, depth + 1):
+            if type(item) not in _ATOMS and not is_json_value(item, depth + 1):
                 return False
     else:
         return kind in _ATOMS or (kind is float and isfinite(value))
@@ -66,14 +66,14 @@ def is_plain(value: Any, depth: int = 0) -> bool:
 _ATOMS = frozenset({str, int, bool, NoneType})
 
 
-def pack(value: Any, parents: tuple[int, ...] = ()) -> Any:
+def encode_value(value: Any, parents: tuple[int, ...] = ()) -> Any:
     kind: Any = type(value)  # Any, since the type checker takes classes for unhashable
     return (_PACKERS.get(kind) or _packer_of(kind))(value, parents)
 
 
 def is_storable(value: Any) -> bool:
     try:
-        pack(value)
+        encode_value(value)
     except UnstorableError:
         return False
     return True
@@ -85,7 +85,7 @@ def _packer_of(kind: Any) -> Packer:
         return _pack_member
     if record := record_of(kind):
         return partial(_pack_record, record)
-    return next((_PACKERS[base] for base in kind.__mro__ if base in _PACKERS), _refuse)
+    return next((_PACKERS[base] for base in kind.__mro__ if base in _PACKERS), _reject)
 
 
 def _enter(value: Any, parents: tuple[int, ...]) -> tuple[int, ...]:
@@ -100,9 +100,9 @@ def _pack_items(items: Iterable[Any], parents: tuple[int, ...]) -> list[Any]:
     packed: list[Any] = []
     try:
         for item in items:
-            packed.append(pack(item, parents))
+            packed.append(encode_value(item, parents))
     except UnstorableError as error:
-        error.under(len(packed))
+        error.add_key(len(packed))
         raise
     return packed
 
@@ -127,15 +127,15 @@ def _pack_dict(value: dict[Any, Any], parents: tuple[int, ...]) -> Any:
     key: Any = None
     try:
         for key, item in value.items():
-            pairs.append((pack(key, parents), pack(item, parents)))
+            pairs.append((encode_value(key, parents), encode_value(item, parents)))
     except UnstorableError as error:
-        error.under(key)
+        error.add_key(key)
         raise
     if all(type(key) is str and key != TAG for key, _ in pairs):
         packed: Any = dict(pairs)
         _check_keys(packed.keys(), value)
         return packed
-    _check_keys([unpack(key) for key, _ in pairs], value)
+    _check_keys([decode_value(key) for key, _ in pairs], value)
     return _tagged("map", pairs)
 
 
@@ -153,19 +153,19 @@ def _pack_record(record: ModelAdapter, value: Any, parents: tuple[int, ...]) -> 
     packed: dict[str, Any] = {}
     for name, item in record.take_apart(value).items():
         try:
-            packed[name] = pack(item, parents)
+            packed[name] = encode_value(item, parents)
         except UnstorableError as error:
             form = record.json_form(value, name)
             if form is None:
-                error.under(name)
+                error.add_key(name)
                 raise
-            packed[name] = pack(form, parents)
+            packed[name] = encode_value(form, parents)
     # A model may have an extra field of any name, also our tag's.
     return packed if TAG not in packed else _tagged("map", list(packed.items()))
 
 
 def _pack_member(value: Enum, parents: tuple[int, ...]) -> Any:
-    return pack(value.value, parents)
+    return encode_value(value.value, parents)
 
 
 def _pack_str(value: str, _: tuple[int, ...]) -> Any:
@@ -209,7 +209,7 @@ def _write_base64(value: bytes | bytearray) -> str:
     return b2a_base64(value, newline=False).decode()
 
 
-def _refuse(value: Any, _: tuple[int, ...]) -> Any:
+def _reject(value: Any, _: tuple[int, ...]) -> Any:
     cure = next((cure for kind, cure in _CURES if isinstance(value, kind)), _CURE)
     raise UnstorableError(f"{type(value).__qualname__} cannot be stored; {cure}")
 
@@ -251,13 +251,13 @@ _PACKERS: dict[type, Packer] = {
 }
 
 
-def unpack(plain: Any) -> Any:
+def decode_value(plain: Any) -> Any:
     if type(plain) is list or type(plain) is tuple:
-        return [unpack(item) for item in plain]
+        return [decode_value(item) for item in plain]
     if type(plain) is not dict:
         return plain
     if TAG not in plain:
-        return {key: unpack(item) for key, item in plain.items()}
+        return {key: decode_value(item) for key, item in plain.items()}
     return _untag(plain[TAG], plain.get("v"))
 
 
@@ -266,7 +266,7 @@ def _untag(name: Any, content: Any) -> Any:
     if reader is None:
         raise PayloadError(f"the stored data has a {name!r}, which this release does not know; a newer one wrote it")
     try:
-        return reader(unpack(content))
+        return reader(decode_value(content))
     except (TypeError, ValueError, ArithmeticError) as error:
         raise PayloadError(f"the stored data has a broken {name}: {error}") from error
 

@@ -212,7 +212,7 @@ class PydanticRecord(ModelAdapter):
             first = error.errors(include_url=False)[0]
             misfit = TypeMismatchError(first["msg"])
             for key in reversed(first["loc"]):
-                misfit.under(key)
+                misfit.add_key(key)
             raise misfit from None
 
     def json_form(self, model: BaseModel, name: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from .veil import HIDDEN, veil
+from .veil import REDACTED, redact_credentials
 
 USUAL = (
     "*password",
@@ -32,7 +32,7 @@ _TERM = re.compile(r'(?<![^\s"=])([^\s"=]+) = ("(?:[^"\\]|\\.)*?(?:"|…(?= and 
 
 # As people and libraries write them into the texts of errors.
 _NAME = r"""(["']?)([\w.-]{1,200})\2\s{0,3}[:=]\s{0,3}"""
-_VALUE = rf"""(?:[\w-]+ )?{HIDDEN}|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&)}}\]]+"""
+_VALUE = rf"""(?:[\w-]+ )?{REDACTED}|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&)}}\]]+"""
 _PAIR = re.compile(rf"(?<![\w.-])({_NAME})({_VALUE})")
 _MAX_NESTING = 20
 """Of pairs within the value of a pair. Deeper ones are hidden unseen: `a:a:a:` and so on takes the whole stack."""
@@ -64,23 +64,23 @@ class Redaction:
     def censor(self, text: str, known: Iterable[str] = ()) -> str:
         """The text of an error: without credentials, what stands beside the name of a secret, and these values."""
         for value in sorted(known, key=len, reverse=True):
-            text = text.replace(value, HIDDEN)
-        return self._censor_pairs(veil(text), 0)
+            text = text.replace(value, REDACTED)
+        return self._censor_pairs(redact_credentials(text), 0)
 
     def _censor_pairs(self, text: str, depth: int) -> str:
         return _PAIR.sub(lambda pair: self._censor_pair(pair, depth), text)
 
     def _censor_pair(self, pair: re.Match[str], depth: int) -> str:
-        if HIDDEN in pair[4]:
+        if REDACTED in pair[4]:
             return pair[0]
         if self.hides(pair[3].split(".")) or depth == _MAX_NESTING:
-            return f"{pair[1]}{HIDDEN}"
+            return f"{pair[1]}{REDACTED}"
         return f"{pair[1]}{self._censor_pairs(pair[4], depth + 1)}"  # `ValueError: password=x`: one is in the other
 
     def _clean_term(self, term: re.Match[str]) -> str:
         path, value = term.groups()
         if self.hides(path.lstrip("@").split(".")):
-            return f"{path} = {HIDDEN}"
+            return f"{path} = {REDACTED}"
         is_plain = len(value) > 2 and value[0] == value[-1] == '"' and "\\" not in value
         if is_plain and _LITERAL.fullmatch(value[1:-1]):  # "17" is text, and an event with the number 17 does not match
             is_plain = False

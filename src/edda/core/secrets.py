@@ -6,7 +6,7 @@ from binascii import b2a_base64
 from collections.abc import Iterator
 from typing import Any
 
-from .paths import show
+from .paths import repr_short
 from .redaction import SHORTEST, Redaction
 
 MAX_DEPTH = 64
@@ -53,7 +53,7 @@ def write_value(value: Any) -> str:
     try:
         return str(value)
     except Exception:  # a class of the user's may refuse
-        return show(value)
+        return repr_short(value)
 
 
 def write_int(value: int) -> str:

@@ -22,8 +22,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from .paths import shorten
-from .records import TypeMismatchError, ModelAdapter
+from .paths import truncate
+from .records import ModelAdapter, TypeMismatchError
 
 
 class ConversionMode(Struct, frozen=True):
@@ -116,7 +116,7 @@ class EnumAdapter(TypeAdapter):
 
     def __init__(self, cls: type[Enum]) -> None:
         self.cls = cls
-        self.name = f"{cls.__qualname__} ({shorten(', '.join(repr(member.value) for member in cls))})"
+        self.name = f"{cls.__qualname__} ({truncate(', '.join(repr(member.value) for member in cls))})"
 
     def fit(self, value: Any, mode: ConversionMode) -> Any:
         try:
@@ -194,7 +194,7 @@ class ListAdapter(TypeAdapter):
             for item in value:
                 items.append(self.item.fit(item, mode))
         except TypeMismatchError as misfit:
-            misfit.under(len(items))
+            misfit.add_key(len(items))
             raise
         return items
 
@@ -216,7 +216,7 @@ class TupleAdapter(TypeAdapter):
             for shape, item in zip(self.items, value, strict=True):
                 fitted.append(shape.fit(item, mode))
         except TypeMismatchError as misfit:
-            misfit.under(len(fitted))
+            misfit.add_key(len(fitted))
             raise
         return tuple(fitted)
 
@@ -240,7 +240,7 @@ class DictAdapter(TypeAdapter):
             for key, item in value.items():
                 fitted[self.key.fit(key, mode)] = self.item.fit(item, mode)
         except TypeMismatchError as misfit:
-            misfit.under(key)
+            misfit.add_key(key)
             raise
         return fitted
 
@@ -371,7 +371,7 @@ def _fit_part(shape: TypeAdapter, value: Any, mode: ConversionMode, key: Any) ->
     try:
         return shape.fit(value, mode)
     except TypeMismatchError as misfit:
-        misfit.under(key)
+        misfit.add_key(key)
         raise
 
 

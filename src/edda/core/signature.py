@@ -17,7 +17,7 @@ from msgspec import Struct
 from edda.errors import ArgumentError
 
 from .annotations import shape_of
-from .codec import Codec, restore
+from .codec import Codec, decode_as
 from .hints import Namespace, hints_of
 from .plain import is_storable
 from .records import TypeMismatchError
@@ -85,7 +85,7 @@ class Signature:
         shapes = self._shapes
         if not isinstance(stored, dict) or (stored.keys() != shapes.keys() and self._has_changed(stored)):
             self._refuse_stored(stored)
-        values = {key: restore(value, shapes[key]) if key in shapes else value for key, value in stored.items()}
+        values = {key: decode_as(value, shapes[key]) if key in shapes else value for key, value in stored.items()}
         return self._spread(values)
 
     @cached_property

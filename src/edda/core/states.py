@@ -37,7 +37,7 @@ ENDED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, R
 
 OPEN = frozenset(RunStatus) - ENDED
 
-MOVES: dict[RunStatus, frozenset[RunStatus]] = {
+TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
     RunStatus.RUNNING: WAITING | ENDED | {RunStatus.PARKED, RunStatus.COMPENSATING},
     RunStatus.COMPENSATING: frozenset({RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED}),
     RunStatus.PARKED: frozenset({RunStatus.RUNNING, RunStatus.COMPENSATING}),

@@ -9,7 +9,7 @@ from msgspec import Struct
 from .model import RunId, Wait, WorkerInfo
 from .states import RunStatus
 
-MOST_COUNTED = 10_000
+MAX_COUNT = 10_000
 """Counting goes no further: nobody reads more, and a page must not wait for it."""
 
 

@@ -6,7 +6,7 @@ import re
 from base64 import b64encode
 from urllib.parse import unquote, urlsplit
 
-from .veil import HIDDEN
+from .veil import REDACTED
 
 _SCHEME = re.compile(r"\s*[\"']?\s*([A-Za-z][\w+.-]{0,30})://")
 
@@ -18,11 +18,11 @@ def show_url(url: str) -> str:
     scheme = "" if found is None else f"{found[1]}://"
     if "@" in url:
         place, query, _ = url.rpartition("@")[2].partition("?")
-        return f"{scheme}{HIDDEN}@{place}{query and '?' + HIDDEN}"
+        return f"{scheme}{REDACTED}@{place}{query and '?' + REDACTED}"
     if found is None:
-        return HIDDEN if re.search("[:=?]", url) else url
+        return REDACTED if re.search("[:=?]", url) else url
     place, query, _ = url[found.end() :].partition("?")
-    return f"{scheme}{place}{query and '?' + HIDDEN}"
+    return f"{scheme}{place}{query and '?' + REDACTED}"
 
 
 def split_credentials(url: str) -> tuple[str, dict[str, str]]:

@@ -21,7 +21,7 @@ import msgspec
 
 from .annotations import shape_of
 from .hints import alias_target, hints_of, substitute, type_arguments
-from .paths import shorten, step
+from .paths import path_part, truncate
 from .records import TypeMismatchError, record_of
 from .shapes import ARGUMENT
 
@@ -89,12 +89,12 @@ def _errors(error: ValidationError) -> tuple[tuple[str, str], ...]:
 
 
 def _path(keys: tuple[str | int, ...]) -> str:
-    return "".join(map(step, keys)).removeprefix(".") or "$"
+    return "".join(map(path_part, keys)).removeprefix(".") or "$"
 
 
 def _message(detail: ErrorDetails) -> str:
     """Without the value: this text is logged, stored and sent to callers, and the field may be one that is redacted."""
-    message = _WITHOUT_VALUE.get(detail["type"]) or shorten(detail["msg"], MAX_MESSAGE)
+    message = _WITHOUT_VALUE.get(detail["type"]) or truncate(detail["msg"], MAX_MESSAGE)
     return message if detail["type"] in _ABOUT_NOTHING else f"{message}, got {type(detail['input']).__qualname__}"
 
 
@@ -124,17 +124,17 @@ def _make_adapter(model: Any) -> TypeAdapter[Any] | None:
     from pydantic.errors import PydanticSchemaGenerationError
 
     if sys.version_info < (3, 12):
-        _introduce_typed_dicts(model, set())
+        _replace_typed_dicts(model, set())
     try:
         return TypeAdapter(model)
     except PydanticSchemaGenerationError:
         return None
 
 
-def _introduce_typed_dicts(annotation: Any, seen: set[Any]) -> None:
+def _replace_typed_dicts(annotation: Any, seen: set[Any]) -> None:
     """Before Python 3.12 pydantic refuses the TypedDicts of `typing`, so they get a hook that it asks first."""
     for part in _parts(annotation, seen):
-        _introduce_typed_dicts(part, seen)
+        _replace_typed_dicts(part, seen)
     origin = get_origin(annotation) or annotation
     if is_typeddict(origin) and not hasattr(origin, "__get_pydantic_core_schema__"):
         origin.__get_pydantic_core_schema__ = _twin_schema
@@ -154,11 +154,11 @@ def _parts(annotation: Any, seen: set[Any]) -> Iterator[Any]:
 
 
 def _twin_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    return handler.generate_schema(_twin(source))
+    return handler.generate_schema(_adapted_type(source))
 
 
 @lru_cache(maxsize=1024)
-def _twin(source: Any) -> Any:
+def _adapted_type(source: Any) -> Any:
     """The same TypedDict, of the kind that pydantic takes. One for each, since a TypedDict may contain itself."""
     import typing_extensions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-HIDDEN = "•••"
+REDACTED = "•••"
 
 # Bounded, so that no text takes long to look through.
 # A password may have an @ in it that was not encoded: of several the last one before the end of the host counts.
@@ -17,7 +17,7 @@ _CREDENTIALS = re.compile(
 )
 
 
-def veil(text: str) -> str:
+def redact_credentials(text: str) -> str:
     if "://" in text:
-        text = _QUERY.sub(rf"\1{HIDDEN}", _URL.sub(rf"\1{HIDDEN}", text))
-    return _CREDENTIALS.sub(rf"\1{HIDDEN}", text)
+        text = _QUERY.sub(rf"\1{REDACTED}", _URL.sub(rf"\1{REDACTED}", text))
+    return _CREDENTIALS.sub(rf"\1{REDACTED}", text)

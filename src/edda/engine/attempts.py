@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edda.core.model import StepCommit, RunId
-from edda.core.paths import show
+from edda.core.model import RunId, StepCommit
+from edda.core.paths import repr_short
 from edda.errors import (
     ActivityCancelledError,
     ActivityTimeoutError,
@@ -21,17 +21,17 @@ from edda.errors import (
     TerminalError,
 )
 from edda.storage.step_faults import Fault, find_fault
-from edda.workflow.activity import Happened, ActivityCall, is_async
+from edda.workflow.activity import ActivityCall, Happened, is_async
 from edda.workflow.context import ActivityContext
-from edda.workflow.current import here
+from edda.workflow.current import current_context
 from edda.workflow.limits import UNLIMITED
 
 from .backoff import Backoff
 from .log import tell_error
 from .progress import ActivityHeartbeat
-from .steps import Failure, OutcomePolicy, Outcome, Success, ActivityThreads
+from .steps import ActivityThreads, Failure, Outcome, OutcomePolicy, Success
 from .tasks import start_task
-from .work import LazyEffects, DrainingError, EffectServices, StepEffects
+from .work import DrainingError, EffectServices, LazyEffects, StepEffects
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
@@ -60,11 +60,11 @@ class AttemptListener(Protocol):
     herald: RunHooks | None
     log: RunLog
 
-    def overdue(self, attempt: Attempt, error: ActivityTimeoutError) -> None: ...
+    def on_attempt_timed_out(self, attempt: Attempt, error: ActivityTimeoutError) -> None: ...
 
     def progressed(self, attempt: Attempt, details: bytes) -> None: ...
 
-    def gone(self, attempt: Attempt) -> None:
+    def on_attempt_cancelled(self, attempt: Attempt) -> None:
         """It was cancelled, maybe before its first turn: then it could not say so itself."""
         ...
 
@@ -108,7 +108,7 @@ class Attempt:
         self.command = command
         self.call: ActivityCall = command.call
         self.number = command.attempt
-        self.progress = ActivityHeartbeat(owner.place.loop, command.details, self._progressed)
+        self.progress = ActivityHeartbeat(owner.place.loop, command.last_heartbeat, self._progressed)
         self.failure: Failure | None = None
         """Why it was given up, if it took too long."""
         self.task: asyncio.Task[None] | None = None
@@ -146,7 +146,7 @@ class Attempt:
                 return await self._run()
             except _FaultError as ended:
                 error, fault = ended.__cause__ or ended, ended.fault
-            self._silence()  # the limits of an attempt are those of its body, which does not run now
+            self._cancel_timer()  # the limits of an attempt are those of its body, which does not run now
             self._repeats = 0 if fault is Fault.AWAY else self._repeats + 1
             if fault is Fault.CONFLICT:
                 told = tell_error(error)
@@ -167,7 +167,7 @@ class Attempt:
                 if not await self._rest(backoff.next()):
                     return False
                 try:
-                    await (await place.joints.begin()).rollback()
+                    await (await place.transactions.begin()).rollback()
                     return True
                 except AppError:  # a storage without transactions: nothing to wait for
                     return True
@@ -192,13 +192,13 @@ class Attempt:
         judge = owner.judge
         outcome: Outcome | None = None
         try:
-            if call.reconcile is not None and self._may_have_happened:
-                outcome = await self._ask()
+            if call.reconcile is not None and self._may_have_run_before:
+                outcome = await self._run_reconcile()
             if outcome is None:
                 if self.progress.is_given_up:
                     return None
                 if owner.herald is not None:
-                    owner.herald.tell_begun(self.command)
+                    owner.herald.attempt_started(self.command)
                 if owner.log.is_verbose:
                     owner.log.write("step_begun", step=self.command.id, attempt=self.number)
                 result = await self._call(call.fn, call.is_async, self._context())
@@ -207,8 +207,8 @@ class Attempt:
             return self.failed(error)
         else:
             if outcome is None:
-                outcome = judge.accept(self.command, call, result)
-            return outcome if self._bench.work is None else await self._conclude(self._bench.work, outcome)
+                outcome = judge.on_result(self.command, call, result)
+            return outcome if self._bench.work is None else await self._commit_effects(self._bench.work, outcome)
         finally:
             if self._bench.work is not None:
                 await self._bench.work.roll_back()
@@ -236,42 +236,42 @@ class Attempt:
             )
             cancelled.__cause__ = error
             error = cancelled
-        return self._owner.judge.reject(self.command, self.call, self.number, error)
+        return self._owner.judge.on_error(self.command, self.call, self.number, error)
 
     @property
-    def _may_have_happened(self) -> bool:
-        return self.number > 1 or self.command.replayed
+    def _may_have_run_before(self) -> bool:
+        return self.number > 1 or self.command.is_replay
 
-    async def _ask(self) -> Outcome | None:
+    async def _run_reconcile(self) -> Outcome | None:
         reconcile = self.call.reconcile
         assert reconcile is not None
         self._is_asking = True
         answer = await self._call(reconcile, is_async(reconcile), self._context("reconcile/"))
         self._is_asking = False
-        self._silence()
+        self._cancel_timer()
         judge = self._owner.judge
-        if answer is None and self.command.is_question:
-            return judge.fail(TerminalError(f"{self.command.id} did not happen"))
+        if answer is None and self.command.check_only:
+            return judge.failure(TerminalError(f"{self.command.id} did not happen"))
         if answer is None:
             return None
         if isinstance(answer, Happened):
-            return judge.accept(self.command, self.call, answer.result)
-        wrong = f"the reconcile function of {self.command.id} returned {show(answer)}: it has to return "
-        return judge.fail(TypeError(f"{wrong}Happened(result) if the effect happened, and None if it did not"))
+            return judge.on_result(self.command, self.call, answer.result)
+        wrong = f"the reconcile function of {self.command.id} returned {repr_short(answer)}: it has to return "
+        return judge.failure(TypeError(f"{wrong}Happened(result) if the effect happened, and None if it did not"))
 
     # What it does through Edda
 
-    async def _conclude(self, work: StepEffects, outcome: Outcome) -> Outcome | None:
+    async def _commit_effects(self, work: StepEffects, outcome: Outcome) -> Outcome | None:
         if not isinstance(outcome, Success):
             return outcome
         if not work.needs_commit:
             return Success(outcome.value, outcome.result, (*work.dispatches, *work.outgoing))
-        self._silence()  # what is being committed is not too late any more
+        self._cancel_timer()  # what is being committed is not too late any more
         try:
             async with self.step.committing:
                 if self.is_given_up or self.step.has_succeeded:
                     return None
-                return await _finish(start_task(self._commit(work, outcome), loop=self._owner.place.loop))
+                return await _shield_commit(start_task(self._commit(work, outcome), loop=self._owner.place.loop))
         except asyncio.CancelledError as error:
             return self.failed(error)
 
@@ -285,12 +285,12 @@ class Attempt:
             fault = work.fault_of(error)
             await work.roll_back()
             try:
-                known = await work.find_done()
+                known = await work.find_step_commit()
             except DrainingError:
                 return None
             if known is None:
                 self._repeat_after(fault, error)
-                return judge.reject(command, call, self.number, error)
+                return judge.on_error(command, call, self.number, error)
             result = self._owner.place.codec.decode(known.value, call.returns)
             return Success(known.value, result, (known,))
         return Success(success.value, success.result, (StepCommit(command.id, self.number, success.value, 0),))
@@ -310,13 +310,13 @@ class Attempt:
 
     def _call(self, fn: Callable[..., Any], on_loop: bool, ctx: ActivityContext) -> Awaitable[Any]:
         call = self.call
-        here.set(ctx)
+        current_context.set(ctx)
         args = (ctx, *call.args) if call.takes_context else call.args
         if not on_loop:
             return self._owner.place.threads.run(lambda: self._run_in_thread(fn, args))
         if call.limits is not UNLIMITED:
-            self.progress.begin()
-            self._watch()
+            self.progress.start()
+            self._check_timeouts()
         running: Awaitable[Any] = fn(*args, **call.kwargs)
         return running
 
@@ -326,37 +326,37 @@ class Attempt:
         loop = self._owner.place.loop
         self._is_in_thread = True
         if self.call.limits is not UNLIMITED:
-            self.progress.begin()
-            loop.call_soon_threadsafe(self._watch)
+            self.progress.start()
+            loop.call_soon_threadsafe(self._check_timeouts)
         try:
             return fn(*args, **self.call.kwargs)
         finally:
             self._is_in_thread = False
             if self._slot is not None:
                 with suppress(RuntimeError):  # the loop is closed, and nobody waits for the slot any more
-                    loop.call_soon_threadsafe(self._left_thread)
+                    loop.call_soon_threadsafe(self._release_slot)
 
     def _progressed(self, details: bytes) -> None:
         self._owner.progressed(self, details)
 
-    def _left_thread(self) -> None:
+    def _release_slot(self) -> None:
         if self.task is None and self._slot is not None:  # given up so early that nobody was there to free it
             self._slot.free()
 
     # How long it may take
 
-    def _watch(self) -> None:
+    def _check_timeouts(self) -> None:
         """Comes back whenever the attempt could be overdue."""
-        rests = [] if self.is_given_up else self._rests()
+        rests = [] if self.is_given_up else self._remaining_times()
         if not rests:
             return
         rest, error = min(rests, key=lambda one: one[0])
         if rest <= 0:
-            self._owner.overdue(self, error)
+            self._owner.on_attempt_timed_out(self, error)
         else:
-            self._timer = self._owner.place.loop.call_later(rest, self._watch)
+            self._timer = self._owner.place.loop.call_later(rest, self._check_timeouts)
 
-    def _rests(self) -> list[tuple[float, ActivityTimeoutError]]:
+    def _remaining_times(self) -> list[tuple[float, ActivityTimeoutError]]:
         """How much time is left, and what it is when there is none."""
         limits, progress, now = self.call.limits, self.progress, time.monotonic()
         what = f"{self.command.id}, attempt {self.number}, "
@@ -369,36 +369,36 @@ class Attempt:
             rests.append((progress.beat_at + limits.heartbeat_timeout - now, quiet))
         return rests
 
-    def _silence(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     # Its end
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Nobody waits for it any more. What it does all the same counts."""
         if not self.is_given_up:
-            self.drop()
+            self.force_cancel()
 
-    def drop(self) -> None:
+    def force_cancel(self) -> None:
         """Do not even wait for a thread, if it was given up before."""
-        self.progress.give_up()
-        self._silence()
+        self.progress.cancel()
+        self._cancel_timer()
         if self.task is not None:
-            self.task.add_done_callback(lambda _: self._owner.gone(self))
+            self.task.add_done_callback(lambda _: self._owner.on_attempt_cancelled(self))
             self.task.cancel()
 
     def close(self) -> None:
         """It is over. The task, its context and this know each other: only the collector would free them."""
-        self.progress.give_up()
-        self._silence()
+        self.progress.cancel()
+        self._cancel_timer()
         self.task = None
         if self._slot is not None and not self._is_in_thread:
             self._slot.free()
 
 
-async def _finish(commit: asyncio.Task[Outcome | None]) -> Outcome | None:
+async def _shield_commit(commit: asyncio.Task[Outcome | None]) -> Outcome | None:
     """A cancel does not stop it, for it may be in already; a second one does."""
     try:
         return await asyncio.shield(commit)

@@ -15,7 +15,7 @@ from .herald import RunHooks
 from .log import RunLog
 from .queue import StartGate, StepQueue
 from .slots import Slot
-from .steps import Failure, OutcomePolicy, Outcome, Retry, Success
+from .steps import Failure, Outcome, OutcomePolicy, Retry, Success
 from .tasks import start_task
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ class ActivityServices(AttemptServices, StartGate, Protocol):
 class RunningStep:
     """A step, and those of its attempts whose bodies run: one, and any that were given up and go on all the same."""
 
-    __slots__ = ("_committing", "attempts", "command", "has_succeeded", "heir", "is_abandoned")
+    __slots__ = ("_committing", "attempts", "command", "has_succeeded", "is_abandoned", "successor")
 
     def __init__(self, command: Command) -> None:
         self.command = command
         self.attempts: list[Attempt] = []
         self.is_abandoned = False
         self.has_succeeded = False
-        self.heir: Command | None = None
+        self.successor: Command | None = None
         """Asked for the same again while the abandoned body still runs, and waits for that."""
         self._committing: asyncio.Lock | None = None
 
@@ -56,9 +56,9 @@ class RunningStep:
         """Whether one of its bodies is not overdue."""
         return any(attempt.failure is None for attempt in self.attempts)
 
-    def pass_on(self, command: Command) -> None:
+    def transfer_to(self, command: Command) -> None:
         self.command = command
-        self.heir = None
+        self.successor = None
         self.is_abandoned = self.has_succeeded = False
 
 
@@ -86,10 +86,10 @@ class ActivityRunner:
         self.place: AttemptServices = stage
         self.herald = herald
         self.log = log
-        self._stage = stage
-        self._settled = settled
-        self._progressed = progressed
-        self._unbegun = unbegun
+        self._services = stage
+        self._on_finished = settled
+        self._on_heartbeat = progressed
+        self._on_never_started = unbegun
         self._failed = failed
         self._queue = StepQueue(stage)
         self._resting: set[Command] = set()
@@ -102,45 +102,47 @@ class ActivityRunner:
         return bool(self._running)
 
     @property
-    def is_needed(self) -> bool:
+    def has_active_attempts(self) -> bool:
         """Whether there is more to wait for than bodies that were given up."""
         queue = self._queue
-        return bool(queue.blocked or queue.waiting) or not all(attempt.is_given_up for attempt in self._running)
+        return bool(queue.waiting_for_journal or queue.waiting_for_slot) or not all(
+            attempt.is_given_up for attempt in self._running
+        )
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._running or self._queue.blocked or self._queue.waiting)
+        return bool(self._running or self._queue.waiting_for_journal or self._queue.waiting_for_slot)
 
-    def has_body(self, step: str) -> bool:
+    def has_attempt(self, step: str) -> bool:
         return step in self._steps
 
     @property
-    def resting(self) -> int:
+    def waiting_for_retry(self) -> int:
         return len(self._resting)
 
     # Beginning
 
-    def add(self, command: Command) -> None:
+    def enqueue(self, command: Command) -> None:
         self._resting.discard(command)
         step = self._steps.get(command.id)
         if step is not None and step.command is not command:
             if step.is_abandoned and step.is_live:
-                step.heir = command
+                step.successor = command
                 return
-            self._succeed_to(step, command)
+            self._replace_step(step, command)
         self._queue.add(command)
 
-    def _succeed_to(self, step: RunningStep, command: Command) -> None:
+    def _replace_step(self, step: RunningStep, command: Command) -> None:
         """Only bodies that were given up are left of it: what they do counts if the same is asked for."""
         if self._is_same(step.command, command):
-            step.pass_on(command)
+            step.transfer_to(command)
         else:
             del self._steps[command.id]
 
     def _is_same(self, one: Command, other: Command) -> bool:
-        return one.name == other.name and self._stage.codec.same(one.input, other.input)
+        return one.name == other.name and self._services.codec.equal(one.input, other.input)
 
-    def rest(self, command: Command) -> int:
+    def schedule_retry(self, command: Command) -> int:
         """Until the next attempt is due, which is when it returns."""
         self._resting.add(command)
         return self._due(command)
@@ -151,14 +153,14 @@ class ActivityRunner:
 
     def in_flight_before(self) -> list[Command]:
         """Steps that an earlier process may have begun, and this one has not."""
-        return [command for command in self._queue.held if command.replayed]
+        return [command for command in self._queue.held if command.is_replay]
 
     def may_have_been_in_flight(self, pending: Iterable[Command], now: int) -> list[Command]:
         """Steps that earlier processes may have begun, also those whose next attempt is due and not begun yet."""
         return [one for one in pending if one.kind is EntryKind.STEP and self.may_have_begun(one, now)]
 
-    def start(self, committed: int, pending: Mapping[str, Command]) -> None:
-        self._queue.start(committed, pending, self._begin)
+    def start_ready(self, committed: int, pending: Mapping[str, Command]) -> None:
+        self._queue.start_ready(committed, pending, self._begin)
 
     def _begin(self, command: Command, slot: Slot | None) -> None:
         step, context = self._steps.get(command.id), command.context
@@ -169,7 +171,7 @@ class ActivityRunner:
         attempt = Attempt(self, step, command, slot)
         step.attempts.append(attempt)
         self._running.add(attempt)
-        attempt.task = start_task(self._run(attempt), loop=self._stage.loop, context=context)
+        attempt.task = start_task(self._run(attempt), loop=self._services.loop, context=context)
 
     # Ending
 
@@ -188,17 +190,17 @@ class ActivityRunner:
         except BaseException as error:  # a cancelled rollback, or a fault of ours: the run must not wait for ever
             outcome = attempt.failed(error)
         if isinstance(outcome, Retry):
-            attempt.progress.report()
+            attempt.progress.flush()
         self._end(attempt, outcome)
 
-    def gone(self, attempt: Attempt) -> None:
+    def on_attempt_cancelled(self, attempt: Attempt) -> None:
         if attempt in self._running:
             self._end(attempt, None)
 
     def _end(self, attempt: Attempt, outcome: Outcome | None) -> None:
         self._remove(attempt)
         try:
-            self._conclude(attempt, outcome)
+            self._record_result(attempt, outcome)
         finally:
             attempt.close()  # frees its slot, for which another attempt of the same step may wait in vain
 
@@ -209,64 +211,64 @@ class ActivityRunner:
         if not step.attempts and self._steps.get(step.command.id) is step:
             del self._steps[step.command.id]
 
-    def _conclude(self, attempt: Attempt, outcome: Outcome | None) -> None:
+    def _record_result(self, attempt: Attempt, outcome: Outcome | None) -> None:
         step, verdict = attempt.step, outcome
         if isinstance(outcome, Success):
             verdict = self._succeed(step, outcome)
         elif attempt.is_given_up or outcome is None:
             verdict = None
-        elif step.is_abandoned and not self._inherit(step):
+        elif step.is_abandoned and not self._transfer_to_successor(step):
             verdict = Failure(outcome.value, outcome.error)  # there is no other attempt
         command = step.command
-        if step.heir is not None:
-            self._call_heir(step)
-        self._settled(command, verdict)
+        if step.successor is not None:
+            self._start_successor(step)
+        self._on_finished(command, verdict)
 
     def _succeed(self, step: RunningStep, success: Success) -> Success | None:
         """The first success is the step's, whichever attempt it is of."""
         if step.has_succeeded:
             return None
-        if step.heir is not None:
-            self._inherit(step)
+        if step.successor is not None:
+            self._transfer_to_successor(step)
         step.has_succeeded = True
         for other in step.attempts:
-            other.give_up()
+            other.cancel()
         self._resting.discard(step.command)
-        self._queue.leave(step.command)
+        self._queue.remove(step.command)
         return success
 
-    def _inherit(self, step: RunningStep) -> bool:
+    def _transfer_to_successor(self, step: RunningStep) -> bool:
         """Whether somebody asked for the same again, who gets the outcome."""
-        if step.heir is None or not self._is_same(step.command, step.heir):
+        if step.successor is None or not self._is_same(step.command, step.successor):
             return False
-        step.pass_on(step.heir)
+        step.transfer_to(step.successor)
         return True
 
-    def _call_heir(self, step: RunningStep) -> None:
-        if step.heir is not None and not step.is_live:
-            heir, step.heir = step.heir, None
-            self.add(heir)
+    def _start_successor(self, step: RunningStep) -> None:
+        if step.successor is not None and not step.is_live:
+            successor, step.successor = step.successor, None
+            self.enqueue(successor)
 
-    def overdue(self, attempt: Attempt, error: ActivityTimeoutError) -> None:
-        step, outcome = attempt.step, self.judge.reject(attempt.command, attempt.call, attempt.number, error)
+    def on_attempt_timed_out(self, attempt: Attempt, error: ActivityTimeoutError) -> None:
+        step, outcome = attempt.step, self.judge.on_error(attempt.command, attempt.call, attempt.number, error)
         attempt.failure = Failure(outcome.value, outcome.error)
         if isinstance(outcome, Retry):
-            attempt.progress.report()
-        attempt.give_up()
-        if step.is_abandoned and not self._inherit(step):
+            attempt.progress.flush()
+        attempt.cancel()
+        if step.is_abandoned and not self._transfer_to_successor(step):
             outcome = attempt.failure
         command = step.command
-        self._call_heir(step)
-        self._settled(command, outcome)
+        self._start_successor(step)
+        self._on_finished(command, outcome)
 
     def progressed(self, attempt: Attempt, details: bytes) -> None:
         if not attempt.step.is_abandoned:
-            self._progressed(attempt.step.command, details)
+            self._on_heartbeat(attempt.step.command, details)
 
     def report_progress(self) -> None:
         """The run leaves memory: what its bodies said is recorded as far as it is not."""
         for attempt in tuple(self._running):
-            attempt.progress.report()
+            attempt.progress.flush()
 
     # Giving up
 
@@ -278,32 +280,32 @@ class ActivityRunner:
     def abandon(self, command: Command, now: int) -> None:
         """Nobody awaits it any more. What has to be undone is not interrupted: nobody would know if it happened."""
         self._resting.discard(command)
-        self._queue.leave(command)
+        self._queue.remove(command)
         step = self._steps.get(command.id)
         if step is not None and step.command is command:
             step.is_abandoned = True
             if command.undo is None:
                 for attempt in step.attempts:
-                    attempt.give_up()
+                    attempt.cancel()
             elif step.is_live:
                 return
-        elif step is not None and step.heir is command:
-            step.heir = None
+        elif step is not None and step.successor is command:
+            step.successor = None
         if command.undo is not None and not self.may_have_begun(command, now):
-            self._unbegun(command)
+            self._on_never_started(command)
 
     def may_have_begun(self, command: Command, now: int) -> bool:
         """In a process that is gone: not if its next attempt was not due yet."""
-        return command.replayed and (command.retry_at is None or self._due(command) <= now)
+        return command.is_replay and (command.retry_at is None or self._due(command) <= now)
 
     def cancel(self) -> None:
         self._queue.close()
         for attempt in tuple(self._running):
-            attempt.drop()
+            attempt.force_cancel()
 
     def close(self) -> None:
         """Forget who wanted to know: the two would keep each other in memory."""
-        self._settled = self._progressed = self._unbegun = self._failed = _tell_nobody
+        self._on_finished = self._on_heartbeat = self._on_never_started = self._failed = _tell_nobody
 
 
 def _tell_nobody(*_: object) -> None:

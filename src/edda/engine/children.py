@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
-from edda.core.model import ClaimedRun, EntryKind, RunSignal, RunId, RunRecord, Start, EndWatcher
+from edda.core.model import ClaimedRun, EndWatcher, EntryKind, RunId, RunRecord, RunSignal, Start
 from edda.core.states import ENDED
 from edda.errors import (
     ArgumentError,
@@ -24,7 +24,7 @@ from edda.errors import (
     StorageConflictError,
     StorageUnavailableError,
 )
-from edda.workflow.children import ChildCall, RunEnded, ChildStarted
+from edda.workflow.children import ChildCall, ChildStarted, RunEnded
 from edda.workflow.execution import Command, Execution
 
 from .clock import Clock
@@ -44,7 +44,7 @@ class ChildServices(Protocol):
     codec: Codec
     settings: Settings
 
-    def attend(self, start: Start | None, run_id: RunId, watcher: EndWatcher | None) -> Awaitable[RunRecord]:
+    def start_or_watch(self, start: Start | None, run_id: RunId, watcher: EndWatcher | None) -> Awaitable[RunRecord]:
         """Start a run that may exist, if there is one to start, and have its end told, if somebody waits for it."""
         ...
 
@@ -66,43 +66,43 @@ class ChildRuns:
         self._claimed = claimed
         self._draft = draft
         self._deliver = deliver
-        self._found = found
+        self._on_resolved = found
         self._failed = failed
-        self.unborn: deque[Command] = deque()
-        self.unsought: deque[Command] = deque()
+        self.to_create: deque[Command] = deque()
+        self.to_resolve: deque[Command] = deque()
         """They wait for the journal, in the order they were issued."""
         self._searches: dict[Command, asyncio.Task[None]] = {}
-        self._recalled: dict[Command, int] = {}
+        self._cancel_on_resolve: dict[Command, int] = {}
         """Abandoned while it was not known whether they exist, with the number of entries it was decided after."""
-        self._born: list[ChildStarted] = []
+        self._started: list[ChildStarted] = []
         """By this incarnation; the others are in the history."""
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.unborn or self.unsought or self._searches)
+        return bool(self.to_create or self.to_resolve or self._searches)
 
     def accept(self, command: Command) -> None:
         call: ChildCall = command.call
         if command.started:
             return
-        (self.unsought if call.is_named else self.unborn).append(command)
+        (self.to_resolve if call.has_custom_id else self.to_create).append(command)
 
     # Births
 
-    def bear_next(self, execution: Execution) -> bool:
+    def create_next(self, execution: Execution) -> bool:
         """The child's rows go in with the entry that records its start. False if there is none to be born."""
-        while self.unborn:
-            command = self.unborn.popleft()
+        while self.to_create:
+            command = self.to_create.popleft()
             if execution.pending.get(command.id) is command:
-                self._bear(command, execution.length + 1)
+                self._create(command, execution.length + 1)
                 return True
         return False
 
-    def _bear(self, command: Command, needs: int) -> None:
+    def _create(self, command: Command, needs: int) -> None:
         if self._is_deepest:
             self._fail(command, self._too_deep())
             return
-        self._draft.start_child(self._start_of(command), needs)
+        self._draft.start_child(self._to_start(command), needs)
         self._record_start(command, is_ours=True)
 
     @property
@@ -115,7 +115,7 @@ class ChildRuns:
             "starts itself has to end somewhere. Use ctx.recur() to go on for ever, or raise Settings(child_depth=...)."
         )
 
-    def _start_of(self, command: Command) -> Start:
+    def _to_start(self, command: Command) -> Start:
         call: ChildCall = command.call
         assert call.workflow is not None
         assert call.options is not None
@@ -128,26 +128,26 @@ class ChildRuns:
             ready_at=now + options.delay,
             deadline=None if options.timeout is None else now + options.delay + options.timeout,
             parent=self._claimed.run_id,
-            parent_step=command.id if call.is_awaited and not call.is_named else None,
+            parent_step=command.id if call.is_awaited and not call.has_custom_id else None,
             depth=self._claimed.depth + 1,
         )
 
     # Runs that may exist
 
-    def seek(self, committed: int, pending: Mapping[str, Command]) -> None:
+    def resolve_ready(self, committed: int, pending: Mapping[str, Command]) -> None:
         """To start a run, and to watch one, is an effect: what it was decided on has to be durable."""
-        while self.unsought and self.unsought[0].needs <= committed:
-            command = self.unsought.popleft()
+        while self.to_resolve and self.to_resolve[0].after_entry <= committed:
+            command = self.to_resolve.popleft()
             if pending.get(command.id) is command:
-                self._begin_search(command)
+                self._start_resolving(command)
 
-    def _begin_search(self, command: Command) -> None:
-        self._searches[command] = start_task(self._search(command), loop=self._nursery.loop, name="edda-child")
+    def _start_resolving(self, command: Command) -> None:
+        self._searches[command] = start_task(self._resolve_task(command), loop=self._nursery.loop, name="edda-child")
 
-    async def _search(self, command: Command) -> None:
+    async def _resolve_task(self, command: Command) -> None:
         outcome: RunRecord | EddaError
         try:
-            outcome = await self._look_for(command)
+            outcome = await self._resolve(command)
         except EddaError as error:
             if isinstance(error, StorageUnavailableError | StorageConflictError | MigrationError):
                 self._failed(error)  # the database's fault, never the run's: the search begins anew
@@ -158,23 +158,23 @@ class ChildRuns:
             return
         finally:
             del self._searches[command]
-        needs = self._recalled.pop(command, None)
+        needs = self._cancel_on_resolve.pop(command, None)
         if needs is not None and isinstance(outcome, RunRecord) and outcome.parent == self._claimed.run_id:
             self._cancel(outcome.run_id, needs)
-        self._found(command, outcome)
+        self._on_resolved(command, outcome)
 
-    async def _look_for(self, command: Command) -> RunRecord:
+    async def _resolve(self, command: Command) -> RunRecord:
         call: ChildCall = command.call
         run_id = RunId(command.target or "")
-        if command in self._recalled:
-            return await self._nursery.attend(None, run_id, None)
+        if command in self._cancel_on_resolve:
+            return await self._nursery.start_or_watch(None, run_id, None)
         if run_id == self._claimed.run_id:
             raise ArgumentError(f"run {run_id} waits for its own end: it would wait for ever")
         if call.workflow is not None and self._is_deepest:
             raise self._too_deep()
-        start = None if call.workflow is None else self._start_of(command)
+        start = None if call.workflow is None else self._to_start(command)
         watcher = EndWatcher(self._claimed.run_id, command.id) if call.is_awaited else None
-        return await self._nursery.attend(start, run_id, watcher)
+        return await self._nursery.start_or_watch(start, run_id, watcher)
 
     # What is recorded
 
@@ -192,8 +192,10 @@ class ChildRuns:
         """A run that somebody else started is not ours to cancel."""
         call: ChildCall = command.call
         assert command.target is not None
-        started = ChildStarted(command.target, follows=call.follows and is_ours, is_awaited=call.is_awaited)
-        self._born.append(started)
+        started = ChildStarted(
+            command.target, cancel_with_parent=call.cancel_with_parent and is_ours, is_awaited=call.is_awaited
+        )
+        self._started.append(started)
         self._deliver_for(command, EntryKind.START, self._nursery.codec.encode(started))
 
     def _fail(self, command: Command, error: Exception) -> None:
@@ -206,35 +208,35 @@ class ChildRuns:
 
     def abandon(self, command: Command, execution: Execution, *, is_new: bool) -> None:
         """Nobody waits for it any more; what was recorded before was sent before."""
-        if command.details is None:
-            self._recall(command, execution.length)
+        if command.last_heartbeat is None:
+            self._cancel_when_known(command, execution.length)
             return
-        started = self._nursery.codec.decode(command.details, ChildStarted)
-        if started.follows:
-            execution.orphans.add(started.run_id)
+        started = self._nursery.codec.decode(command.last_heartbeat, ChildStarted)
+        if started.cancel_with_parent:
+            execution.cancelled_children.add(started.run_id)
             if is_new:
                 self._cancel(started.run_id, execution.length)
 
-    def _recall(self, command: Command, needs: int) -> None:
+    def _cancel_when_known(self, command: Command, needs: int) -> None:
         """It may be there, for it is just being started, or was before a crash."""
         call: ChildCall = command.call
-        if call.is_named and call.workflow is not None and call.follows:
+        if call.has_custom_id and call.workflow is not None and call.cancel_with_parent:
             if command in self._searches:
-                self._recalled[command] = needs
-            elif command.replayed:
-                self._recalled[command] = needs
-                self._begin_search(command)
+                self._cancel_on_resolve[command] = needs
+            elif command.is_replay:
+                self._cancel_on_resolve[command] = needs
+                self._start_resolving(command)
 
-    def cancel_followers(self, needs: int) -> None:
+    def cancel_dependents(self, needs: int) -> None:
         """Those that nobody waits for, but that are to end with their parent."""
         recorded = (e.value for e in self._claimed.entries if e.kind is EntryKind.START and e.ok)
-        for started in (*(self._nursery.codec.decode(value, ChildStarted) for value in recorded), *self._born):
-            if started.follows and not started.is_awaited:
+        for started in (*(self._nursery.codec.decode(value, ChildStarted) for value in recorded), *self._started):
+            if started.cancel_with_parent and not started.is_awaited:
                 self._cancel(started.run_id, needs)
 
     def _cancel(self, run_id: str, needs: int) -> None:
         letter = RunSignal(RunId(run_id), EntryKind.CANCEL, value=self._nursery.codec.encode(CANCELLED))
-        self._draft.post(letter, needs)
+        self._draft.add_signal(letter, needs)
 
     def cancel(self) -> None:
         for task in self._searches.values():
@@ -242,7 +244,7 @@ class ChildRuns:
 
     def close(self) -> None:
         """Forget who wanted to know: the two would keep each other in memory."""
-        self._found = self._failed = _nobody
+        self._on_resolved = self._failed = _nobody
         del self._deliver
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from edda.core.model import NO_CRASHES, PROGRESS, RunWrite, ClaimedRun, EntryKind, last_progress
+from edda.core.model import NO_CRASHES, PROGRESS, ClaimedRun, EntryKind, RunWrite, last_progress
 from edda.errors import ProcessDiedError
 from edda.workflow.execution import STOPS, Command
 
@@ -39,7 +39,7 @@ class CrashGuard:
             return False
         claimed, since = self._claimed, self.crashes.seq or 0
         retried = {entry.step for entry in claimed.entries if entry.kind is EntryKind.RETRY and entry.seq > since}
-        self._held = {one.id: one for one in begun if one.needs <= since and one.id not in retried}
+        self._held = {one.id: one for one in begun if one.after_entry <= since and one.id not in retried}
         if self._held or last_progress(claimed.entries) <= since:
             return False
         self.crashes = NO_CRASHES

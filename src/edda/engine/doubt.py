@@ -24,10 +24,10 @@ class ClaimRecheck:
     def is_due(self) -> bool:
         return time.monotonic() >= self._due
 
-    def arise(self) -> None:
+    def start(self) -> None:
         self._pause, self._due = self._soonest, 0.0
 
-    def looked(self) -> None:
+    def checked(self) -> None:
         self._due = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, self._rarest)
 

@@ -9,21 +9,21 @@ from msgspec.structs import replace
 
 from edda.core.model import (
     AckInbox,
-    RunWrite,
     ClaimedRun,
-    StagedEvent,
-    StepCommit,
     End,
     Entry,
     EntryKind,
-    RunValue,
-    RunSignal,
-    Transition,
     OutboxEvent,
     Recur,
-    Suspend,
     RunId,
+    RunSignal,
+    RunValue,
+    RunWrite,
+    StagedEvent,
     Start,
+    StepCommit,
+    Suspend,
+    Transition,
     Wait,
 )
 
@@ -42,7 +42,7 @@ class RunWriteBuffer:
         self._entries: list[Entry] = []
         self._taken = len(claimed.entries)
         """Entries that are committed or on their way."""
-        self._taken_mail = claimed.absorbed
+        self._taken_inbox_no = claimed.absorbed
         """The last letter among them."""
         self._children: deque[tuple[int, Start]] = deque()
         self._letters: deque[tuple[int, RunSignal]] = deque()
@@ -59,7 +59,7 @@ class RunWriteBuffer:
         """How far the inbox is read."""
         self.rejected = 0
         """Events that did not fit, since the run was claimed."""
-        self.last: FinalTransition | None = None
+        self.transition: FinalTransition | None = None
         """How the run leaves memory; nothing is added after it."""
         self._last_sent = False
         self._waiting = False
@@ -77,20 +77,20 @@ class RunWriteBuffer:
     def start_child(self, child: Start, needs: int) -> None:
         self._children.append((needs, child))
 
-    def post(self, letter: RunSignal, needs: int) -> None:
+    def add_signal(self, letter: RunSignal, needs: int) -> None:
         self._letters.append((needs, letter))
 
-    def add_part(self, part: Attachment, needs: int) -> None:
+    def attach(self, part: Attachment, needs: int) -> None:
         self._parts.append((needs, part))
 
-    def undo(self) -> None:
+    def mark_compensating(self) -> None:
         """From now on the run undoes what it did."""
         self._undoing = True
 
-    def ask(self, wait: Wait) -> None:
+    def add_wait(self, wait: Wait) -> None:
         self._waits[wait.step] = wait
 
-    def drop(self, step: str) -> None:
+    def cancel_wait(self, step: str) -> None:
         self._waits.pop(step, None)
         if step in self._asked:
             self._asked.discard(step)
@@ -98,20 +98,20 @@ class RunWriteBuffer:
 
     def leave(self, last: FinalTransition, letters: tuple[RunSignal, ...] = (), *, waiting: bool = False) -> None:
         """Who leaves otherwise than to wait asks for nothing: whoever goes on with the run asks again."""
-        self.last, self._last_letters, self._waiting = last, letters, waiting
+        self.transition, self._last_letters, self._waiting = last, letters, waiting
         if not waiting:
             self._waits.clear()
 
-    def stay(self) -> None:
+    def cancel_suspend(self) -> None:
         """Leaving to wait did not happen, or need not happen any more."""
         if self._waiting:
-            self.retract()
+            self.cancel_transition()
 
-    def retract(self) -> None:
+    def cancel_transition(self) -> None:
         """It cannot leave like this."""
-        self.last, self._last_sent, self._waiting, self._last_letters = None, False, False, ()
+        self.transition, self._last_sent, self._waiting, self._last_letters = None, False, False, ()
 
-    def replace(self, last: End, letters: tuple[RunSignal, ...]) -> None:
+    def replace_with_failure(self, last: End, letters: tuple[RunSignal, ...]) -> None:
         """The entries cannot be written: they are left out, and this is the end."""
         self._entries.clear()
         self._letters.clear()
@@ -126,7 +126,7 @@ class RunWriteBuffer:
         return self._taken + len(self._entries)
 
     @property
-    def targets(self) -> frozenset[RunId]:
+    def signal_targets(self) -> frozenset[RunId]:
         """Whom it has letters for."""
         if not self._letters and not self._last_letters:
             return _NOBODY
@@ -139,7 +139,7 @@ class RunWriteBuffer:
 
     @property
     def has_more(self) -> bool:
-        leaving = self.last is not None and not self._last_sent
+        leaving = self.transition is not None and not self._last_sent
         return leaving or bool(
             self._entries or self._waits or self._drops or self._letters or self._parts or self._undoing
         )
@@ -148,46 +148,46 @@ class RunWriteBuffer:
     def _has_entries_only(self) -> bool:
         """As most runs have most of the time."""
         beside = self._waits or self._drops or self._children or self._letters or self._parts or self._undoing
-        return not beside and self.last is None and self.absorbed == self._taken_mail
+        return not beside and self.transition is None and self.absorbed == self._taken_inbox_no
 
     def take(self, most: int) -> RunWrite | None:
         """The next piece, always from the front: a run's records go in as a prefix of its history."""
         if self._children and self._letters:
-            most = self._until_born(most)
+            most = self._limit_before_child(most)
         entries = tuple(self._entries[:most])
         del self._entries[: len(entries)]
         self._taken += len(entries)
         if self._has_entries_only:
             start, self._start = self._start, None
             return RunWrite(*self._id, entries, start) if entries or start is not None else None
-        read, frees = self._take_mail(entries)
+        read, frees = self._inbox_of(entries)
         start, self._start = self._start, None
-        waits, drops = self._take_waits(start is not None, bool(frees))
-        children, letters = _due(self._children, self._taken), _due(self._letters, self._taken)
+        waits, drops = self._pop_waits(start is not None, bool(frees))
+        children, letters = _pop_ready(self._children, self._taken), _pop_ready(self._letters, self._taken)
         undoing, self._undoing = self._undoing, False
-        move = self._next_move(bool(read or waits or drops or letters or undoing), bool(letters))
-        parts = _due(self._parts, self._taken)
+        move = self._next_transition(bool(read or waits or drops or letters or undoing), bool(letters))
+        parts = _pop_ready(self._parts, self._taken)
         if not entries and start is None and move is None and not parts:
             return None
-        if move is self.last:
+        if move is self.transition:
             letters = self._last_letters
         if isinstance(move, End) and read:
-            move = replace(move, absorbed=self._taken_mail)
+            move = replace(move, absorbed=self._taken_inbox_no)
         bundle = RunWrite(*self._id, entries, start, move, waits, drops, frees, children, letters, undoing)
         return _with_parts(bundle, parts) if parts else bundle
 
-    def _until_born(self, most: int) -> int:
+    def _limit_before_child(self, most: int) -> int:
         """A letter to a child comes after its birth, and so does the entry that the letter goes in with."""
         born = {child.run_id for needs, child in self._children if needs <= self._taken + most}
         return min([most, *(needs - 1 - self._taken for needs, letter in self._letters if letter.run_id in born)])
 
-    def _take_mail(self, entries: tuple[Entry, ...]) -> tuple[bool, tuple[int, ...]]:
+    def _inbox_of(self, entries: tuple[Entry, ...]) -> tuple[bool, tuple[int, ...]]:
         """Whether letters are among them, and those of them that are given back."""
         read = [entry.n for entry in entries if entry.n is not None]
-        self._taken_mail = read[-1] if read else self._taken_mail
+        self._taken_inbox_no = read[-1] if read else self._taken_inbox_no
         return bool(read), tuple(entry.n for entry in entries if entry.kind is EntryKind.STRAY and entry.n is not None)
 
-    def _take_waits(self, new: bool, freeing: bool) -> tuple[tuple[Wait, ...], tuple[str, ...]]:
+    def _pop_waits(self, new: bool, freeing: bool) -> tuple[tuple[Wait, ...], tuple[str, ...]]:
         if self._entries or not (self._waits or self._drops):
             return (), ()
         drops, self._drops = tuple(self._drops), set()
@@ -200,15 +200,15 @@ class RunWriteBuffer:
             self._asked.add(wait.step)
         return waits, () if new else drops
 
-    def _next_move(self, touches: bool, writes: bool) -> Transition | None:
+    def _next_transition(self, touches: bool, writes: bool) -> Transition | None:
         # Letters of its own would be held back with a move that does not happen, so they go ahead of it.
         ready = not (self._entries or self._waits or writes or self._letters)
-        if self.last is not None and not self._last_sent and ready:
+        if self.transition is not None and not self._last_sent and ready:
             self._last_sent = True
-            return self.last
-        return AckInbox(self._taken_mail) if touches else None
+            return self.transition
+        return AckInbox(self._taken_inbox_no) if touches else None
 
-    def settle(self, bundle: RunWrite) -> None:
+    def mark_committed(self, bundle: RunWrite) -> None:
         self.committed = max(self.committed, 0) + len(bundle.entries)
 
 
@@ -222,7 +222,7 @@ def _with_parts(bundle: RunWrite, parts: tuple[Attachment, ...]) -> RunWrite:
     )
 
 
-def _due(queue: deque[tuple[int, T]], taken: int) -> tuple[T, ...]:
+def _pop_ready(queue: deque[tuple[int, T]], taken: int) -> tuple[T, ...]:
     if not queue:
         return ()
     due: list[T] = []

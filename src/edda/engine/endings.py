@@ -49,7 +49,7 @@ class EndRecords:
         self.reason = ""
         """Why the run failed or was cancelled, for people."""
 
-    def of(self, execution: Execution, stop: EntryKind | None) -> End:
+    def to_end(self, execution: Execution, stop: EntryKind | None) -> End:
         """`stop` is what stopped the run, if anything did.
 
         Raises `ParkedError` if the run cannot go on, but has not ended either, and `Recurrence`.
@@ -57,17 +57,17 @@ class EndRecords:
         try:
             result = execution.outcome()
         except CancelledError as error:
-            return self._stopped(error, stop)
+            return self._end_of_stopped(error, stop)
         except (ParkedError, KeyboardInterrupt, RecurRequested):
             raise
         except CompensationError as error:
             if isinstance(error.__cause__, CancelledError):
-                error.__cause__ = self._reason(error.__cause__, stop)
+                error.__cause__ = self._stop_reason(error.__cause__, stop)
             return self.failed(error)
         except BaseException as error:  # whatever a workflow ends with is its outcome, SystemExit included
             return self.failed(error)
         if self._herald is not None:
-            self._herald.tell_completed(result)
+            self._herald.run_completed(result)
         return End(RunStatus.COMPLETED, execution.value, self._clock.now())
 
     def encode(self, result: Any) -> bytes:
@@ -76,11 +76,11 @@ class EndRecords:
         except PayloadError as error:
             raise PayloadError(f"the result of {self._name} cannot be stored: {error}") from None
 
-    def _stopped(self, error: CancelledError, stop: EntryKind | None) -> End:
-        reason = self._reason(error, stop)
+    def _end_of_stopped(self, error: CancelledError, stop: EntryKind | None) -> End:
+        reason = self._stop_reason(error, stop)
         return self.cancelled(str(reason)) if isinstance(reason, WorkflowCancelledError) else self.failed(reason)
 
-    def _reason(self, error: CancelledError, stop: EntryKind | None) -> WorkflowError:
+    def _stop_reason(self, error: CancelledError, stop: EntryKind | None) -> WorkflowError:
         if stop is EntryKind.TIMEOUT:
             return WorkflowTimeoutError(f"{self._name} passed its deadline")
         if stop is EntryKind.LIMIT:
@@ -99,11 +99,11 @@ class EndRecords:
     def cancelled(self, reason: str) -> End:
         self.reason = reason
         if self._herald is not None:
-            self._herald.tell_cancelled()
+            self._herald.run_cancelled()
         return End(RunStatus.CANCELLED, self._codec.encode(reason), self._clock.now())
 
     def failed(self, error: BaseException) -> End:
         self.reason = tell_error(error)
         if self._herald is not None:
-            self._herald.tell_failed(error)
+            self._herald.run_failed(error)
         return End(RunStatus.FAILED, encode_failure(self._codec, error), self._clock.now())

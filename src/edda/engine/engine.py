@@ -21,14 +21,14 @@ from edda.core.codec import Codec
 from edda.core.failure import decode_failure
 from edda.core.model import (
     CancelOutcome,
-    StagedEvent,
-    StagedKind,
     End,
     Entry,
-    RunValue,
     RunFilter,
     RunId,
     RunRecord,
+    RunValue,
+    StagedEvent,
+    StagedKind,
     Start,
     WorkerId,
     WorkerInfo,
@@ -52,7 +52,7 @@ from edda.errors import (
 from edda.storage.joint import ExistingRun
 from edda.storage.ports import Storage
 from edda.workflow.context import ActivityContext, WorkflowContext, as_datetime
-from edda.workflow.current import here
+from edda.workflow.current import current_context
 from edda.workflow.loop import WorkflowLoop
 from edda.workflow.workflow import StartOptions, Workflow
 
@@ -60,7 +60,7 @@ from . import supervision
 from .backoff import Backoff
 from .calls import Call, CallLimit
 from .clock import Clock
-from .dismissal import dismiss
+from .dismissal import cancel_and_wait
 from .forwarder import StagedEventMover
 from .guests import CallerTransactions
 from .hooks import EventReceived, HookCaller, WorkflowHooks
@@ -68,7 +68,7 @@ from .host import host_name
 from .ids import Ids
 from .intake import EventIngest
 from .log import write as log_line
-from .lore import Describe, DefinitionPublisher
+from .lore import DefinitionPublisher, Describe
 from .open_runs import explain
 from .relayer import Relayer
 from .retrying import plan_retry
@@ -77,7 +77,7 @@ from .shapes import MatchPathCache
 from .sinks import Sink
 from .slots import ConcurrencyLimiter
 from .steps import ActivityThreads
-from .worker import Transient, Worker
+from .worker import RETRYABLE_ERRORS, Worker
 
 if TYPE_CHECKING:
     from edda.storage.alchemy import Sessions
@@ -92,7 +92,7 @@ CLOCK_AGE = 1.0
 """Seconds for which a process without a worker trusts its last look at the database's clock."""
 
 
-def _without_sessions() -> Sessions:
+def _no_sessions() -> Sessions:
     raise AppError("ctx.session needs a database of its own: memory:// has none")
 
 
@@ -111,7 +111,7 @@ class Engine:
         find: Callable[[str], Workflow[Any, Any]],
         names: Callable[[], Sequence[str]],
         handlers: Callable[[str], Sequence[Workflow[Any, Any]]] = lambda type: (),
-        open_sessions: Callable[[], Sessions] = _without_sessions,
+        open_sessions: Callable[[], Sessions] = _no_sessions,
         sink: Sink | None = None,
         describe: Describe | None = None,
         database: str = "",
@@ -121,25 +121,25 @@ class Engine:
         self.codec = codec
         self.settings = settings
         self.calls = CallLimit(settings.call_timeout)
-        self._book = MatchPathCache(storage, codec)
+        self._match_paths = MatchPathCache(storage, codec)
         self.intake = EventIngest(
             storage,
-            self._book,
+            self._match_paths,
             codec,
             clock,
             handlers,
-            self._tell_everybody,
-            self._tell_begun,
+            self._notify_all,
+            self._notify_started_by_event,
             call_timeout=settings.call_timeout,
         )
         self.forwarder = StagedEventMover(storage, self.intake, codec, settings.poll)
         self._forwarding: asyncio.Task[None] | None = None
-        self._guests = CallerTransactions(self._tell_everybody, self._forward)
+        self._caller_transactions = CallerTransactions(self._notify_all, self._wake_staging)
         self._open_sessions = open_sessions
         self._sessions: Sessions | None = None
         self._sink = sink
         self.relayer: Relayer | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._notify_task: asyncio.Task[None] | None = None
         self.worker: Worker | None = None
         self._service = service
         self._database = database
@@ -150,11 +150,11 @@ class Engine:
         self._caller: HookCaller | None = None
         self._find = find
         self._names = names
-        self._lore = DefinitionPublisher(storage, clock, service, find, names, describe)
+        self._definitions = DefinitionPublisher(storage, clock, service, find, names, describe)
         self._threads = ActivityThreads(settings.threads)
         self._slots = ConcurrencyLimiter()
         self._waiters: dict[RunId, set[asyncio.Future[End]]] = {}
-        self._rebirth: asyncio.Task[None] | None = None
+        self._replacement_task: asyncio.Task[None] | None = None
         self._clock_seen = -math.inf
         self._failures = supervision.Failures(f"worker of {service}")
         self._stopping = False
@@ -189,8 +189,8 @@ class Engine:
             self.worker = self._new_worker()
             await self.worker.start()
             self._tell_worker(self.worker)
-            self._forward()
-            self._lore.start()
+            self._wake_staging()
+            self._definitions.start()
         if self._sink is not None:
             self.relayer = Relayer(
                 self.storage, self._sink, clock=self.clock, codec=self.codec, listens=self.worker is None
@@ -199,9 +199,9 @@ class Engine:
 
     async def stop(self, grace: float) -> None:
         self._stopping = True
-        if self._rebirth is not None:
-            await dismiss(self._rebirth)
-        await self._lore.stop()
+        if self._replacement_task is not None:
+            await cancel_and_wait(self._replacement_task)
+        await self._definitions.stop()
         await self.intake.close()
         if self.worker is not None:
             await self.worker.drain(grace)
@@ -221,15 +221,15 @@ class Engine:
         self._stopped = True
 
     async def _stop_forwarding(self) -> None:
-        await dismiss(self._forwarding)
+        await cancel_and_wait(self._forwarding)
         self._forwarding = None
 
     def kill(self) -> None:
         """Die as a process does: nothing more is written, nobody is told."""
         self._stopping = self._stopped = True
-        if self._rebirth is not None:
-            self._rebirth.cancel()
-        self._lore.close()
+        if self._replacement_task is not None:
+            self._replacement_task.cancel()
+        self._definitions.close()
         self.intake.kill()
         if self._forwarding is not None:
             self._forwarding.cancel()
@@ -255,14 +255,14 @@ class Engine:
             hooks=self._caller,
             settings=self.settings,
             retry_policy=self._retry_policy,
-            book=self._book,
+            book=self._match_paths,
             find=self._find,
             names=self._names,
             on_end=self._run_ended,
-            on_lost=self._worker_lost,
-            on_dispatch=self._forward,
-            on_outgoing=self._relay,
-            on_news=self._hear,
+            on_lost=self.on_worker_lost,
+            on_dispatch=self._wake_staging,
+            on_outgoing=self._wake_all_relayers,
+            on_news=self._wake_relayer,
             find_sessions=self._find_sessions,
         )
 
@@ -271,29 +271,31 @@ class Engine:
             self._sessions = self._open_sessions()
         return self._sessions
 
-    def _forward(self) -> None:
+    def _wake_staging(self) -> None:
         """There is, or may be, something to take into the log."""
         if self._forwarding is None:
             self._forwarding = supervision.start("forwarding messages", self.forwarder.run, name="edda-forward")
         self.forwarder.wake()
 
-    def _relay(self) -> None:
-        self._hear()
-        self._tell_others()
+    def _wake_all_relayers(self) -> None:
+        self._wake_relayer()
+        self._notify_other_processes()
 
-    def _hear(self) -> None:
+    def _wake_relayer(self) -> None:
         if self.relayer is not None:
-            self.relayer.nudge()
+            self.relayer.wake()
 
-    def _worker_lost(self, lost: Worker) -> None:
+    def on_worker_lost(self, lost: Worker) -> None:
         if self.worker is not lost:
             return
         if self._stopping:
             lost.kill()  # nobody follows it: what it held goes on elsewhere
-        elif self._rebirth is None:
-            self._rebirth = supervision.start("starting a new worker", lambda: self._replace(lost), name="edda-rebirth")
+        elif self._replacement_task is None:
+            self._replacement_task = supervision.start(
+                "starting a new worker", lambda: self._replace_worker(lost), name="edda-rebirth"
+            )
 
-    async def _replace(self, lost: Worker) -> None:
+    async def _replace_worker(self, lost: Worker) -> None:
         log_line("worker_lost", worker=lost.info.id)
         failure, lost.failure = lost.failure, None
         pause = 0.0 if failure is None else self._failures.record(failure, "starting a new one")
@@ -307,7 +309,7 @@ class Engine:
             worker = self._new_worker()
             try:
                 await worker.start()
-            except Transient as error:
+            except RETRYABLE_ERRORS as error:
                 await worker.abandon()
                 backoff.warn(logger, "no new worker yet: %s", error)
                 await backoff.pause()
@@ -315,7 +317,7 @@ class Engine:
             except BaseException:  # begun anew by the supervision if it is an error
                 worker.kill()
                 raise
-            self.worker, self._rebirth = worker, None
+            self.worker, self._replacement_task = worker, None
             self._tell_worker(worker)
             return
 
@@ -325,7 +327,7 @@ class Engine:
 
     # Starting
 
-    async def launch(
+    async def start_workflow(
         self, workflow: Workflow[Any, Any], options: StartOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> str:
         if isinstance(_get_running_loop(), WorkflowLoop):
@@ -338,7 +340,7 @@ class Engine:
         data = workflow.signature.encode(self.codec, bound)
         await self._look_at_clock()
         now = self.clock.now()
-        context = here.get()
+        context = current_context.get()
         effect = _effect_id(context) if options.id is None else None
         run_id = options.id or effect
         start = Start(
@@ -350,13 +352,15 @@ class Engine:
             deadline=None if options.timeout is None else now + options.delay + options.timeout,
         )
         if options.session is not None:
-            await self._join(start, self._guests.start(options.session, start), effect is not None)
+            await self._start_in_transaction(
+                start, self._caller_transactions.start(options.session, start), effect is not None
+            )
             return start.run_id
         if isinstance(context, ActivityContext) and context.has_transaction:
-            await self._join(start, context.work.start(start), effect is not None)
+            await self._start_in_transaction(start, context.work.start(start), effect is not None)
             return start.run_id
         async with self._starting(start) as call:
-            if start.ready_at is None and await self._begin_here(start, call):
+            if start.ready_at is None and await self._start_locally(start, call):
                 return start.run_id
             await self._store(start, call, is_effect=effect is not None)
         await self._wake_workers()
@@ -368,7 +372,7 @@ class Engine:
         sent = time.monotonic()
         if self.worker is None and sent - self._clock_seen > CLOCK_AGE:
             self._clock_seen = sent
-            with suppress(*Transient, TimeoutError):  # what is started next will tell
+            with suppress(*RETRYABLE_ERRORS, TimeoutError):  # what is started next will tell
                 async with asyncio.timeout(HINT_SECONDS):
                     self.clock.observe(await self.storage.now(), sent, time.monotonic())
 
@@ -380,7 +384,7 @@ class Engine:
             f"app.handle({id!r}).status()",
         )
 
-    async def _begin_here(self, start: Start, call: Call) -> bool:
+    async def _start_locally(self, start: Start, call: Call) -> bool:
         """The quick way: the run is ours from its first record on. False: it must be stored for anybody."""
         worker = self.worker
         if worker is None:
@@ -388,8 +392,8 @@ class Engine:
         if start.workflow not in self._names():
             self._warn_unregistered(start.workflow)
             return False
-        await worker.journal.wait_for_room()
-        if not worker.has_room:
+        await worker.journal.wait_for_capacity()
+        if not worker.has_capacity:
             return False
         run = worker.begin(start)
         try:
@@ -411,7 +415,7 @@ class Engine:
             self._warned[workflow] = now
             logger.warning("this app does not run %s: the run is stored for a worker that does", workflow)
 
-    async def store(self, start: Start) -> None:
+    async def insert_run(self, start: Start) -> None:
         """For anybody to claim."""
         async with self._starting(start) as call:
             await self._store(start, call, is_effect=False)
@@ -426,7 +430,9 @@ class Engine:
                 raise InstanceNotFoundError(f"run {start.run_id!r} was there, and has just been deleted")
             self._check_same(start, known)
 
-    async def _join(self, start: Start, starting: Awaitable[ExistingRun | None], is_effect: bool) -> None:
+    async def _start_in_transaction(
+        self, start: Start, starting: Awaitable[ExistingRun | None], is_effect: bool
+    ) -> None:
         """In somebody's transaction: it exists if and when that commits."""
         known = await starting
         if known is not None and not is_effect:
@@ -434,7 +440,7 @@ class Engine:
 
     def _check_same(self, start: Start, known: RunRecord | ExistingRun) -> None:
         # Of a run that has begun anew the first arguments may be gone.
-        if known.workflow == start.workflow and (known.gen > 0 or self.codec.same(known.input, start.input)):
+        if known.workflow == start.workflow and (known.gen > 0 or self.codec.equal(known.input, start.input)):
             return
         differs = f"workflow {known.workflow}" if known.workflow != start.workflow else "other arguments"
         raise InstanceConflictError(
@@ -500,42 +506,42 @@ class Engine:
     async def _wake_workers(self) -> None:
         await self._announce_shortly()
         if self.worker is not None:
-            self.worker.nudge()
+            self.worker.wake()
 
     async def _announce_shortly(self) -> None:
         """After a change that is committed: a call must neither fail nor take long because others cannot be told."""
         with suppress(TimeoutError, StorageUnavailableError, StorageConflictError):
             async with asyncio.timeout(min(HINT_SECONDS, self.calls.seconds)):
-                await self.storage.announce()
+                await self.storage.notify()
 
     # Events
 
     async def send(self, event: CloudEvent, session: Any = None) -> None:
         if isinstance(_get_running_loop(), WorkflowLoop):
             raise NotInWorkflowError("app.send_event() in the body of a workflow: use send_event(), which is recorded.")
-        if not await self._dispatch(StagedKind.EVENT, lambda: self._pack(event), session):
+        if not await self._dispatch(StagedKind.EVENT, lambda: self._encode_event(event), session):
             await self.receive((event,))
         if self._caller is not None:
             sent = (event.type, event.source, json_format.value_of(event))
             self._caller.call(lambda hooks: hooks.on_event_sent(*sent))
 
-    def _tell_begun(self, start: Start, event: CloudEvent) -> None:
+    def _notify_started_by_event(self, start: Start, event: CloudEvent) -> None:
         if self._caller is not None and self._caller.watches_arrivals:
             arrival = EventReceived(start.run_id, start.workflow, event.type, event.extensions)
             self._caller.call(lambda hooks: hooks.watch_arrival(arrival))
 
-    def _pack(self, event: CloudEvent) -> bytes:
-        return self.codec.seal(json_format.emit_stored(event))
+    def _encode_event(self, event: CloudEvent) -> bytes:
+        return self.codec.encrypt(json_format.emit_stored(event))
 
     async def publish(self, message: Message, session: Any = None) -> None:
         if not await self._dispatch(StagedKind.MESSAGE, lambda: pack_message(self.codec, message), session):
-            await self.intake.take_in((self.intake.message_item(message),))
+            await self.intake.submit((self.intake.message_item(message),))
 
     async def _dispatch(self, kind: StagedKind, pack: Callable[[], bytes], session: Any) -> bool:
         """In the caller's transaction, if there is one."""
-        context = here.get()
+        context = current_context.get()
         if session is not None:
-            await self._guests.dispatch(session, StagedEvent(kind, pack()))
+            await self._caller_transactions.dispatch(session, StagedEvent(kind, pack()))
         elif isinstance(context, ActivityContext) and context.has_transaction:
             context.work.dispatch(StagedEvent(kind, pack()))
         else:
@@ -559,51 +565,51 @@ class Engine:
 
     async def receive(self, events: Sequence[CloudEvent]) -> None:
         """Store what came from outside, all or nothing."""
-        await self.intake.accept(events)
+        await self.intake.ingest(events)
 
-    def _tell_everybody(self) -> None:
+    def _notify_all(self) -> None:
         """Our own worker first; one call speaks for all that was stored before it."""
         if self.worker is not None:
-            self.worker.nudge(sure=True)
-        self._tell_others()
+            self.worker.wake(sure=True)
+        self._notify_other_processes()
 
-    def _tell_others(self) -> None:
-        if self._telling is None:
-            self._telling = supervision.start_once("announcing runs", self._announce, name="edda-announce")
+    def _notify_other_processes(self) -> None:
+        if self._notify_task is None:
+            self._notify_task = supervision.start_once("announcing runs", self._announce, name="edda-announce")
 
     async def _announce(self) -> None:
-        self._telling = None
+        self._notify_task = None
         with suppress(StorageUnavailableError, StorageConflictError):
-            await self.storage.announce()
+            await self.storage.notify()
 
     # What runs and their code say of themselves
 
-    def tell_form(self, workflow: str, type: str, model: Any) -> None:
-        self._lore.add_form(workflow, type, model)
+    def register_event_schema(self, workflow: str, type: str, model: Any) -> None:
+        self._definitions.add_event_schema(workflow, type, model)
 
-    async def read_fact(self, instance_id: str, name: str) -> RunValue | None:
+    async def get_value(self, instance_id: str, name: str) -> RunValue | None:
         async with self.calls.call(f"reading what run {instance_id!r} set as {name!r}") as call:
-            found: tuple[RunValue, ...] = await call.ask(self.storage.facts, RunId(instance_id), name)
+            found: tuple[RunValue, ...] = await call.ask(self.storage.run_values, RunId(instance_id), name)
             if not found:
                 await self.read_run(instance_id)
         return found[0] if found else None
 
-    async def await_fact(self, instance_id: str, name: str, timeout: float | None) -> RunValue:
+    async def wait_value(self, instance_id: str, name: str, timeout: float | None) -> RunValue:
         _refuse_in_transaction("to wait for what another run says")
         try:
             async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
                 with self._awaiting():
-                    return await self._look_for_fact(instance_id, name)
+                    return await self._poll_value(instance_id, name)
         except TimeoutError:
             raise TimeoutError(f"run {instance_id} did not set {name!r} within {timeout} seconds") from None
 
-    async def _look_for_fact(self, instance_id: str, name: str) -> RunValue:
+    async def _poll_value(self, instance_id: str, name: str) -> RunValue:
         pause = 0.02
         while True:
             # While the database is away it is looked for again: the caller says for how long with `timeout`.
             with suppress(StorageUnavailableError):
                 record = await self.read_run(instance_id)
-                fact = await self.read_fact(instance_id, name)
+                fact = await self.get_value(instance_id, name)
                 if fact is not None:
                     return fact
                 if record.status in ENDED:
@@ -635,7 +641,7 @@ class Engine:
                     return "there is no such run"
                 if (trouble := self._why_unwritten(record.owner)) is not None:
                     return f"its worker cannot write to the database, and goes on when it can: {trouble}"
-                return explain(record, now, await self.storage.crew())
+                return explain(record, now, await self.storage.list_workers())
         except (TimeoutError, StorageUnavailableError, StorageConflictError):
             return "the database does not answer, so nobody can say whether it goes on"
 
@@ -649,7 +655,7 @@ class Engine:
 
     def _awaiting(self) -> AbstractContextManager[None]:
         """In an activity: its run gives its place in memory away for as long as it waits for another run."""
-        context, worker = here.get(), self.worker
+        context, worker = current_context.get(), self.worker
         if worker is None or not isinstance(context, ActivityContext):
             return nullcontext()
         return worker.awaiting(RunId(context.instance_id))
@@ -670,7 +676,7 @@ class Engine:
                     raise AppError(f"the app is shut down; run {run_id} goes on elsewhere")
                 is_here = self.worker is not None and run_id in self.worker.live
                 if not is_here:
-                    record = await self._look(run_id)
+                    record = await self._try_read_run(run_id)
                     if record is not None and record.status in ENDED and record.value is not None:
                         return record.status, record.value
                 await asyncio.wait([ended], timeout=self.settings.poll if is_here else pause)
@@ -680,7 +686,7 @@ class Engine:
         finally:
             self._forget_waiter(run_id, ended)
 
-    async def _look(self, run_id: RunId) -> RunRecord | None:
+    async def _try_read_run(self, run_id: RunId) -> RunRecord | None:
         try:
             return await self.read_run(run_id)
         except StorageUnavailableError:
@@ -701,7 +707,7 @@ class Engine:
 
 def _refuse_in_transaction(what: str) -> None:
     """It would be no part of it, and on SQLite wait for the very transaction that waits for it."""
-    context = here.get()
+    context = current_context.get()
     if isinstance(context, ActivityContext) and context.has_transaction:
         raise NotInWorkflowError(
             f"{context.activity_id} has an open transaction, which is no place {what}: do it before, or in another step"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .shapes import MatchPathCache
 
 
-MOST_CARRIED = 1_000
+MAX_CARRIED_CURSORS = 1_000
 """Floors that go over from one generation to the next."""
 
 
@@ -37,39 +37,39 @@ class EventCursors:
         self._codec = codec
         self._history: Sequence[Entry] = claimed.entries
         self._floors: dict[bytes, int] | None = None
-        self._free: dict[int, str] = {}
+        self._released: dict[int, str] = {}
         """Given back, and not received since, with their types."""
         self._since: dict[str, int] = {}
         """Floors that a wait asked for itself, by step."""
         self._start_seq = claimed.start_seq
-        self._paged: set[bytes] = set()
+        self._from_backlog: set[bytes] = set()
         """Keys with messages that no letter brought: that the run has them is known only here."""
 
-    def is_ready(self, command: Command, book: MatchPathCache) -> bool:
+    def is_indexed(self, command: Command, book: MatchPathCache) -> bool:
         """Whether it can be asked for at once."""
         call: EventCall | MessageCall = command.call
         if call.shape is None:
             return True
         if call.since is not None and command.id not in self._since:
             return False
-        return book.serves(call.type, call.shape, self._lowest(command))
+        return book.covers(call.type, call.shape, self._lower_bound(command))
 
-    async def prepare(self, command: Command, book: MatchPathCache, storage: Storage) -> None:
+    async def ensure_indexed(self, command: Command, book: MatchPathCache, storage: Storage) -> None:
         call: EventCall = command.call
         if call.since is not None and command.id not in self._since:
             self._since[command.id] = await storage.last_event(None if call.since == "now" else call.since)
-        await book.teach(call.type, call.shape, self._lowest(command))
+        await book.ensure_indexed(call.type, call.shape, self._lower_bound(command))
 
-    def are_final(self, type: str) -> bool:
+    def has_no_released(self, type: str) -> bool:
         """Whether no event of the type was given back, so that everything up to the floors was received."""
         self._known_floors()
-        return type not in self._free.values()
+        return type not in self._released.values()
 
-    def reached(self, command: Command) -> int:
+    def position(self, command: Command) -> int:
         """The number after which the next one may be."""
-        return self._lowest(command)
+        return self._lower_bound(command)
 
-    def wait_of(self, command: Command) -> Wait:
+    def to_wait(self, command: Command) -> Wait:
         call: EventCall | MessageCall = command.call
         key, own_key = call.key(self._run_id), call.key(self._run_id, own=True)
         floor = None if call.once else self._floor(command, key)
@@ -84,9 +84,9 @@ class EventCursors:
         floor = self._known_floors().get(key)
         if floor is None:
             return None
-        return min([floor, *(event - 1 for event, of in self._free.items() if of == type)])
+        return min([floor, *(event - 1 for event, of in self._released.items() if of == type)])
 
-    def _lowest(self, command: Command) -> int:
+    def _lower_bound(self, command: Command) -> int:
         floor = self._floor(command, command.call.key(self._run_id))
         return self._start_seq if floor is None else floor
 
@@ -95,28 +95,28 @@ class EventCursors:
         if call.once:
             return
         key = call.key(self._run_id)
-        self._raise(self._known_floors(), key, event)
+        self._advance_cursor(self._known_floors(), key, event)
         if not by_letter:
-            self._paged.add(key)
+            self._from_backlog.add(key)
 
-    def given_back(self, type: str, event: int) -> None:
+    def on_released(self, type: str, event: int) -> None:
         self._known_floors()
-        self._free[event] = type
+        self._released[event] = type
 
-    def pack(self, subscriptions: Mapping[str, Subscription]) -> bytes:
+    def export(self, subscriptions: Mapping[str, Subscription]) -> bytes:
         """For the next generation. The lowest can be left out: no run gets a letter twice, so they only save time."""
         known = self._known_floors()
-        lettered = ((floor, key) for key, floor in known.items() if key not in self._paged)
-        floors = {key.hex(): floor for floor, key in nlargest(MOST_CARRIED, lettered)}
+        lettered = ((floor, key) for key, floor in known.items() if key not in self._from_backlog)
+        floors = {key.hex(): floor for floor, key in nlargest(MAX_CARRIED_CURSORS, lettered)}
         places = {channel: (str(one.mode), one.floor) for channel, one in subscriptions.items()}
-        paged = {key.hex(): known[key] for key in self._paged}
-        return self._codec.encode([floors, list(self._free.items()), places, paged])
+        paged = {key.hex(): known[key] for key in self._from_backlog}
+        return self._codec.encode([floors, list(self._released.items()), places, paged])
 
     def _unpack(self, floors: dict[bytes, int], carried: bytes) -> None:
         kept, free, _, paged = self._codec.decode(carried)
         floors.update((bytes.fromhex(key), floor) for key, floor in (kept | paged).items())
-        self._paged.update(map(bytes.fromhex, paged))
-        self._free.update((event, type) for event, type in free)
+        self._from_backlog.update(map(bytes.fromhex, paged))
+        self._released.update((event, type) for event, type in free)
 
     def _known_floors(self) -> dict[bytes, int]:
         if self._floors is None:
@@ -132,15 +132,15 @@ class EventCursors:
             if entry.event is None:
                 continue
             if entry.kind is EntryKind.STRAY:
-                self._free[entry.event] = entry.name
+                self._released[entry.event] = entry.name
                 continue
             asked = (entry.kind, entry.name, entry.input)
             if asked not in keys:
                 keys[asked] = self._key_of(entry)
             if keys[asked]:
-                self._raise(floors, keys[asked], entry.event)
+                self._advance_cursor(floors, keys[asked], entry.event)
                 if entry.n is None:
-                    self._paged.add(keys[asked])
+                    self._from_backlog.add(keys[asked])
         self._history = ()
         return floors
 
@@ -152,6 +152,6 @@ class EventCursors:
         mode = ChannelMode(asked)
         return b"" if mode is ChannelMode.COMPETING else channel_key(entry.name, mode, self._run_id)
 
-    def _raise(self, floors: dict[bytes, int], key: bytes, event: int) -> None:
+    def _advance_cursor(self, floors: dict[bytes, int], key: bytes, event: int) -> None:
         floors[key] = max(event, floors.get(key, event))
-        self._free.pop(event, None)
+        self._released.pop(event, None)

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Sequence
 
 from edda.cloudevents import json_format
-from edda.core.channels import again, unpack_message
+from edda.core.channels import for_redelivery, unpack_message
 from edda.core.codec import Codec
-from edda.core.model import StagedKind, StagedEventRow
+from edda.core.model import StagedEventRow, StagedKind
 from edda.errors import EventError, StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.ports import Events
 
@@ -23,7 +23,7 @@ from .intake import EventIngest, IngestItem
 
 logger = logging.getLogger(__name__)
 
-MOST = 500
+BATCH_SIZE = 500
 
 
 class StagedEventMover:
@@ -34,7 +34,7 @@ class StagedEventMover:
         self._poll = poll
         self._woken = asyncio.Event()
         self._busy = False
-        self._aside: set[int] = set()
+        self._skipped: set[int] = set()
         """What this process cannot forward, perhaps for want of a key: it stays for one that can, and stops nobody."""
 
     @property
@@ -57,7 +57,7 @@ class StagedEventMover:
             self._busy = True
             self._woken.clear()
             try:
-                while await self.forward():
+                while await self.move_batch():
                     pass
                 backoff = Backoff()
             except StorageConflictError as error:
@@ -74,54 +74,54 @@ class StagedEventMover:
             finally:
                 self._busy = False
 
-    async def forward(self) -> bool:
+    async def move_batch(self) -> bool:
         """Some of it; False if there is no more."""
-        found = await self._storage.dispatches(MOST + len(self._aside))
+        found = await self._storage.staged_events(BATCH_SIZE + len(self._skipped))
         pairs = [
-            (one, item) for one in found if one.seq not in self._aside and (item := self._item_of(one)) is not None
+            (one, item) for one in found if one.seq not in self._skipped and (item := self._to_item(one)) is not None
         ]
         if pairs:
-            await self._move(pairs)
-        return len(pairs) >= MOST
+            await self._store_batch(pairs)
+        return len(pairs) >= BATCH_SIZE
 
-    async def _move(self, pairs: Sequence[tuple[StagedEventRow, IngestItem]]) -> None:
+    async def _store_batch(self, pairs: Sequence[tuple[StagedEventRow, IngestItem]]) -> None:
         try:
             accepted = await self._intake.store([item for _, item in pairs], [one.seq for one, _ in pairs])
         except StorageRejectedError as error:
-            await self._isolate(pairs, error)
+            await self._bisect(pairs, error)
             return
         if accepted.woke:
-            self._intake.tell()
+            self._intake.notify()
 
-    async def _isolate(self, pairs: Sequence[tuple[StagedEventRow, IngestItem]], error: StorageRejectedError) -> None:
+    async def _bisect(self, pairs: Sequence[tuple[StagedEventRow, IngestItem]], error: StorageRejectedError) -> None:
         """One that the database refuses must not stop the others."""
         if len(pairs) == 1:
-            self._put_aside(pairs[0][0], error)
+            self._skip(pairs[0][0], error)
             return
         middle = len(pairs) // 2
-        await self._move(pairs[:middle])
-        await self._move(pairs[middle:])
+        await self._store_batch(pairs[:middle])
+        await self._store_batch(pairs[middle:])
 
-    def _put_aside(self, dispatch: StagedEventRow, error: Exception) -> None:
-        self._aside.add(dispatch.seq)
+    def _skip(self, dispatch: StagedEventRow, error: Exception) -> None:
+        self._skipped.add(dispatch.seq)
         logger.error("dispatch %d, %s, cannot be forwarded here, and stays: %r", dispatch.seq, dispatch.kind, error)
 
-    def _item_of(self, dispatch: StagedEventRow) -> IngestItem | None:
+    def _to_item(self, dispatch: StagedEventRow) -> IngestItem | None:
         try:
             if dispatch.kind is StagedKind.EVENT:
                 return self._event_item(dispatch.body)
             message = unpack_message(self._codec, dispatch.body)
             if dispatch.kind is StagedKind.OFFER:
-                return self._intake.message_item(again(message))
+                return self._intake.message_item(for_redelivery(message))
             return self._intake.message_item(message, dispatch.body)
         except Exception as error:  # whatever a codec raises that has not the key
-            self._put_aside(dispatch, error)
+            self._skip(dispatch, error)
             return None
 
     def _event_item(self, body: bytes) -> IngestItem:
-        event = json_format.parse_stored(self._codec.unseal(body))
+        event = json_format.parse_stored(self._codec.decrypt(body))
         try:
-            return self._intake.item_of(event)
+            return self._intake.to_item(event)
         except EventError as error:  # who sent it is gone; the event itself is kept for those who wait for it
             logger.error("event %r of type %s starts nothing: %s", event.id, event.type, error)
-            return self._intake.item_of(event, starting=False)
+            return self._intake.to_item(event, starting=False)

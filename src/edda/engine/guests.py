@@ -17,15 +17,15 @@ class CallerTransactions:
 
     async def start(self, session: Any, run: Start) -> ExistingRun | None:
         """None if it is started; else the run that has its id already."""
-        from edda.storage.alchemy import after_commit, join
+        from edda.storage.alchemy import caller_transaction, on_commit
 
-        joint = join(session)
+        joint = caller_transaction(session)
         is_new = await joints.start(joint, run)
-        after_commit(session, self._on_start)
-        return None if is_new else await joints.find(joint, run.run_id)
+        on_commit(session, self._on_start)
+        return None if is_new else await joints.find_run(joint, run.run_id)
 
     async def dispatch(self, session: Any, dispatch: StagedEvent) -> None:
-        from edda.storage.alchemy import after_commit, join
+        from edda.storage.alchemy import caller_transaction, on_commit
 
-        await joints.dispatch(join(session), (dispatch,))
-        after_commit(session, self._on_dispatch)
+        await joints.dispatch(caller_transaction(session), (dispatch,))
+        on_commit(session, self._on_dispatch)

@@ -34,9 +34,9 @@ JUMP = 2.0
 class HeartbeatListener(Protocol):
     """Told on the worker's own loop."""
 
-    def beat(self, database_now: int, sent: float, received: float) -> None: ...
+    def on_heartbeat(self, database_now: int, sent: float, received: float) -> None: ...
 
-    def taken_over(self) -> None: ...
+    def on_taken_over(self) -> None: ...
 
     def clock_jumped(self) -> None:
         """The database's clock was set: what compares stored times with it has to be looked at."""
@@ -69,7 +69,7 @@ class Heartbeat:
         self._ending: asyncio.Event | None = None
         self.sent_at = monotonic()
         """When the last good heartbeat was sent; the lease counts from there."""
-        self.healthy_since = monotonic()
+        self.ok_since = monotonic()
         """Since when every heartbeat got its answer; restarts with every interruption."""
         self.has_handed_over = False
         """Set by the heartbeat's thread; the worker starts nothing until it has looked which runs it still owns."""
@@ -101,14 +101,14 @@ class Heartbeat:
         return not self._stop.is_set() and self._thread.ident is not None and not self._thread.is_alive()
 
     @property
-    def is_fresh(self) -> bool:
+    def lease_is_safe(self) -> bool:
         return self._monotonic() - self.sent_at < self._settings.self_fence
 
     @property
     def may_take_over(self) -> bool:
         """True once our own heartbeats have gone well for a while: then others' silence means something."""
         now = self._monotonic()
-        settled = now - self.healthy_since >= self._settings.takeover_grace
+        settled = now - self.ok_since >= self._settings.takeover_grace
         # By then every live worker has renewed its lease on the new time.
         settled = settled and now - self._jumped_at >= max(self._settings.takeover_grace, self._settings.lease / 2)
         return settled and now - self.sent_at < self._settings.heartbeat + 2
@@ -128,7 +128,7 @@ class Heartbeat:
                 passed - (received - received_then),
             )
             self._jumped_at = received
-            self._tell(self._listener.clock_jumped)
+            self._call_on_loop(self._listener.clock_jumped)
 
     # In the thread
 
@@ -137,7 +137,7 @@ class Heartbeat:
             asyncio.run(self._live())
         except BaseException as error:  # the thread is joined by no caller that would look at its error
             logger.critical("heartbeat of %s ended (%r); a new worker follows it", self._worker, error, exc_info=True)
-            self._tell(self._listener.taken_over)
+            self._call_on_loop(self._listener.on_taken_over)
 
     async def _live(self) -> None:
         self._own_loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
@@ -152,7 +152,7 @@ class Heartbeat:
         try:
             while not self._stop.is_set():
                 try:
-                    pulse = pulse or await self._storage.pulse()
+                    pulse = pulse or await self._storage.open_heartbeat()
                     if not await self._beat(pulse):
                         return
                     pause = self._settings.heartbeat
@@ -160,7 +160,7 @@ class Heartbeat:
                     self._backoff = Backoff()
                 except (StorageUnavailableError, StorageConflictError, TimeoutError) as error:
                     self._backoff.warn(logger, "heartbeat of %s failed (%s), trying again", self._worker, error)
-                    self.healthy_since = self._monotonic()
+                    self.ok_since = self._monotonic()
                     pause = min(1.0, self._settings.heartbeat)
                 await self._rest(pause)
         finally:
@@ -181,11 +181,11 @@ class Heartbeat:
         if self._stop.is_set():
             return False
         if now is None:
-            self._tell(self._listener.taken_over)
+            self._call_on_loop(self._listener.on_taken_over)
             return False
         self.see_clock(now, sent, received)
         self.sent_at = sent
-        self._tell(self._listener.beat, now, sent, received)
+        self._call_on_loop(self._listener.on_heartbeat, now, sent, received)
         return True
 
     async def _look_for_stall(self, pulse: HeartbeatConnection) -> None:
@@ -208,9 +208,9 @@ class Heartbeat:
         moved = await pulse.hand_over(self._worker, culprit.run_id)
         if moved:
             logger.warning("handed %d runs of %s to other workers", moved, self._worker)
-        self._tell(self._listener.runs_handed_over)
+        self._call_on_loop(self._listener.runs_handed_over)
 
-    def _tell(self, callback: Callable[..., object], *args: object) -> None:
+    def _call_on_loop(self, callback: Callable[..., object], *args: object) -> None:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:  # the worker's loop is closed: there is nothing left to tell

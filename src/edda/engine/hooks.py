@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from msgspec import Struct
 
 from . import supervision
-from .dismissal import dismiss
+from .dismissal import cancel_and_wait
 from .tasks import start_task
 
 logger = logging.getLogger(__name__)
@@ -177,4 +177,4 @@ class HookCaller:
                 await self._calls.join()
         except TimeoutError:
             logger.warning("hooks were still running after %s seconds; given up", grace)
-        await dismiss(self._task, self._making)
+        await cancel_and_wait(self._task, self._making)

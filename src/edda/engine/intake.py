@@ -28,13 +28,13 @@ from edda.errors import (
     StorageUnavailableError,
 )
 from edda.storage.ports import Storage
-from edda.workflow.events import arguments
+from edda.workflow.events import event_arguments
 from edda.workflow.workflow import Workflow
 
 from . import supervision
 from .backoff import Backoff
 from .clock import Clock
-from .shapes import MatchPathCache, target_of
+from .shapes import MatchPathCache, target_run
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +87,8 @@ class EventIngest:
         self._codec = codec
         self._clock = clock
         self._handlers = handlers
-        self._woke = woke
-        self._begun = begun
+        self._on_wake = woke
+        self._on_run_started = begun
         self._call_timeout = call_timeout
         self._posts: deque[IngestRequest] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -97,12 +97,12 @@ class EventIngest:
     def is_idle(self) -> bool:
         return self._task is None
 
-    async def accept(self, events: Sequence[CloudEvent]) -> None:
+    async def ingest(self, events: Sequence[CloudEvent]) -> None:
         """Stored when it returns."""
         if events:
-            await self.take_in([self.item_of(event) for event in events])
+            await self.submit([self.to_item(event) for event in events])
 
-    async def take_in(self, items: Sequence[IngestItem]) -> None:
+    async def submit(self, items: Sequence[IngestItem]) -> None:
         loop = asyncio.get_running_loop()
         post = IngestRequest(items, loop.create_future(), loop.time() + self._call_timeout)
         self._posts.append(post)
@@ -138,9 +138,9 @@ class EventIngest:
             f"{why}, so it is unknown whether it is stored: send it again under the same id, which counts once"
         )
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Somebody has something to do."""
-        self._woke()
+        self._on_wake()
 
     async def close(self) -> None:
         while self._task is not None:
@@ -150,7 +150,7 @@ class EventIngest:
         if self._task is not None:
             self._task.cancel()
 
-    def item_of(self, event: CloudEvent, *, starting: bool = True) -> IngestItem:
+    def to_item(self, event: CloudEvent, *, starting: bool = True) -> IngestItem:
         return IngestItem(self._row(event), event, self._starts(event) if starting else ())
 
     def message_item(self, message: Message, body: bytes | None = None) -> IngestItem:
@@ -159,17 +159,17 @@ class EventIngest:
 
     def _row(self, event: CloudEvent) -> Event:
         try:
-            body = self._codec.seal(json_format.emit_stored(event))
+            body = self._codec.encrypt(json_format.emit_stored(event))
         except PayloadTooLargeError as error:
             raise EventError(f"the event is too large: {error}", attribute="data", status=413) from error
-        return Event(event.source, event.id, event.type, target_of(event), body)
+        return Event(event.source, event.id, event.type, target_run(event), body)
 
     def _starts(self, event: CloudEvent) -> tuple[Start, ...]:
         return tuple(self._start(workflow, event) for workflow in self._handlers(event.type))
 
     def _start(self, workflow: Workflow[Any, Any], event: CloudEvent) -> Start:
         try:
-            bound = workflow.signature.bind((), arguments(workflow, event))
+            bound = workflow.signature.bind((), event_arguments(workflow, event))
         except (ArgumentError, ValueError) as error:
             logger.warning("event %r of type %s cannot start %s: %s", event.id, event.type, workflow.name, error)
             raise EventError(
@@ -179,7 +179,11 @@ class EventIngest:
             ) from error
         now = self._clock.now()
         return Start(
-            run_of(workflow.name, event), workflow.name, workflow.signature.encode(self._codec, bound), now, now
+            run_id_for_event(workflow.name, event),
+            workflow.name,
+            workflow.signature.encode(self._codec, bound),
+            now,
+            now,
         )
 
     # Storing
@@ -229,10 +233,10 @@ class EventIngest:
                     post.error = error if isinstance(error, StorageUnavailableError) else post.error
                 await backoff.pause()
             except StorageRejectedError as error:
-                await self._isolate(group, error)
+                await self._bisect(group, error)
                 return
             else:
-                self._settle(group, accepted)
+                self._complete(group, accepted)
                 return
 
     async def store(self, items: Sequence[IngestItem], forwarded: Sequence[int] = ()) -> AcceptResult:
@@ -244,17 +248,17 @@ class EventIngest:
             incoming = [NewEvent(item.row, next(keys) if item.event else item.keys, item.starts) for item in items]
             accepted = await self._storage.accept(incoming, self._book.versions(types), forwarded)
             if accepted is not None:
-                self._tell_begun(items, accepted)
+                self._notify_started(items, accepted)
                 return accepted
-            await self._book.refresh(types)
+            await self._book.reload(types)
 
-    def _tell_begun(self, items: Sequence[IngestItem], accepted: AcceptResult) -> None:
+    def _notify_started(self, items: Sequence[IngestItem], accepted: AcceptResult) -> None:
         for item in (items[place] for place in sorted(accepted.fresh)):
             if item.event is not None:
                 for start in item.starts:
-                    self._begun(start, item.event)
+                    self._on_run_started(start, item.event)
 
-    async def _isolate(self, group: Sequence[IngestRequest], error: StorageRejectedError) -> None:
+    async def _bisect(self, group: Sequence[IngestRequest], error: StorageRejectedError) -> None:
         """One bad post must not be the others' undoing."""
         if len(group) == 1:
             logger.warning("the database refuses an event: %s", error)
@@ -264,18 +268,18 @@ class EventIngest:
         await self._store(group[:middle])
         await self._store(group[middle:])
 
-    def _settle(self, group: Sequence[IngestRequest], accepted: AcceptResult) -> None:
+    def _complete(self, group: Sequence[IngestRequest], accepted: AcceptResult) -> None:
         for post in group:
             if not post.stored.done():
                 post.stored.set_result(None)
         if accepted.woke:
-            self._woke()
+            self._on_wake()
         for place, item in enumerate(item for post in group for item in post.items):
             if place not in accepted.fresh:
                 logger.debug("event %r from %s came again", item.row.id, item.row.source)
 
 
-def run_of(workflow: str, event: CloudEvent | Event) -> RunId:
+def run_id_for_event(workflow: str, event: CloudEvent | Event) -> RunId:
     """The id of the run that an event starts: the same, whoever takes the event in and however often."""
     digest = blake2b(digest_size=16)
     for part in (workflow, event.source, event.id):

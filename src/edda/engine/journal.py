@@ -26,7 +26,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edda.core.model import RunWrite, End, Fence, Recur, RunId, BatchResult
+from edda.core.model import BatchResult, End, Fence, Recur, RunId, RunWrite
 from edda.errors import (
     EddaError,
     LeaseLostError,
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 MOST_RECORDS = 1_000
 MOST_BYTES = 4 << 20
-CROWDED = 5_000
+MAX_PENDING_RUNS = 5_000
 """Runs with something to write: from here on no new work is taken in."""
 FIRST_LOOK = 0.1
 LAST_LOOK = 1.0
@@ -64,17 +64,17 @@ class RunWriter(Protocol):
         ...
 
     @property
-    def targets(self) -> frozenset[RunId]:
+    def signal_targets(self) -> frozenset[RunId]:
         """The runs it has letters for."""
         ...
 
-    def take(self, most: int) -> RunWrite | None:
+    def next_write(self, most: int) -> RunWrite | None:
         """What it has to write now, at most so many records; None if nothing."""
         ...
 
-    def flushed(self, bundle: RunWrite, written: BatchResult) -> None: ...
+    def on_committed(self, bundle: RunWrite, written: BatchResult) -> None: ...
 
-    def rejected(self, bundle: RunWrite, error: StorageRejectedError) -> None: ...
+    def on_rejected(self, bundle: RunWrite, error: StorageRejectedError) -> None: ...
 
 
 class JournalStorage(Journal, Runs, Protocol):
@@ -130,9 +130,9 @@ class JournalWriter:
         self._fence = fence
         self._owns = owns
         self._owned_sources = owned_sources
-        self._lost = lost
+        self._on_run_lost = lost
         self._dirty: dict[RunId, RunWriter] = {}
-        self._outcasts: set[RunId] = set()
+        self._quarantined: set[RunId] = set()
         """Runs that once held a record the database refuses; they no longer share a batch."""
         self._held: dict[RunId, Held] = {}
         self._tell_of_locks_at = 0.0
@@ -142,7 +142,7 @@ class JournalWriter:
         self._room = asyncio.Event()
         self._room.set()
         self._flushing = False
-        self.ownership_reads = 0
+        self.ownership_checks = 0
         """Raised before each look at what we own. Who claims runs compares it before and after."""
         self.batches = 0
         self.records = 0
@@ -154,15 +154,15 @@ class JournalWriter:
         return not self._dirty and not self._flushing and not self._held
 
     @property
-    def is_crowded(self) -> bool:
-        return len(self._dirty) + len(self._held) > CROWDED // 2
+    def is_overloaded(self) -> bool:
+        return len(self._dirty) + len(self._held) > MAX_PENDING_RUNS // 2
 
-    async def wait_for_room(self) -> None:
-        while len(self._dirty) > CROWDED:
+    async def wait_for_capacity(self) -> None:
+        while len(self._dirty) > MAX_PENDING_RUNS:
             self._room.clear()
             await self._room.wait()
 
-    def put(self, source: RunWriter) -> None:
+    def enqueue(self, source: RunWriter) -> None:
         """The source has something to write; it will be asked for it when the next batch is made."""
         held = self._held.get(source.run_id)
         if held is not None:
@@ -206,28 +206,28 @@ class JournalWriter:
         for part in batch:
             written.add(part.bundle.run_id)
             addressed |= part.touched - {part.bundle.run_id}
-        if batch and batch[-1].bundle.run_id in self._outcasts:
+        if batch and batch[-1].bundle.run_id in self._quarantined:
             return batch
         records = size = 0
         dirty = self._dirty
         while dirty and records < MOST_RECORDS and size < MOST_BYTES:
             run_id, source = next(iter(dirty.items()))
-            targets = source.targets
-            if batch and (run_id in self._outcasts or run_id in addressed or not targets.isdisjoint(written)):
+            signal_targets = source.signal_targets
+            if batch and (run_id in self._quarantined or run_id in addressed or not signal_targets.isdisjoint(written)):
                 break  # alone, or not in one batch with those it writes to: that is the batch after this one
             del dirty[run_id]
             written.add(run_id)
-            if targets:
-                addressed |= targets
-            bundle = source.take(MOST_RECORDS - records)
+            if signal_targets:
+                addressed |= signal_targets
+            bundle = source.next_write(MOST_RECORDS - records)
             if bundle is None:
                 continue
             batch.append(BatchItem(source, bundle))
             records += len(bundle.entries) + 1
             size += bundle.size
-            if run_id in self._outcasts:
+            if run_id in self._quarantined:
                 break
-        if len(self._dirty) <= CROWDED // 2:
+        if len(self._dirty) <= MAX_PENDING_RUNS // 2:
             self._room.set()
         return batch
 
@@ -256,12 +256,12 @@ class JournalWriter:
                 await self._postpone(sending, error)
                 continue
             except StorageRejectedError as error:
-                await self._isolate(batch, error)
+                await self._bisect(batch, error)
                 return
-            if written is None and await self._is_in(sending.token if sending.is_unknown else None):
-                written = await self._reconstruct(batch)
+            if written is None and await self._was_committed(sending.token if sending.is_unknown else None):
+                written = await self._rebuild_result(batch)
             if written is not None:
-                self._settle(batch, sending.token, written)
+                self._apply_commit(batch, sending.token, written)
                 return
             await sending.backoff.pause()
 
@@ -275,7 +275,7 @@ class JournalWriter:
             sending.backoff.warn(logger, message, self._fence.batch_no, error)
         await sending.backoff.pause()
 
-    async def _is_in(self, sent: int | None) -> bool:
+    async def _was_committed(self, sent: int | None) -> bool:
         """After the fence matched nothing: was the batch in already, did single runs move, or is all lost? `sent` is
         the batch's token if it was sent before."""
         row, known = await self._read_fence(), self._fence
@@ -306,7 +306,7 @@ class JournalWriter:
             except (StorageUnavailableError, StorageConflictError, MigrationError):
                 await backoff.pause()
 
-    async def _reconstruct(self, batch: list[BatchItem]) -> BatchResult:
+    async def _rebuild_result(self, batch: list[BatchItem]) -> BatchResult:
         """The answer was lost. Who asked for events and is still ours asks again, which changes nothing if it was
         registered; who is not ours any more was released, or has ended."""
         asked = [part.bundle for part in batch if part.bundle.waits or isinstance(part.bundle.move, End | Recur)]
@@ -334,22 +334,22 @@ class JournalWriter:
         backoff = Backoff()
         while True:
             try:
-                return await self._storage.owned(self._fence.worker)
+                return await self._storage.owned_runs(self._fence.worker)
             except (StorageUnavailableError, StorageConflictError, MigrationError):
                 await backoff.pause()
 
     async def _refresh_ownership(self, moves: int) -> None:
         """Some run was taken from us singly: find out which, and let go of it."""
         known = [source for source in self._owned_sources() if source.is_stored]
-        self.ownership_reads += 1
+        self.ownership_checks += 1
         owned = await self._read_owned()
         # Only runs that were in memory before the look are judged: one claimed meanwhile is not in the answer.
         for source in known:
             if owned.get(source.run_id) != source.epoch:
-                self._lost(source, "another process has taken it")
+                self._on_run_lost(source, "another process has taken it")
         self._fence = replace(self._fence, moves=moves)
 
-    def _settle(self, batch: list[BatchItem], token: int, written: BatchResult) -> None:
+    def _apply_commit(self, batch: list[BatchItem], token: int, written: BatchResult) -> None:
         self._fence = replace(self._fence, batch_no=self._fence.batch_no + 1, token=token)
         self.batches += 1
         for part in batch:
@@ -357,19 +357,19 @@ class JournalWriter:
             if self._held:
                 self._let_go(part)
             if self._owns(part.bundle.run_id, part.bundle.epoch):
-                part.source.flushed(part.bundle, written)
+                part.source.on_committed(part.bundle, written)
 
-    async def _isolate(self, batch: list[BatchItem], error: StorageRejectedError) -> None:
+    async def _bisect(self, batch: list[BatchItem], error: StorageRejectedError) -> None:
         """Halve by run until the bad one stands alone; only that run is told."""
         if len(batch) == 1:
             part = batch[0]
             if isinstance(error, StorageDuplicateError):
                 # Its place in the history, or its end, is taken: that is no fault of the run but of who drives it.
-                self._lost(part.source, f"another worker has written its next record ({error})")
+                self._on_run_lost(part.source, f"another worker has written its next record ({error})")
                 return
             logger.error("run %s: the database refuses its record: %s", part.bundle.run_id, error)
-            self._outcasts.add(part.bundle.run_id)
-            part.source.rejected(part.bundle, error)
+            self._quarantined.add(part.bundle.run_id)
+            part.source.on_rejected(part.bundle, error)
             return
         middle = len(batch) // 2
         await self._commit(batch[:middle])
@@ -396,7 +396,7 @@ class JournalWriter:
         return batch
 
     def _is_alone(self, batch: Sequence[BatchItem]) -> bool:
-        return len(batch) == 1 and batch[0].bundle.run_id in self._outcasts
+        return len(batch) == 1 and batch[0].bundle.run_id in self._quarantined
 
     def _hold_locked(self, batch: Sequence[BatchItem], locked: frozenset[RunId], begun: float) -> list[BatchItem]:
         """Set aside what has to wait for a locked row; returns the rest."""
@@ -413,7 +413,7 @@ class JournalWriter:
             await self._commit(batch[:middle])
             await self._commit(batch[middle:])
             return
-        self._outcasts.add(batch[0].bundle.run_id)
+        self._quarantined.add(batch[0].bundle.run_id)
         self._hold(batch[0], begun)
         self._tell_of_held()
 
@@ -423,9 +423,12 @@ class JournalWriter:
         if held is None or held.part is not part:
             held = self._held[run_id] = Held(part, begun, now)
         held.is_free = False
-        if run_id in self._outcasts:  # each try of it holds up all others until it times out
+        if run_id in self._quarantined:  # each try of it holds up all others until it times out
             held.pause = max(held.pause, LAST_LOOK)
-        held.due, held.pause = now + held.pause, min(held.pause * 1.5, 10.0 if run_id in self._outcasts else LAST_LOOK)
+        held.due, held.pause = (
+            now + held.pause,
+            min(held.pause * 1.5, 10.0 if run_id in self._quarantined else LAST_LOOK),
+        )
         self._dirty.pop(run_id, None)  # what comes after it waits with it
 
     async def _find_locked(self, parts: Sequence[BatchItem]) -> frozenset[RunId] | None:
@@ -459,14 +462,14 @@ class JournalWriter:
             if not self._owns(run_id, held.part.bundle.epoch):
                 self._let_go(held.part)
                 continue
-            targets = held.part.touched - {run_id}
-            if batch and (run_id in self._outcasts or run_id in addressed or not targets.isdisjoint(written)):
+            signal_targets = held.part.touched - {run_id}
+            if batch and (run_id in self._quarantined or run_id in addressed or not signal_targets.isdisjoint(written)):
                 held.due = 0.0  # with the batch after this one
                 continue
             batch.append(held.part)
             written.add(run_id)
-            addressed |= targets
-            if run_id in self._outcasts:
+            addressed |= signal_targets
+            if run_id in self._quarantined:
                 break
         return batch
 
@@ -493,8 +496,8 @@ class JournalWriter:
         for held in self._held.values():
             held.tell_at = now + max(5.0, 2 * (now - held.since))
 
-    def forget(self, run_id: RunId) -> None:
-        self._outcasts.discard(run_id)
+    def unquarantine(self, run_id: RunId) -> None:
+        self._quarantined.discard(run_id)
         self._held.pop(run_id, None)
 
 

@@ -20,8 +20,8 @@ from edda.core.codec import Codec
 from edda.core.failure import tell
 from edda.core.logs import censor, secrets_in
 from edda.core.model import MICROSECONDS
-from edda.core.paths import shorten
-from edda.core.veil import veil
+from edda.core.paths import truncate
+from edda.core.veil import redact_credentials
 
 DEBUG, INFO, WARNING, ERROR = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 
@@ -147,7 +147,7 @@ def write(name: str, secrets: Callable[[], Iterable[str]] = frozenset, /, **fiel
     if logger.isEnabledFor(level):
         for field in _FREE_TEXT.intersection(fields):
             # Here and not only in the filter of `core.logs`, which sees the message and not the record's own fields.
-            fields[field] = censor(shorten(fields[field], 10 * MOST_CHARACTERS), secrets())
+            fields[field] = censor(truncate(fields[field], 10 * MOST_CHARACTERS), secrets())
         told = {field: one_line(value) if isinstance(value, str) else value for field, value in fields.items()}
         extra = {f"edda_{field}": value for field, value in told.items()}
         logger.log(level, text, told, extra={"edda_line": name, **extra})
@@ -158,12 +158,12 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u
 
 def one_line(text: str) -> str:
     """Without what would break a line or be obeyed by a terminal: that is written as Python writes it."""
-    text = shorten(text, MOST_CHARACTERS)
+    text = truncate(text, MOST_CHARACTERS)
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def tell_error(error: BaseException) -> str:
-    return veil(tell(error))
+    return redact_credentials(tell(error))
 
 
 def tell_moment(microseconds: int) -> str:

@@ -19,7 +19,7 @@ from edda.workflow.workflow import Workflow
 
 from . import supervision
 from .clock import Clock
-from .dismissal import dismiss
+from .dismissal import cancel_and_wait
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ class DefinitionPublisher:
         self._describe = describe
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._known: set[tuple[str, str]] = set()
+        self._saved_schemas: set[tuple[str, str]] = set()
         """Workflows and types whose form was told."""
 
     def start(self) -> None:
         if self._describe is not None:
             self._loop = asyncio.get_running_loop()
             describe = self._describe
-            self._begin(lambda: self._tell_definitions(describe))
+            self._begin(lambda: self._save_definitions(describe))
 
     def close(self) -> None:
         self._loop = None
@@ -60,29 +60,29 @@ class DefinitionPublisher:
 
     async def stop(self) -> None:
         self.close()
-        await dismiss(*self._tasks)
+        await cancel_and_wait(*self._tasks)
 
-    def add_form(self, workflow: str, type: str, model: Any) -> None:
+    def add_event_schema(self, workflow: str, type: str, model: Any) -> None:
         """Called from the code of runs, at every wait: usually it is known."""
-        if (workflow, type) not in self._known and self._loop is not None:
-            self._known.add((workflow, type))
+        if (workflow, type) not in self._saved_schemas and self._loop is not None:
+            self._saved_schemas.add((workflow, type))
             # On the loop of the process: the one that is running now belongs to the run.
-            self._loop.call_soon(self._begin_form, workflow, type, model)
+            self._loop.call_soon(self._start_event_schema, workflow, type, model)
 
-    def _begin_form(self, workflow: str, type: str, model: Any) -> None:
+    def _start_event_schema(self, workflow: str, type: str, model: Any) -> None:
         if self._loop is not None:
-            self._begin(lambda: self._tell_form(workflow, type, model))
+            self._begin(lambda: self._save_event_schema(workflow, type, model))
 
     def _begin(self, telling: Callable[[], Awaitable[None]]) -> None:
         task = supervision.start_once("describing workflows", telling, name="edda-lore")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell_definitions(self, describe: Describe) -> None:
+    async def _save_definitions(self, describe: Describe) -> None:
         try:
             definitions = await self._describe_all(describe)
             if definitions:
-                await self._storage.define(definitions, ())
+                await self._storage.save_definitions(definitions, ())
         except Exception:  # the classes are the users', and the database may be away
             logger.debug("the workflows of %s were not described", self._service, exc_info=True)
 
@@ -101,11 +101,11 @@ class DefinitionPublisher:
                 definitions.append(Definition(name, self._service, details, self._clock.now()))
         return definitions
 
-    async def _tell_form(self, workflow: str, type: str, model: Any) -> None:
+    async def _save_event_schema(self, workflow: str, type: str, model: Any) -> None:
         try:
             await asyncio.to_thread(load)
             schema = schema_of(model)  # on the loop: pydantic may parse the source of a model for its docstrings
             if schema is not None:
-                await self._storage.define((), (EventSchema(workflow, type, msgspec.json.encode(schema)),))
+                await self._storage.save_definitions((), (EventSchema(workflow, type, msgspec.json.encode(schema)),))
         except Exception:  # as above
             logger.debug("the data of %s in %s was not described", type, workflow, exc_info=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
-from edda.core.model import InboxItem, StagedEvent, StagedKind, EntryKind
+from edda.core.model import EntryKind, InboxItem, StagedEvent, StagedKind
 from edda.errors import EventValidationError
 from edda.workflow.channels import MessageCall
 from edda.workflow.children import RunEnded
-from edda.workflow.events import EventCall, stored_type
+from edda.workflow.events import EventCall, stored_event_type
 from edda.workflow.execution import Command, Execution
 
 from .draft import RunWriteBuffer
@@ -48,7 +48,7 @@ class InboxReader:
         self._deliver = deliver
 
     def read(self, letter: InboxItem, execution: Execution) -> None:
-        if letter.n != self._draft.absorbed + 1 or self._draft.last is not None:
+        if letter.n != self._draft.absorbed + 1 or self._draft.transition is not None:
             return  # read already, or too late to matter
         if letter.event is not None:
             self._read_event(execution, letter, letter.event)
@@ -60,15 +60,15 @@ class InboxReader:
 
     def _read_event(self, execution: Execution, letter: InboxItem, event: int) -> None:
         command = execution.pending.get(letter.step)
-        if command is None or not letter.value or not self._waits.takes(command, letter.value):  # over, or pruned
+        if command is None or not letter.value or not self._waits.accepts(command, letter.value):  # over, or pruned
             self._give_back(execution, letter, event)
             return
         if (error := find_misfit(command, letter.value)) is not None:
             self.reject(execution, command, error, event, letter.n)
             return
-        self._waits.received(command, event)
+        self._waits.on_received(command, event)
         if self._herald is not None and command.kind is EntryKind.EVENT:
-            self._herald.tell_received(execution.length + 1, command, letter.value)
+            self._herald.event_received(execution.length + 1, command, letter.value)
         self._deliver(
             command.kind,
             command.id,
@@ -99,7 +99,7 @@ class InboxReader:
                 error="; ".join(map(str.strip, str(error).splitlines())),
             )
         if n is not None:
-            self._waits.received(command, event)
+            self._waits.on_received(command, event)
         value = encode_failure(self._codec, error)
         self._deliver(
             EntryKind.REJECTED,
@@ -111,23 +111,23 @@ class InboxReader:
             n=n,
             event=event,
         )
-        self._waits.ask(command)
+        self._waits.register(command)
 
     def _give_back(self, execution: Execution, letter: InboxItem, event: int) -> None:
         """Its wait was over when it came, or the event was."""
-        type = stored_type(self._codec, letter.value) if letter.value else ""
+        type = stored_event_type(self._codec, letter.value) if letter.value else ""
         if letter.kind is EntryKind.MESSAGE:  # taken from the others, who can have it now under another number
             self._deliver(EntryKind.STRAY, letter.step, type, n=letter.n)
             self._offer_again(execution, letter)
         else:
             self._deliver(EntryKind.STRAY, letter.step, type, n=letter.n, event=event)
-            self._waits.give_back(letter.step, type, event, execution.pending)
+            self._waits.release_event(letter.step, type, event, execution.pending)
 
     def _offer_again(self, execution: Execution, letter: InboxItem) -> None:
         if letter.value:
-            self._draft.add_part(StagedEvent(StagedKind.OFFER, letter.value), execution.length)
+            self._draft.attach(StagedEvent(StagedKind.OFFER, letter.value), execution.length)
         if letter.step in execution.pending:
-            self._waits.ask_again(execution.pending[letter.step])
+            self._waits.register_again(execution.pending[letter.step])
 
     def _read_end(self, execution: Execution, letter: InboxItem) -> None:
         ended = RunEnded.unpack(letter.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edda.core.codec import Codec
-from edda.core.model import MICROSECONDS, StepCommit, EntryKind
+from edda.core.model import MICROSECONDS, EntryKind, StepCommit
 from edda.errors import RetryExhaustedError
 from edda.workflow.execution import Command, Execution
 from edda.workflow.undoing import UNDO_PREFIX
@@ -33,30 +33,30 @@ class StepOutcomes:
         self._herald = herald
         self._log = log
         self._deliver: AppendEntry | None = deliver
-        self.doubtful: list[Command] = []
+        self.uncertain: list[Command] = []
         """Abandoned before they did anything, or given up for good: their bodies may still run, and succeed."""
 
-    def doubt(self, command: Command) -> None:
-        self.doubtful.append(command)
+    def mark_uncertain(self, command: Command) -> None:
+        self.uncertain.append(command)
 
-    def settle(self, execution: Execution, command: Command, outcome: Outcome) -> None:
+    def record(self, execution: Execution, command: Command, outcome: Outcome) -> None:
         if execution.pending.get(command.id) is not command:
-            if isinstance(outcome, Failure) and self._is_undecided(execution, command):
-                self.doubtful.append(command)
+            if isinstance(outcome, Failure) and self._may_still_succeed(execution, command):
+                self.uncertain.append(command)
             elif not isinstance(outcome, Retry):  # nobody waits for it any more, but it happened
-                self.doubtful = [one for one in self.doubtful if one is not command]
+                self.uncertain = [one for one in self.uncertain if one is not command]
                 self._record(execution, EntryKind.LATE, command, outcome)
         elif isinstance(outcome, Retry):
             self._record(execution, EntryKind.RETRY, command, outcome)
-            if self._draft.last is None:
-                command.needs = execution.length
-                self._timetable.add(self._bodies.rest(command), command)
+            if self._draft.transition is None:
+                command.after_entry = execution.length
+                self._timetable.add(self._bodies.schedule_retry(command), command)
         else:
-            if command.is_doubtful and isinstance(outcome, Failure):
-                self.doubtful.append(command)
+            if command.is_uncertain and isinstance(outcome, Failure):
+                self.uncertain.append(command)
             self._record(execution, EntryKind.STEP, command, outcome)
 
-    def recall(self, execution: Execution, done: StepCommit, codec: Codec) -> None:
+    def record_committed(self, execution: Execution, done: StepCommit, codec: Codec) -> None:
         """Its effect was committed by somebody who could not record it any more."""
         command = execution.pending.get(done.step)
         if command is not None and command.kind is EntryKind.STEP:
@@ -64,35 +64,39 @@ class StepOutcomes:
             command.attempt = done.attempt
             self._record(execution, EntryKind.STEP, command, Success(done.value, result, (done,)))
         elif self._deliver is not None:
-            self._draft.add_part(done, execution.length + 1)
+            self._draft.attach(done, execution.length + 1)
             name = done.step.rpartition("/")[2].partition(":")[0]
             self._deliver(EntryKind.LATE, done.step, name, value=done.value, attempt=done.attempt)
 
-    def _is_undecided(self, execution: Execution, command: Command) -> bool:
+    def _may_still_succeed(self, execution: Execution, command: Command) -> bool:
         """Whether a failure does not say the last word: another body of the step runs, or one was better before."""
         if command.undo is None:
             return False
-        return self._bodies.has_body(command.id) or not execution.undoing.owes(command)
+        return self._bodies.has_attempt(command.id) or not execution.undoing.awaits_outcome(command)
 
-    def settle_doubts(self, execution: Execution, *, at_last: bool = False) -> None:
+    def resolve_uncertain(self, execution: Execution, *, at_last: bool = False) -> None:
         """What was abandoned before it did anything, and what was given up and did not succeed all the same: there is
         nothing to undo."""
-        over = [command for command in self.doubtful if at_last or not self._bodies.has_body(command.id)]
-        self.doubtful = [command for command in self.doubtful if command not in over]
+        over = [command for command in self.uncertain if at_last or not self._bodies.has_attempt(command.id)]
+        self.uncertain = [command for command in self.uncertain if command not in over]
         for command in over:
-            if self._deliver is not None and self._draft.last is None and execution.undoing.owes(command):
+            if (
+                self._deliver is not None
+                and self._draft.transition is None
+                and execution.undoing.awaits_outcome(command)
+            ):
                 self._deliver(EntryKind.LATE, command.id, command.name, ok=False, input=command.input)
 
     def _record(self, execution: Execution, kind: EntryKind, command: Command, outcome: Outcome) -> None:
         seq = execution.length + 1
         if self._herald is not None:
-            self._herald.tell_settled(seq, command, outcome)
+            self._herald.step_finished(seq, command, outcome)
         if self._log.is_verbose or not isinstance(outcome, Success):
             self._tell(seq, command, outcome)
         if self._deliver is not None:
             if isinstance(outcome, Success):
                 for part in outcome.parts:
-                    self._draft.add_part(part, execution.length + 1)
+                    self._draft.attach(part, execution.length + 1)
             self._deliver(
                 kind,
                 command.id,
@@ -121,4 +125,4 @@ class StepOutcomes:
     def close(self) -> None:
         """Forget who wanted to know: the two would keep each other in memory."""
         self._deliver = None
-        self.doubtful.clear()
+        self.uncertain.clear()

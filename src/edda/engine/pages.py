@@ -18,7 +18,7 @@ from edda.workflow.channels import MessageCall
 if TYPE_CHECKING:
     from edda.workflow.execution import Command
 
-PAGE = 64
+PAGE_SIZE = 64
 
 
 class ChannelBacklog:
@@ -30,38 +30,38 @@ class ChannelBacklog:
         """Of keys with a backlog; those with an empty page have to be read on."""
         self._is_shut = False
 
-    def shut(self) -> None:
+    def disable(self) -> None:
         """A wait of which nobody knows the key may have brought something."""
         self._is_shut = True
 
-    def stands(self, command: Command) -> None:
+    def wait_registered(self, command: Command) -> None:
         key = self._key_of(command)
         if key:
             self._standing[command.id] = key
             self._pages.pop(key, None)
 
-    def fell(self, command: Command) -> None:
+    def wait_done(self, command: Command) -> None:
         """By the letter that answered it."""
         self._standing.pop(command.id, None)
 
-    def found_more(self, command: Command) -> None:
+    def mark_backlog(self, command: Command) -> None:
         """What was asked for was there already."""
         key = self._key_of(command)
         if key:
             self._pages.setdefault(key, deque())
 
-    def is_open_for(self, command: Command) -> bool:
+    def can_read(self, command: Command) -> bool:
         key = self._key_of(command)
         return key in self._pages and not self._is_shut and key not in self._standing.values()
 
-    def fill(self, command: Command, page: tuple[StoredEvent, ...]) -> None:
+    def add_page(self, command: Command, page: tuple[StoredEvent, ...]) -> None:
         key = self._key_of(command)
         if not page:
             self._pages.pop(key, None)  # the backlog is gone
         elif key in self._pages:
             self._pages[key] = deque(page)
 
-    def take(self, command: Command, after: int) -> StoredEvent | None:
+    def next_message(self, command: Command, after: int) -> StoredEvent | None:
         page = self._pages.get(self._key_of(command))
         while page:
             message = page.popleft()

@@ -10,11 +10,11 @@ class GraceTimer:
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, lost: Callable[[], None]) -> None:
         self._loop = loop
         self._seconds = seconds
-        self._lost = lost
+        self._on_expired = lost
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
 
-    def is_over(self) -> bool:
+    def has_expired(self) -> bool:
         """Asked for the first time it begins."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._end)
@@ -22,7 +22,7 @@ class GraceTimer:
 
     def _end(self) -> None:
         self._is_over = True
-        self._lost()
+        self._on_expired()
 
     def cancel(self) -> None:
         if self._timer is not None:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from threading import Lock
 
-LEAST_PAUSE = 1.0
+MIN_INTERVAL = 1.0
 """Seconds between two recorded details."""
-SHARE = 0.05
+INTERVAL_FRACTION = 0.05
 """And so much of the attempt's age, so that one of ten hours leaves some 200 entries."""
 
 
@@ -46,34 +46,34 @@ class ActivityHeartbeat:
         self._planned = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.begun_at = self.beat_at = time.monotonic()
 
-    def beat(self, details: bytes | None) -> None:
+    def heartbeat(self, details: bytes | None) -> None:
         if self.is_given_up:
             raise asyncio.CancelledError("nobody waits for this attempt any more")
         self.beat_at = time.monotonic()
-        if details is not None and self._keep(details):
-            self._loop.call_soon_threadsafe(self._plan)
+        if details is not None and self._store_latest(details):
+            self._loop.call_soon_threadsafe(self._schedule_flush)
 
-    def _keep(self, details: bytes) -> bool:
+    def _store_latest(self, details: bytes) -> bool:
         """Whether they are the first since the last recorded ones: the loop is woken once for many."""
         with _lock:
             planned, self._planned = self._planned, True
             self._newest = details
         return not planned
 
-    def _plan(self) -> None:
+    def _schedule_flush(self) -> None:
         if self.is_given_up:
             return
-        pause = max(LEAST_PAUSE, SHARE * (self._recorded_at - self.begun_at))
+        pause = max(MIN_INTERVAL, INTERVAL_FRACTION * (self._recorded_at - self.begun_at))
         rest = self._recorded_at + pause - time.monotonic()
         if rest <= 0:
-            self.report()
+            self.flush()
         else:
-            self._timer = self._loop.call_later(rest, self.report)
+            self._timer = self._loop.call_later(rest, self.flush)
 
-    def report(self) -> None:
+    def flush(self) -> None:
         """Have the newest details recorded, if they are not."""
         self._silence()
         with _lock:
@@ -82,7 +82,7 @@ class ActivityHeartbeat:
             self._recorded_at = time.monotonic()
             self._record(details)
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """From now on nobody listens."""
         self.is_given_up = True
         self._record = _ignore  # it knows the attempt, which knows this: only the collector would free them

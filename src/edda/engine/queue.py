@@ -9,7 +9,7 @@ from typing import Protocol
 
 from edda.workflow.execution import Command
 
-from .slots import Slot, ConcurrencyLimiter
+from .slots import ConcurrencyLimiter, Slot
 
 
 class StartGate(Protocol):
@@ -19,7 +19,7 @@ class StartGate(Protocol):
     draining: bool
 
     @property
-    def may_act(self) -> bool:
+    def may_start_steps(self) -> bool:
         """False when the lease may have lapsed: start nothing in the world."""
         ...
 
@@ -30,32 +30,32 @@ Begin = Callable[[Command, Slot | None], None]
 class StepQueue:
     def __init__(self, gate: StartGate) -> None:
         self._gate = gate
-        self.blocked: deque[Command] = deque()
+        self.waiting_for_journal: deque[Command] = deque()
         """In the order they were issued."""
-        self.waiting: set[Command] = set()
+        self.waiting_for_slot: set[Command] = set()
         """For a slot."""
 
     def add(self, command: Command) -> None:
-        self.blocked.append(command)
+        self.waiting_for_journal.append(command)
 
-    def start(self, committed: int, pending: Mapping[str, Command], begin: Begin) -> None:
+    def start_ready(self, committed: int, pending: Mapping[str, Command], begin: Begin) -> None:
         """Those whose history is durable."""
-        blocked = self.blocked
-        while blocked and blocked[0].needs <= committed and self._gate.may_act:
-            command = blocked.popleft()
+        waiting_for_journal = self.waiting_for_journal
+        while waiting_for_journal and waiting_for_journal[0].after_entry <= committed and self._gate.may_start_steps:
+            command = waiting_for_journal.popleft()
             if pending.get(command.id) is not command:
                 continue
             most = command.call.limits.max_concurrent
             if most is None:
                 begin(command, None)
             else:
-                self.waiting.add(command)
-                self._gate.slots.ask(command.name, most, command, partial(self._take, command, begin))
+                self.waiting_for_slot.add(command)
+                self._gate.slots.acquire(command.name, most, command, partial(self._on_slot, command, begin))
 
-    def _take(self, command: Command, begin: Begin, slot: Slot) -> bool:
-        self.waiting.discard(command)
-        if self._gate.draining or not self._gate.may_act:
-            self.blocked.appendleft(command)
+    def _on_slot(self, command: Command, begin: Begin, slot: Slot) -> bool:
+        self.waiting_for_slot.discard(command)
+        if self._gate.draining or not self._gate.may_start_steps:
+            self.waiting_for_journal.appendleft(command)
             return False
         begin(command, slot)
         return True
@@ -63,14 +63,14 @@ class StepQueue:
     @property
     def held(self) -> list[Command]:
         """Those that have not begun."""
-        return [*self.blocked, *self.waiting]
+        return [*self.waiting_for_journal, *self.waiting_for_slot]
 
-    def leave(self, command: Command) -> None:
+    def remove(self, command: Command) -> None:
         """It is not to begin any more; those that wait for the journal are looked at when it is their turn."""
-        if command in self.waiting:
-            self.waiting.discard(command)
-            self._gate.slots.leave(command.name, command)
+        if command in self.waiting_for_slot:
+            self.waiting_for_slot.discard(command)
+            self._gate.slots.cancel(command.name, command)
 
     def close(self) -> None:
-        for command in tuple(self.waiting):
-            self.leave(command)
+        for command in tuple(self.waiting_for_slot):
+            self.remove(command)

@@ -18,15 +18,15 @@ from itertools import groupby
 
 from edda.cloudevents import json_format
 from edda.core.codec import Codec
-from edda.core.model import MICROSECONDS, OutboxRow, SendLater, SendResult, Rejected, Sent
-from edda.core.veil import veil
+from edda.core.model import MICROSECONDS, OutboxRow, Rejected, SendLater, SendResult, Sent
+from edda.core.veil import redact_credentials
 from edda.errors import EventPostponedError, EventRefusedError, StorageError, StorageRejectedError
 from edda.storage.ports import Storage
 
 from . import supervision
 from .backoff import Backoff
 from .clock import Clock
-from .dismissal import dismiss
+from .dismissal import cancel_and_wait
 from .log import write as log_line
 from .sinks import TIMEOUT, Sink
 
@@ -35,16 +35,16 @@ logger = logging.getLogger(__name__)
 MOST_SETTLED = 500
 MOST_CLAIMS = 20
 """Full claims in memory at once. Claims give the oldest first: if those fail, there is more behind them."""
-CROWD = 1000
+SLOWDOWN_ABOVE = 1000
 """Events in memory from which on those that fail rest longer, or they would leave no time for new ones."""
-LAST_WORDS = 5.0
+SHUTDOWN_TIMEOUT = 5.0
 """Seconds that a database which is away may still come back in while the relayer stops."""
 NEWS_TIMEOUT = 60.0
 """Looking every `poll` seconds is not the listener's business."""
 MOST_REMEMBERED = 100_000
 """Keys whose failures are counted."""
-_BEHIND = "an earlier event of its key has to go first"
-_HANDED_BACK = "handed back before it was sent"
+BLOCKED_REASON = "an earlier event of its key has to go first"
+RELEASED_REASON = "handed back before it was sent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +102,11 @@ class Relayer:
         self._clock = clock
         self._codec = codec or Codec()
         self._listens = listens
-        self._fresh = asyncio.Semaphore(self.settings.concurrency)
-        self._tried = asyncio.Semaphore(self.settings.concurrency)
-        self._lines: dict[str, asyncio.Task[None]] = {}
+        self._first_try_slots = asyncio.Semaphore(self.settings.concurrency)
+        self._retry_slots = asyncio.Semaphore(self.settings.concurrency)
+        self._tasks_by_key: dict[str, asyncio.Task[None]] = {}
         self._fresh_lines = 0
-        self._held = 0
+        self._events_in_memory = 0
         self._failures: dict[str, int] = {}
         self._receipts: list[SendResult] = []
         self._woken = asyncio.Event()
@@ -127,45 +127,45 @@ class Relayer:
         if not self._tasks:
             return
         self._stopping = True
-        self.nudge()
-        cut = asyncio.get_running_loop().call_later(grace, self._cut)
+        self.wake()
+        cut = asyncio.get_running_loop().call_later(grace, self._cancel_sends)
         work, *others = self._tasks
-        done, _ = await asyncio.wait([work], timeout=grace + LAST_WORDS)
+        done, _ = await asyncio.wait([work], timeout=grace + SHUTDOWN_TIMEOUT)
         if not done:
             logger.warning("the outbox's database is away: what was sent last may be sent again after the lease")
         cut.cancel()
         self.kill()
-        await dismiss(work, *others)
+        await cancel_and_wait(work, *others)
 
     def kill(self) -> None:
         """Stop at once and write nothing, as a dying process would."""
         self._stopping = True
-        for task in (*self._tasks, *self._lines.values()):
+        for task in (*self._tasks, *self._tasks_by_key.values()):
             task.cancel()
         self._tasks.clear()
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """There may be something to send."""
         self._woken.set()
 
     @property
     def is_quiet(self) -> bool:
         """Nothing is on its way, and nothing will be until time passes or somebody says so."""
-        return self._resting and not self._woken.is_set() and not self._lines and not self._receipts
+        return self._resting and not self._woken.is_set() and not self._tasks_by_key and not self._receipts
 
-    def _cut(self) -> None:
-        for line in self._lines.values():
+    def _cancel_sends(self) -> None:
+        for line in self._tasks_by_key.values():
             line.cancel()
 
     # Claiming and settling
 
     async def _work(self) -> None:
         backoff = Backoff()
-        while not (self._stopping and not self._lines and not self._receipts):
+        while not (self._stopping and not self._tasks_by_key and not self._receipts):
             self._woken.clear()
             try:
-                await self._settle()
-                pause = await self._look()
+                await self._record_results()
+                pause = await self._claim_if_due()
                 backoff = Backoff()
             except StorageError as error:
                 backoff.warn(logger, "the outbox does not get on: %s", error)
@@ -173,11 +173,11 @@ class Relayer:
             else:
                 await self._rest(pause)
 
-    async def _settle(self) -> None:
+    async def _record_results(self) -> None:
         """Before anything is claimed: what is not written yet would come again."""
         while group := self._receipts[:MOST_SETTLED]:
             try:
-                await self._storage.settle_outgoing(group)
+                await self._storage.record_send_results(group)
             except StorageRejectedError:
                 await self._settle_one_by_one(group)
             del self._receipts[: len(group)]
@@ -185,15 +185,15 @@ class Relayer:
     async def _settle_one_by_one(self, group: Sequence[SendResult]) -> None:
         for receipt in group:
             try:
-                await self._storage.settle_outgoing([receipt])
+                await self._storage.record_send_results([receipt])
             except StorageRejectedError as error:
                 logger.error("the database refuses what became of event number %d: %s", receipt.seq, error)
 
-    async def _look(self) -> float:
+    async def _claim_if_due(self) -> float:
         """Claim what is due, if there is room; returns the seconds until the next look."""
         if self._stopping or not self._has_room:
             return self.settings.poll
-        due = await self._storage.next_outgoing()
+        due = await self._storage.next_outbox_due()
         if due != 0:
             return self.settings.poll if due is None else min(due / MICROSECONDS, self.settings.poll)
         # An event that is due behind one of its key that is not cannot be claimed, and is no reason to look at once.
@@ -202,39 +202,39 @@ class Relayer:
     @property
     def _has_room(self) -> bool:
         most = MOST_CLAIMS * self.settings.claim_batch
-        return self._fresh_lines < self.settings.concurrency and self._held < most
+        return self._fresh_lines < self.settings.concurrency and self._events_in_memory < most
 
     async def _claim(self) -> bool:
         sent = time.monotonic()
         latest = sent + self.settings.lease - self.settings.timeout
         lease = int(self.settings.lease * MICROSECONDS)
-        claimed = await self._storage.claim_outgoing(self.settings.claim_batch, lease)
+        claimed = await self._storage.claim_outbox(self.settings.claim_batch, lease)
         if claimed:
             self._clock.observe(claimed[0].due - lease, sent, time.monotonic())
-        for key, records in groupby(sorted(claimed, key=_place), _key):
-            if key not in self._lines:  # else we were stopped for longer than a lease, and this is our own
-                self._begin(key, deque(records), latest)
+        for key, records in groupby(sorted(claimed, key=_order_key), _key):
+            if key not in self._tasks_by_key:  # else we were stopped for longer than a lease, and this is our own
+                self._start_key(key, deque(records), latest)
         return bool(claimed)
 
-    def _begin(self, key: str, records: deque[OutboxRow], latest: float) -> None:
+    def _start_key(self, key: str, records: deque[OutboxRow], latest: float) -> None:
         fresh = records[0].attempts == 1
         line = supervision.start_once(
-            "sending events of one key", lambda: self._send_line(records, latest, fresh), name="edda-outbox-line"
+            "sending events of one key", lambda: self._send_key(records, latest, fresh), name="edda-outbox-line"
         )
-        self._lines[key] = line
+        self._tasks_by_key[key] = line
         self._fresh_lines += fresh
-        self._held += len(records)
-        line.add_done_callback(lambda _: self._end(key, fresh))
+        self._events_in_memory += len(records)
+        line.add_done_callback(lambda _: self._finish_key(key, fresh))
 
-    def _end(self, key: str, fresh: bool) -> None:
-        del self._lines[key]
+    def _finish_key(self, key: str, fresh: bool) -> None:
+        del self._tasks_by_key[key]
         self._fresh_lines -= fresh
         self._woken.set()
 
     async def _rest(self, pause: float) -> None:
         if pause == 0.0:
             return
-        alarm = self._clock.call_at(self._due_in(pause), self.nudge)
+        alarm = self._clock.call_at(self._due_in(pause), self.wake)
         self._resting = True
         try:
             await self._woken.wait()
@@ -245,20 +245,20 @@ class Relayer:
     async def _listen(self) -> None:
         while True:
             try:
-                await self._storage.news(NEWS_TIMEOUT)
+                await self._storage.wait_for_notification(NEWS_TIMEOUT)
             except StorageError as error:
                 logger.debug("listening failed: %s", error)
                 await asyncio.sleep(self.settings.poll)
-            self.nudge()
+            self.wake()
 
     # Sending
 
-    async def _send_line(self, waiting: deque[OutboxRow], latest: float, fresh: bool) -> None:
+    async def _send_key(self, waiting: deque[OutboxRow], latest: float, fresh: bool) -> None:
         """The events of one key, one after the other; none is begun that could outlast the lease."""
         rest = 0.0 if fresh else self.settings.first_pause
         try:
             while waiting:
-                async with self._fresh if fresh else self._tried:
+                async with self._first_try_slots if fresh else self._retry_slots:
                     if self._stopping or time.monotonic() > latest:
                         break
                     rest = 0.0  # a lane that is full for as long as a lease is not to be asked again at once
@@ -266,9 +266,9 @@ class Relayer:
                 waiting.popleft()
                 self._put([receipt])
                 if isinstance(receipt, SendLater):
-                    self._postpone_all(waiting, receipt.due, _BEHIND)
+                    self._postpone_all(waiting, receipt.due, BLOCKED_REASON)
         finally:
-            self._postpone_all(waiting, self._due_in(0.0 if self._stopping else rest), _HANDED_BACK)
+            self._postpone_all(waiting, self._due_in(0.0 if self._stopping else rest), RELEASED_REASON)
 
     def _postpone_all(self, waiting: deque[OutboxRow], due: int, reason: str) -> None:
         """So that they need not wait for the end of their lease."""
@@ -277,7 +277,7 @@ class Relayer:
 
     def _put(self, receipts: Sequence[SendResult]) -> None:
         self._receipts += receipts
-        self._held -= len(receipts)
+        self._events_in_memory -= len(receipts)
         self._woken.set()
 
     def _due_in(self, seconds: float) -> int:
@@ -285,7 +285,7 @@ class Relayer:
 
     async def _try(self, record: OutboxRow) -> SendResult:
         try:
-            event = json_format.parse_stored(self._codec.unseal(record.event.body))
+            event = json_format.parse_stored(self._codec.decrypt(record.event.body))
             async with asyncio.timeout(self.settings.timeout):
                 await self._sink.send(event)
         except EventRefusedError as error:
@@ -305,21 +305,21 @@ class Relayer:
         self.refused += 1
         self._failures.pop(record.event.key, None)
         event = record.event
-        log_line("event_rejected", event_id=event.id, event_type=event.type, error=_legible(reason))
-        return Rejected(record.seq, record.attempts, _legible(reason))
+        log_line("event_rejected", event_id=event.id, event_type=event.type, error=_sanitize(reason))
+        return Rejected(record.seq, record.attempts, _sanitize(reason))
 
     def _postpone(self, record: OutboxRow, reason: str, asked: float | None = None) -> SendResult:
         self.postponed += 1
         pause = self.settings.pause(self._count_failure(record), asked)
         if asked is None:
-            pause *= max(1.0, self._held / CROWD)
+            pause *= max(1.0, self._events_in_memory / SLOWDOWN_ABOVE)
         # The first time as a warning: a receiver that is away for an hour need not fill the log.
         level = logging.DEBUG if self._failing else logging.WARNING
         logger.log(
-            level, "event %r is sent again in %.1f s, it was not taken: %s", record.event.id, pause, _legible(reason)
+            level, "event %r is sent again in %.1f s, it was not taken: %s", record.event.id, pause, _sanitize(reason)
         )
         self._failing = True
-        return SendLater(record.seq, record.attempts, self._due_in(pause), _legible(reason))
+        return SendLater(record.seq, record.attempts, self._due_in(pause), _sanitize(reason))
 
     def _count_failure(self, record: OutboxRow) -> int:
         """In a row, for its key. `attempts` counts claims, also those that were handed back."""
@@ -330,7 +330,7 @@ class Relayer:
         return failures
 
 
-def _place(record: OutboxRow) -> tuple[str, int]:
+def _order_key(record: OutboxRow) -> tuple[str, int]:
     return record.event.key, record.seq
 
 
@@ -338,6 +338,6 @@ def _key(record: OutboxRow) -> str:
     return record.event.key
 
 
-def _legible(reason: str) -> str:
+def _sanitize(reason: str) -> str:
     """What a database takes and a terminal survives, and everybody may read."""
-    return "".join(character if character.isprintable() else " " for character in veil(reason))[:1000]
+    return "".join(character if character.isprintable() else " " for character in redact_credentials(reason))[:1000]

@@ -51,7 +51,7 @@ class Pruner:
         """All that is old enough; returns how many rows of each kind went, added up."""
         messages = self._before(self._settings.message_retention_days)
         removed = await self._drain(self._storage.prune_events, messages)
-        removed += await self._drain(self._storage.prune_letters, messages)
+        removed += await self._drain(self._storage.prune_inbox, messages)
         removed += await self.prune_sent()
         if self._settings.run_retention_days is not None:
             removed += await self._drain(self._storage.prune_runs, self._before(self._settings.run_retention_days))
@@ -59,7 +59,7 @@ class Pruner:
 
     async def prune_sent(self) -> int:
         """Events of the outbox that were sent; those that are dead stay for people to look at."""
-        return await self._drain(self._storage.prune_outgoing, self._before(self._settings.message_retention_days))
+        return await self._drain(self._storage.prune_outbox, self._before(self._settings.message_retention_days))
 
     def _before(self, days: float) -> int:
         return self._clock.now() - int(days * _DAY)

@@ -18,7 +18,7 @@ from edda.workflow.execution import STOPS
 
 _OUTCOMES = frozenset({EntryKind.STEP, EntryKind.CHILD, EntryKind.EVENT, EntryKind.MESSAGE})
 """What the code went on with. A late outcome is not among them: its step is tried again, as it is after a crash."""
-_ASIDE = frozenset({EntryKind.RETRY, EntryKind.HEARTBEAT})
+_ATTEMPT_KINDS = frozenset({EntryKind.RETRY, EntryKind.HEARTBEAT})
 _UNDO = "undo:"
 _TIMEOUTS = frozenset({EventTimeoutError.__qualname__, MessageTimeoutError.__qualname__})
 """Nothing is recorded of a wait that was over but that it was."""
@@ -31,11 +31,11 @@ def plan_retry(codec: Codec, record: RunRecord, history: Sequence[Entry], *, fro
     if from_start:
         return least
     if any(entry.kind is EntryKind.SETTLED or entry.step.startswith(_UNDO) for entry in history):
-        raise _refusal(record, "undid what it had done, so there is nothing to go on from")
-    keep = _without_open_children(codec, record, history, _place_of_failure(codec, record, history))
+        raise _not_retryable(record, "undid what it had done, so there is nothing to go on from")
+    keep = _before_open_children(codec, record, history, _failure_index(codec, record, history))
     done = next((entry for entry in history[keep:] if _is_done(codec, entry)), None)
     if done is not None:
-        raise _refusal(record, f"went on after it had failed, and {done.step} would be done or received again")
+        raise _not_retryable(record, f"went on after it had failed, and {done.step} would be done or received again")
     return max(keep, least)
 
 
@@ -55,13 +55,13 @@ def _check_status(record: RunRecord) -> None:
         raise ActionRefusedError(f"run {record.run_id} has not ended: wait for its end, or cancel it first")
 
 
-def _refusal(record: RunRecord, why: str) -> ActionRefusedError:
+def _not_retryable(record: RunRecord, why: str) -> ActionRefusedError:
     return ActionRefusedError(
         f"run {record.run_id} {why}. Run all of it again: from_start=True (on the command line: --from-start)"
     )
 
 
-def _place_of_failure(codec: Codec, record: RunRecord, history: Sequence[Entry]) -> int:
+def _failure_index(codec: Codec, record: RunRecord, history: Sequence[Entry]) -> int:
     stop = next((place for place, entry in enumerate(history) if entry.kind in STOPS), None)
     if stop is not None:
         return stop
@@ -70,20 +70,20 @@ def _place_of_failure(codec: Codec, record: RunRecord, history: Sequence[Entry])
         return len(history)  # the workflow's own code failed
     last = failed[-1]
     went_on = any(entry.ok and entry.kind in _OUTCOMES for entry in history[last + 1 :])
-    if went_on and not _is_of(codec, record, history[last]):
+    if went_on and not _caused_failure(codec, record, history[last]):
         return len(history)  # that failure was dealt with; the code failed later, by itself
-    return _before_attempts(history, last)
+    return _skip_attempts(history, last)
 
 
-def _before_attempts(history: Sequence[Entry], place: int) -> int:
+def _skip_attempts(history: Sequence[Entry], place: int) -> int:
     """Without the attempts right before it: the step begins with its first one again."""
     step = history[place].step
-    while place and history[place - 1].step == step and history[place - 1].kind in _ASIDE:
+    while place and history[place - 1].step == step and history[place - 1].kind in _ATTEMPT_KINDS:
         place -= 1
     return place
 
 
-def _is_of(codec: Codec, record: RunRecord, entry: Entry) -> bool:
+def _caused_failure(codec: Codec, record: RunRecord, entry: Entry) -> bool:
     """Whether the run failed with the error that this entry brought."""
     errors = list(_chain(codec, record.value or b""))
     if not entry.value:
@@ -106,15 +106,15 @@ def _name(error: EncodedException) -> tuple[str, str, str]:
     return error.module, error.qualname, error.message
 
 
-def _without_open_children(codec: Codec, record: RunRecord, history: Sequence[Entry], keep: int) -> int:
+def _before_open_children(codec: Codec, record: RunRecord, history: Sequence[Entry], keep: int) -> int:
     """Go back before the start of a child whose end is not kept: that was told, or never will be."""
     ended = {entry.step for entry in history[:keep] if entry.kind is EntryKind.CHILD}
     for place, entry in enumerate(history[:keep]):
         if entry.kind is not EntryKind.START or not entry.ok or entry.step in ended:
             continue
         started = codec.decode(entry.value, ChildStarted)
-        if started.is_awaited and not started.follows:
-            raise _refusal(record, f"waited for run {started.run_id}, which goes on without it")
+        if started.is_awaited and not started.cancel_with_parent:
+            raise _not_retryable(record, f"waited for run {started.run_id}, which goes on without it")
         if started.is_awaited:
             return place
     return keep

@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from edda.core.failure import encode_failure
 from edda.core.model import (
     MICROSECONDS,
-    RunWrite,
+    BatchResult,
     ClaimedRun,
-    InboxItem,
     End,
+    EndWatcher,
     Entry,
     EntryKind,
-    RunValue,
-    RunSignal,
-    Transition,
+    InboxItem,
     Recur,
-    Suspend,
     RunId,
     RunRecord,
+    RunSignal,
+    RunValue,
+    RunWrite,
     Start,
-    EndWatcher,
-    BatchResult,
+    Suspend,
+    Transition,
 )
 from edda.core.states import RunStatus
-from edda.core.veil import veil
+from edda.core.veil import redact_credentials
 from edda.errors import (
     DeadlockError,
     EddaError,
@@ -45,7 +45,7 @@ from edda.errors import (
 )
 from edda.workflow.channels import carried_subscriptions
 from edda.workflow.context import RunContext
-from edda.workflow.current import Client, here, running
+from edda.workflow.current import Client, current_app, current_context
 from edda.workflow.events import stored_event
 from edda.workflow.execution import STOPS, Command, Execution, IdleState
 
@@ -54,15 +54,15 @@ from .bodies import ActivityRunner, ActivityServices
 from .children import ChildRuns, ChildServices
 from .crashes import CrashGuard
 from .departure import RunCompletion
-from .draft import RunWriteBuffer, FinalTransition
-from .herald import AT_END, RunHooks
+from .draft import FinalTransition, RunWriteBuffer
+from .herald import AFTER_LAST_ENTRY, RunHooks
 from .log import RunLog, tell_moment
 from .mailbox import InboxReader, find_misfit
 from .outcomes import StepOutcomes
 from .patience import GraceTimer
-from .steps import Outcome, outside_task
+from .steps import Outcome, no_current_task
 from .timetable import TimerQueue
-from .waits import WAITS, WaitServices, EventWaits
+from .waits import WAITS, EventWaits, WaitServices
 
 if TYPE_CHECKING:
     from edda.workflow.workflow import Workflow
@@ -83,7 +83,7 @@ _WAITING = {
     EntryKind.SETTLED: RunStatus.WAITING_FOR_CHILD,
 }
 """What a pending command makes a run that leaves memory; a step then waits for its next attempt."""
-MOST_AT_ONCE = 100
+MAX_STEPS_PER_TURN = 100
 """Births, and messages that are read: other runs want their turn, too."""
 
 
@@ -97,7 +97,7 @@ class RunHost(ActivityServices, WaitServices, ChildServices, Protocol):
 
     def run_ended(self, run: LiveRun, end: End) -> None: ...
 
-    def run_released(self, run: LiveRun, release: Suspend, early: bool) -> None: ...
+    def run_suspended(self, run: LiveRun, release: Suspend, early: bool) -> None: ...
 
     def run_recurred(self, run: LiveRun, following: ClaimedRun) -> None: ...
 
@@ -109,7 +109,7 @@ class RunHost(ActivityServices, WaitServices, ChildServices, Protocol):
         """The steps have ended that were in flight when earlier processes died: those deaths are void."""
         ...
 
-    def wrote_to(self, bundle: RunWrite) -> None:
+    def on_written(self, bundle: RunWrite) -> None:
         """It has children, letters, dispatches or outgoing events: others have something to do."""
         ...
 
@@ -121,7 +121,7 @@ class RunHost(ActivityServices, WaitServices, ChildServices, Protocol):
         """Read who waits for the run's end and tell it with `watchers_read`."""
         ...
 
-    def fetch_mail(self, run: LiveRun) -> None:
+    def request_inbox(self, run: LiveRun) -> None:
         """Read the run's inbox now and tell it with `mail_checked`."""
         ...
 
@@ -169,17 +169,17 @@ class LiveRun:
         self._execution: Execution | None = None
         self._draft = RunWriteBuffer(claimed, start)
         self._timetable = TimerQueue()
-        self._waits = EventWaits(host, claimed, self._draft, self._timetable, self._wait_prepared, self.fail)
+        self._waits = EventWaits(host, claimed, self._draft, self._timetable, self.on_wait_indexed, self.fail)
         self._children = ChildRuns(
-            host, claimed, self._draft, deliver=self.deliver, found=self._child_found, failed=self.fail
+            host, claimed, self._draft, deliver=self.append_entry, found=self.on_child_resolved, failed=self.fail
         )
         self._alarm: TimerHandle | None = None
         self.alarm_at: int | None = None
         self._draining = False
         is_opened = bool(claimed.entries) and claimed.entries[-1].kind is EntryKind.RECUR
-        self._recorded = 0 if is_opened else len(claimed.entries)
+        self._replayed_entries = 0 if is_opened else len(claimed.entries)
         """Entries behind which nothing was decided that is not written; the first of a generation moves no code."""
-        self._stops = [entry.kind for entry in claimed.entries if entry.kind in STOPS]
+        self._stop_entries = [entry.kind for entry in claimed.entries if entry.kind in STOPS]
         """What stopped the run, the first first."""
         self._watched_from = min(host.settings.history_warning, host.settings.history_limit)
         self._is_warned = len(claimed.entries) >= host.settings.history_warning
@@ -201,12 +201,14 @@ class LiveRun:
             self.epoch,
             self._herald,
             self._log,
-            settled=self._body_settled,
-            progressed=self._body_progressed,
-            unbegun=self._body_unbegun,
+            settled=self.on_step_finished,
+            progressed=self.on_step_heartbeat,
+            unbegun=self.on_step_never_started,
             failed=self.fail,
         )
-        self._outcomes = StepOutcomes(self._draft, self._bodies, self._timetable, self._herald, self._log, self.deliver)
+        self._outcomes = StepOutcomes(
+            self._draft, self._bodies, self._timetable, self._herald, self._log, self.append_entry
+        )
         self._departure = RunCompletion(
             claimed,
             host.codec,
@@ -222,13 +224,15 @@ class LiveRun:
 
     @cached_property
     def _mailbox(self) -> InboxReader:
-        rejected = sum(entry.kind is EntryKind.REJECTED for entry in self._claimed.entries)
-        return InboxReader(self._log, self._host.codec, self._draft, self._waits, self._herald, self.deliver, rejected)
+        on_rejected = sum(entry.kind is EntryKind.REJECTED for entry in self._claimed.entries)
+        return InboxReader(
+            self._log, self._host.codec, self._draft, self._waits, self._herald, self.append_entry, on_rejected
+        )
 
     @cached_property
     def _patience(self) -> GraceTimer:
         """For bodies that were given up, once nothing else is to be done."""
-        return GraceTimer(self._host.loop, self._host.settings.late_grace, self.pump)
+        return GraceTimer(self._host.loop, self._host.settings.late_grace, self.advance)
 
     # Life
 
@@ -248,8 +252,8 @@ class LiveRun:
             return
 
         def main() -> Coroutine[Any, Any, Any]:
-            running.set(self._host.client)
-            here.set(self._context)
+            current_app.set(self._host.client)
+            current_context.set(self._context)
             return self.workflow.fn(self._context, *args, **kwargs)
 
         self._execution = Execution(
@@ -259,37 +263,37 @@ class LiveRun:
             started_at=claimed.created_at,
             resumed=self._is_resumed,
             outside=self._host.loop,
-            on_abandon=self._abandoned,
-            same=self._host.codec.same,
+            on_abandon=self.on_command_cancelled,
+            same=self._host.codec.equal,
             encode=self._departure.encode,
         )
         self._context.attach(self._execution)
-        self._context.on_set = self._fact_set
+        self._context.on_value_set = self.on_value_set
         if claimed.entries and claimed.entries[0].kind is EntryKind.RECUR:
             self._context.subscriptions = carried_subscriptions(self._host.codec, claimed.entries[0].value)
         if self._herald is not None:
-            self._execution.on_replayed = self._herald.tell_replayed
+            self._execution.on_replayed = self._herald.step_replayed
         if self.is_stored and self.epoch == 1 and not claimed.entries:  # stored by somebody who did not run it
-            self._tell_started()
-        if self._attempt(self._execution.start):
-            self._waits.drop_all_but(self._execution.pending)
-            self._catch_up(self._execution)
+            self._notify_started()
+        if self._run_or_park(self._execution.start):
+            self._waits.cancel_stale(self._execution.pending)
+            self._apply_since_last_entry(self._execution)
 
-    def _catch_up(self, execution: Execution) -> None:
+    def _apply_since_last_entry(self, execution: Execution) -> None:
         """With what happened since the last entry was written."""
         claimed = self._claimed
         for done in claimed.done:
-            if not self._attempt(self._outcomes.recall, execution, done, self._host.codec):
+            if not self._run_or_park(self._outcomes.record_committed, execution, done, self._host.codec):
                 return
         if claimed.entries and claimed.entries[-1].kind in STOPS:
-            self._children.cancel_followers(len(claimed.entries))
+            self._children.cancel_dependents(len(claimed.entries))
         for letter in claimed.mail:
             self._mailbox.read(letter, execution)
         if claimed.deadline is not None:  # before any step begins: a run that is claimed too late must not act
             self._accept_issued(execution)
-            self._fire()
+            self._deliver_due()
         else:
-            self.pump()
+            self.advance()
 
     @property
     def is_stored(self) -> bool:
@@ -301,57 +305,57 @@ class LiveRun:
         return self._draft.is_start_taken
 
     @property
-    def targets(self) -> frozenset[RunId]:
-        return self._draft.targets
+    def signal_targets(self) -> frozenset[RunId]:
+        return self._draft.signal_targets
 
     @property
-    def is_leaving(self) -> bool:
-        return self._draft.last is not None
+    def is_closing(self) -> bool:
+        return self._draft.transition is not None
 
     @property
-    def is_resting(self) -> bool:
+    def is_idle(self) -> bool:
         """In memory, with nothing to do but wait for its alarm."""
-        return self.alarm_at is not None and not (self._is_busy or self.is_leaving)
+        return self.alarm_at is not None and not (self._is_busy or self.is_closing)
 
     @property
     def _is_busy(self) -> bool:
         return self._bodies.is_busy or self._waits.is_busy or self._children.is_busy
 
     @_entry
-    def pump(self) -> None:
+    def advance(self) -> None:
         """Do all that can be done now; called after every change."""
         execution, draft = self._execution, self._draft
-        if execution is None or draft.last is not None:
+        if execution is None or draft.transition is not None:
             return
-        if execution.loop.refused is not None:
-            self._park(execution.loop.refused)
+        if execution.loop.forbidden_call is not None:
+            self._park(execution.loop.forbidden_call)
             return
         if execution.length >= self._watched_from:
-            self._watch_length(execution)
+            self._check_history_length(execution)
         if execution.issued:
             self._accept_issued(execution)
-        if self._children.unborn or self._waits.readers:
-            self._advance(execution)
-        if self._outcomes.doubtful:
-            self._outcomes.settle_doubts(execution)
-        if draft.last is None:
-            self._go_on(execution, draft)
+        if self._children.to_create or self._waits.backlog_waits:
+            self._create_children_and_read_backlog(execution)
+        if self._outcomes.uncertain:
+            self._outcomes.resolve_uncertain(execution)
+        if draft.transition is None:
+            self._start_work(execution, draft)
 
-    def _go_on(self, execution: Execution, draft: RunWriteBuffer) -> None:
+    def _start_work(self, execution: Execution, draft: RunWriteBuffer) -> None:
         begun_at = execution.undoing.begun_at
         if begun_at is not None and not self._is_undoing:
             self._is_undoing = True
-            if begun_at >= self._recorded:  # else it is known
-                draft.undo()
+            if begun_at >= self._replayed_entries:  # else it is known
+                draft.mark_compensating()
         if not self._draining:
             if self._guard and not self._may_start(execution):
                 return
-            self._bodies.start(draft.committed, execution.pending)
-            if self._children.unsought:
-                self._children.seek(draft.committed, execution.pending)
-        self._look(execution)
+            self._bodies.start_ready(draft.committed, execution.pending)
+            if self._children.to_resolve:
+                self._children.resolve_ready(draft.committed, execution.pending)
+        self._decide_next_state(execution)
         if draft.has_more:
-            self._host.journal.put(self)
+            self._host.journal.enqueue(self)
 
     def _may_start(self, execution: Execution) -> bool:
         """Whether to go on with the steps that were in flight when the process died."""
@@ -363,8 +367,8 @@ class LiveRun:
         for command in begun:
             failure = self._guard.count(command, judge)
             if failure is not None:
-                self._outcomes.settle(execution, command, failure)
-                self.pump()
+                self._outcomes.record(execution, command, failure)
+                self.advance()
                 return False
         error = self._guard.refused(begun, judge)
         if error is not None:
@@ -374,13 +378,13 @@ class LiveRun:
     def _accept_issued(self, execution: Execution) -> None:
         for command in execution.take_issued():
             if execution.pending.get(command.id) is command:
-                self._accept(command)
+                self._dispatch_command(command)
 
-    def _look(self, execution: Execution) -> None:
+    def _decide_next_state(self, execution: Execution) -> None:
         """Where does the run stand?"""
-        if self._is_busy and (execution.in_memory or not self._is_over(execution)):
+        if self._is_busy and (execution.in_memory or not self._late_attempts_expired(execution)):
             if self._draining and not self._bodies.is_running:
-                self._hand_back()
+                self._release_to_others()
             elif self._timetable.dues or self.alarm_at is not None or self._claimed.deadline is not None:
                 self._set_alarm()
             return
@@ -388,39 +392,39 @@ class LiveRun:
         if idle is IdleState.DONE:
             self._finish(execution)
         elif self._draining:
-            self._hand_back()
-        elif self._may_settle(execution):
-            self._outcomes.settle_doubts(execution, at_last=True)
-            self.deliver(EntryKind.SETTLED, execution.undoing.settling or "", "settled")
-            self.pump()
+            self._release_to_others()
+        elif self._can_quiesce(execution):
+            self._outcomes.resolve_uncertain(execution, at_last=True)
+            self.append_entry(EntryKind.SETTLED, execution.undoing.quiesce_step or "", "settled")
+            self.advance()
         elif idle is IdleState.STUCK:
             self._park(DeadlockError(f"every branch waits for another one: {execution.loop.stacks()}"))
-        elif execution.in_memory > self._bodies.resting:
-            self._hand_back()  # a body was cancelled by somebody else: it has to run again
+        elif execution.in_memory > self._bodies.waiting_for_retry:
+            self._release_to_others()  # a body was cancelled by somebody else: it has to run again
         else:
-            self._wait_or_leave()
+            self._wait_or_suspend()
 
-    def _may_settle(self, execution: Execution) -> bool:
+    def _can_quiesce(self, execution: Execution) -> bool:
         """Undoing waits until it is known what was done, also by children that were cancelled."""
-        return execution.undoing.settling in execution.pending and not execution.orphans
+        return execution.undoing.quiesce_step in execution.pending and not execution.cancelled_children
 
-    def _is_over(self, execution: Execution) -> bool:
+    def _late_attempts_expired(self, execution: Execution) -> bool:
         """Only bodies that were given up are still running, and we have waited for them long enough."""
-        if execution.idle is not IdleState.DONE and not self._may_settle(execution):
+        if execution.idle is not IdleState.DONE and not self._can_quiesce(execution):
             return False
-        if self._bodies.is_needed or self._waits.is_busy or self._children.is_busy:
+        if self._bodies.has_active_attempts or self._waits.is_busy or self._children.is_busy:
             return False
-        return self._patience.is_over()
+        return self._patience.has_expired()
 
-    def _watch_length(self, execution: Execution) -> None:
+    def _check_history_length(self, execution: Execution) -> None:
         """A history that grows for ever makes every replay slower, until nothing moves any more."""
         settings = self._host.settings
         if execution.undoing.has_begun:
             return
-        if execution.length >= settings.history_limit and EntryKind.LIMIT not in self._stops:
-            self.deliver(EntryKind.LIMIT, name="the history is too long")
+        if execution.length >= settings.history_limit and EntryKind.LIMIT not in self._stop_entries:
+            self.append_entry(EntryKind.LIMIT, name="the history is too long")
         elif execution.length >= 2 * settings.history_limit:
-            self._leave(*self._departure.over_limit())
+            self._request_transition(*self._departure.history_limit_reached())
         elif execution.length >= settings.history_warning and not self._is_warned:
             self._is_warned = True
             logger.warning(
@@ -436,13 +440,13 @@ class LiveRun:
         """Start nothing more; what runs may finish; then hand the run back."""
         self._draining = True
         self._bodies.drain()
-        self.pump()
+        self.advance()
 
     @_entry
-    def stop_bodies(self) -> None:
+    def abandon_attempts(self) -> None:
         """The grace is over: the run is handed back without waiting for its bodies."""
-        if not self.closed and not self.is_leaving:
-            self._hand_back()
+        if not self.closed and not self.is_closing:
+            self._release_to_others()
 
     def fail(self, error: Exception) -> None:
         """The engine could not go on with it; see `_entry`."""
@@ -460,7 +464,7 @@ class LiveRun:
         if self.closed:
             return
         self.closed = True
-        self._silence()
+        self._cancel_timers()
         self._waits.close()
         self._children.close()
         self._bodies.close()
@@ -468,25 +472,25 @@ class LiveRun:
         self.__dict__.pop("_patience", None)
         self._outcomes.close()
         if self._execution is not None:
-            with outside_task():
+            with no_current_task():
                 self._execution.drop()
             self._context.attach(None)
-            self._context.on_set = None
+            self._context.on_value_set = None
             self._execution = None  # the two know each other: without this only the collector would free them
 
-    def _silence(self) -> None:
+    def _cancel_timers(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = self.alarm_at = None
         if "_patience" in self.__dict__:
             self._patience.cancel()
-        self._waits.cancel()
+        self._waits.cancel_indexing()
         self._children.cancel()
         self._bodies.cancel()
 
     # Entries: the one way into the execution
 
-    def deliver(
+    def append_entry(
         self,
         kind: EntryKind,
         step: str = "",
@@ -505,10 +509,10 @@ class LiveRun:
         moment = max(self._host.clock.now() if at is None else at, execution.now)
         entry = Entry(execution.length + 1, kind, step, name, ok, moment, input, value, attempt, n, event)
         self._draft.add(entry)
-        self._host.journal.put(self)
+        self._host.journal.enqueue(self)
         if kind in STOPS:
-            self._stops.append(kind)
-            self._children.cancel_followers(entry.seq)
+            self._stop_entries.append(kind)
+            self._children.cancel_dependents(entry.seq)
             if kind is EntryKind.CANCEL:
                 self._log.write_at(entry.seq, "cancel_received", reason=name)
             elif kind is EntryKind.TIMEOUT:
@@ -518,7 +522,7 @@ class LiveRun:
         except Exception as error:  # code that does not fit, spins, or a value that cannot be read: keep the run
             self._park(error)
 
-    def _attempt(self, move: Callable[..., None], *args: Any) -> bool:
+    def _run_or_park(self, move: Callable[..., None], *args: Any) -> bool:
         try:
             move(*args)
         except Exception as error:  # code that does not fit, spins, or a history that cannot be read: keep the run
@@ -527,45 +531,47 @@ class LiveRun:
         return True
 
     @_entry
-    def read_mail(self, letter: InboxItem) -> None:
-        if not self.closed and not self.is_leaving and self._execution is not None:
-            with outside_task():
+    def read_inbox_item(self, letter: InboxItem) -> None:
+        if not self.closed and not self.is_closing and self._execution is not None:
+            with no_current_task():
                 self._mailbox.read(letter, self._execution)
-                self.pump()
+                self.advance()
 
     @_entry
-    def mail_checked(self) -> None:
+    def inbox_checked(self) -> None:
         """All mail there was has been read: what is still missing can be asked for."""
-        if not self.closed and not self.is_leaving and self._execution is not None:
-            with outside_task():
-                self._waits.mail_checked(self._execution.pending)
-                self.pump()
+        if not self.closed and not self.is_closing and self._execution is not None:
+            with no_current_task():
+                self._waits.retry_unregistered(self._execution.pending)
+                self.advance()
 
     @_entry
-    def _wait_prepared(self, command: Command, failure: Exception | None) -> None:
+    def on_wait_indexed(self, command: Command, failure: Exception | None) -> None:
         execution = self._execution
-        if self.closed or self.is_leaving or execution is None:
+        if self.closed or self.is_closing or execution is None:
             return
-        with outside_task():
+        with no_current_task():
             if execution.pending.get(command.id) is not command:
                 pass
             elif failure is None:
-                self._waits.ask(command)
+                self._waits.register(command)
             else:
                 value = encode_failure(self._host.codec, failure)
-                self.deliver(EntryKind.EVENT, command.id, command.name, ok=False, input=command.input, value=value)
-            self.pump()
+                self.append_entry(EntryKind.EVENT, command.id, command.name, ok=False, input=command.input, value=value)
+            self.advance()
 
-    def _advance(self, execution: Execution) -> None:
+    def _create_children_and_read_backlog(self, execution: Execution) -> None:
         """By what is at hand: children to be born and messages that were read. Now and then others get their turn."""
-        for _ in range(MOST_AT_ONCE):
-            if self._draft.last is not None or not (self._children.bear_next(execution) or self._read_on(execution)):
+        for _ in range(MAX_STEPS_PER_TURN):
+            if self._draft.transition is not None or not (
+                self._children.create_next(execution) or self._append_from_backlog(execution)
+            ):
                 return
             self._accept_issued(execution)
-        self._host.loop.call_soon(self.pump)
+        self._host.loop.call_soon(self.advance)
 
-    def _read_on(self, execution: Execution) -> bool:
-        found = self._waits.read_next(execution.pending)
+    def _append_from_backlog(self, execution: Execution) -> bool:
+        found = self._waits.next_from_backlog(execution.pending)
         if found is None:
             return False
         command, message = found
@@ -573,65 +579,65 @@ class LiveRun:
         if (error := find_misfit(command, body)) is not None:
             self._mailbox.reject(execution, command, error, message.seq)
             return True
-        self.deliver(command.kind, command.id, command.name, input=command.input, value=body, event=message.seq)
+        self.append_entry(command.kind, command.id, command.name, input=command.input, value=body, event=message.seq)
         return True
 
     @_entry
-    def _child_found(self, command: Command, found: RunRecord | EddaError) -> None:
+    def on_child_resolved(self, command: Command, found: RunRecord | EddaError) -> None:
         execution = self._execution
-        if not self.closed and not self.is_leaving and execution is not None:
-            with outside_task():
+        if not self.closed and not self.is_closing and execution is not None:
+            with no_current_task():
                 if execution.pending.get(command.id) is command:
                     self._children.record(command, found)
-                self.pump()
+                self.advance()
 
     # Steps
 
-    def _accept(self, command: Command) -> None:
+    def _dispatch_command(self, command: Command) -> None:
         if command.kind in WAITS:
-            self._waits.ask(command)
+            self._waits.register(command)
         elif command.target is not None:
             self._children.accept(command)
         elif command.due is not None:
             self._timetable.add(command.due, command)
         elif command.kind is EntryKind.STEP and command.retry_at is not None:
-            self._timetable.add(self._bodies.rest(command), command)
+            self._timetable.add(self._bodies.schedule_retry(command), command)
         elif command.kind is EntryKind.STEP:
-            self._bodies.add(command)
+            self._bodies.enqueue(command)
 
     @_entry
-    def _body_settled(self, command: Command, outcome: Outcome | None) -> None:
+    def on_step_finished(self, command: Command, outcome: Outcome | None) -> None:
         execution = self._execution
-        if execution is not None and self._draft.last is None:
-            with outside_task():
+        if execution is not None and self._draft.transition is None:
+            with no_current_task():
                 if outcome is not None:
-                    self._outcomes.settle(execution, command, outcome)
-                self.pump()
+                    self._outcomes.record(execution, command, outcome)
+                self.advance()
 
     @_entry
-    def _body_progressed(self, command: Command, value: bytes) -> None:
+    def on_step_heartbeat(self, command: Command, value: bytes) -> None:
         execution = self._execution
-        if self.closed or self.is_leaving or execution is None or execution.pending.get(command.id) is not command:
+        if self.closed or self.is_closing or execution is None or execution.pending.get(command.id) is not command:
             return
-        with outside_task():
-            self.deliver(EntryKind.HEARTBEAT, command.id, command.name, value=value, attempt=command.attempt)
+        with no_current_task():
+            self.append_entry(EntryKind.HEARTBEAT, command.id, command.name, value=value, attempt=command.attempt)
 
-    def _fact_set(self, fact: RunValue) -> None:
+    def on_value_set(self, fact: RunValue) -> None:
         """What was set before the last recorded entry went in with it."""
         execution = self._execution
-        if execution is not None and execution.length >= self._recorded:
-            self._draft.add_part(fact, execution.length)
+        if execution is not None and execution.length >= self._replayed_entries:
+            self._draft.attach(fact, execution.length)
 
-    def _body_unbegun(self, command: Command) -> None:
-        self._outcomes.doubt(command)
+    def on_step_never_started(self, command: Command) -> None:
+        self._outcomes.mark_uncertain(command)
 
-    def _abandoned(self, command: Command) -> None:
+    def on_command_cancelled(self, command: Command) -> None:
         execution = self._execution
         assert execution is not None
         if command.kind in WAITS:
-            self._waits.drop(command.id)
+            self._waits.cancel(command.id)
         elif command.target is not None:
-            self._children.abandon(command, execution, is_new=execution.length >= self._recorded)
+            self._children.abandon(command, execution, is_new=execution.length >= self._replayed_entries)
         elif command.kind is EntryKind.STEP:
             self._bodies.abandon(command, execution.now)
 
@@ -652,7 +658,7 @@ class LiveRun:
         deadline, execution = self._claimed.deadline, self._execution
         if deadline is None or execution is None or execution.idle is IdleState.DONE:
             return None
-        return None if EntryKind.TIMEOUT in self._stops or execution.undoing.has_begun else deadline
+        return None if EntryKind.TIMEOUT in self._stop_entries or execution.undoing.has_begun else deadline
 
     def _set_alarm(self) -> None:
         due = self._next_due()
@@ -663,36 +669,36 @@ class LiveRun:
             self._alarm = None
         self.alarm_at = due
         if due is not None:
-            self._alarm = self._host.clock.call_at(due, self._fire)
+            self._alarm = self._host.clock.call_at(due, self._deliver_due)
 
     @_entry
-    def _fire(self) -> None:
+    def _deliver_due(self) -> None:
         """Deliver what is due: earliest first, one entry each, run to idle in between."""
         self._alarm = self.alarm_at = None
-        while not self.closed and not self.is_leaving and self._execution is not None:
+        while not self.closed and not self.is_closing and self._execution is not None:
             due = self._next_due()
             if due is None or due > self._host.clock.now():
                 break
-            self._fire_one(due)
+            self._deliver_due_one(due)
             if self._execution is not None:
                 self._accept_issued(self._execution)
-        self.pump()
+        self.advance()
 
-    def _fire_one(self, due: int) -> None:
+    def _deliver_due_one(self, due: int) -> None:
         if self._deadline is not None and self._deadline <= due:
-            self.deliver(EntryKind.TIMEOUT, name="the run passed its deadline", at=due)
+            self.append_entry(EntryKind.TIMEOUT, name="the run passed its deadline", at=due)
             return
         command = self._timetable.pop()
         now = max(due, self._host.clock.now())
         if command.kind is EntryKind.TIMER:
-            self.deliver(EntryKind.TIMER, command.id, command.name, at=now)
+            self.append_entry(EntryKind.TIMER, command.id, command.name, at=now)
         elif command.kind in WAITS:
-            self._waits.drop(command.id)
-            self.deliver(command.kind, command.id, command.name, at=now, ok=False, input=command.input)
+            self._waits.cancel(command.id)
+            self.append_entry(command.kind, command.id, command.name, at=now, ok=False, input=command.input)
         else:
-            self._bodies.add(command)
+            self._bodies.enqueue(command)
 
-    def _wait_or_leave(self) -> None:
+    def _wait_or_suspend(self) -> None:
         due = min((due for due in (self._next_due(), self._waits.next_due) if due is not None), default=None)
         if due is not None and due - self._host.clock.now() <= self._host.settings.linger * MICROSECONDS:
             self._set_alarm()
@@ -705,20 +711,20 @@ class LiveRun:
         if self._log.is_verbose:
             self._waits_for = first.call.describe(values=False) if first.kind in WAITS else repr(first)
         status = RunStatus.COMPENSATING if self._is_undoing else _WAITING[first.kind]
-        self._leave(Suspend(self._draft.absorbed, due, status, reason), waiting=True)
+        self._request_transition(Suspend(self._draft.absorbed, due, status, reason), waiting=True)
 
     # Leaving memory
 
     def _finish(self, execution: Execution) -> None:
         try:
-            self._leave(*self._departure.of(execution, self._stops))
+            self._request_transition(*self._departure.complete(execution, self._stop_entries))
         except ParkedError as error:
             self._park(error)
         except KeyboardInterrupt:  # raised through its code: this process ends, and another one goes on with the run
-            self._hand_back()
+            self._release_to_others()
 
     def _park(self, error: Exception) -> None:
-        if self.is_leaving:
+        if self.is_closing:
             return
         if self._claimed.end_if_parked and not self._has_begun_undoing:
             self._end_unread(error)
@@ -727,7 +733,9 @@ class LiveRun:
         if not isinstance(error, ProcessDiedError):
             rest = self._host.settings.parked_rest(self._claimed.attempts)
             due = self._host.clock.now() + int(rest * MICROSECONDS)
-        self._leave(Suspend(self._draft.absorbed, due, RunStatus.PARKED, f"{type(error).__name__}: {error}"[:2000]))
+        self._request_transition(
+            Suspend(self._draft.absorbed, due, RunStatus.PARKED, f"{type(error).__name__}: {error}"[:2000])
+        )
 
     @property
     def _has_begun_undoing(self) -> bool:
@@ -736,77 +744,79 @@ class LiveRun:
     def _end_unread(self, error: Exception) -> None:
         """It was cancelled while it was parked, and cannot go on: it ends without its code."""
         claimed, codec = self._claimed, self._host.codec
-        self._log.write("run_ends_unread", error=veil(f"{type(error).__name__}: {error}"))
+        self._log.write("run_ends_unread", error=redact_credentials(f"{type(error).__name__}: {error}"))
         self._was_parked = False
         self._ends_unread = f"{type(error).__name__}: {error}"[:2000]
         unread.absorb(claimed, self._draft, codec, self._host.clock.now())
         end, letters = self._departure.cancelled_unread(unread.reason(claimed, codec, error))
-        self._leave(end, (*letters, *unread.cancels(claimed, codec)))
+        self._request_transition(end, (*letters, *unread.cancels(claimed, codec)))
 
-    def _hand_back(self) -> None:
-        self._leave(Suspend(self._draft.absorbed, 0, RunStatus.RUNNING))
+    def _release_to_others(self) -> None:
+        self._request_transition(Suspend(self._draft.absorbed, 0, RunStatus.RUNNING))
 
-    def _leave(self, last: FinalTransition, letters: tuple[RunSignal, ...] = (), *, waiting: bool = False) -> None:
+    def _request_transition(
+        self, last: FinalTransition, letters: tuple[RunSignal, ...] = (), *, waiting: bool = False
+    ) -> None:
         """From here on nothing is delivered; the run is gone when this is committed."""
-        if not self.is_leaving:
+        if not self.is_closing:
             if not isinstance(last, End):
                 self._bodies.report_progress()
-            if self._draft.last is None:
+            if self._draft.transition is None:
                 self._draft.leave(last, letters, waiting=waiting)
-                self._silence()
-                self._host.journal.put(self)
+                self._cancel_timers()
+                self._host.journal.enqueue(self)
 
     # The journal's side
 
     @_entry
-    def take(self, most: int) -> RunWrite | None:
+    def next_write(self, most: int) -> RunWrite | None:
         return None if self.closed else self._draft.take(most)
 
     @_entry
-    def flushed(self, bundle: RunWrite, written: BatchResult) -> None:
+    def on_committed(self, bundle: RunWrite, written: BatchResult) -> None:
         self._note(bundle)
         if bundle.start is not None:
-            self._was_stored()
+            self.on_run_stored()
         if bundle.waits:
-            self._settle_waits(bundle, written)
+            self._apply_wait_result(bundle, written)
         if bundle.children or bundle.letters or bundle.dispatches or bundle.outgoing:
-            self._host.wrote_to(bundle)
+            self._host.on_written(bundle)
         is_refused = self.run_id in written.unmet and isinstance(bundle.move, End | Recur)
         if self._herald is not None:
             is_ended = isinstance(bundle.move, End) and not is_refused
-            self._herald.flushed(AT_END if is_ended else self._draft.committed)
+            self._herald.on_committed(AFTER_LAST_ENTRY if is_ended else self._draft.committed)
         if is_refused:
-            self._stay(bundle.move)
-        elif bundle.move is not None and self._goes(bundle.move, written):
+            self._keep_running(bundle.move)
+        elif bundle.move is not None and self._apply_transition(bundle.move, written):
             return
-        elif self._draft.last is None:
-            self.pump()
+        elif self._draft.transition is None:
+            self.advance()
         elif self._draft.has_more:
-            self._host.journal.put(self)
+            self._host.journal.enqueue(self)
 
     def _note(self, bundle: RunWrite) -> None:
         """What was committed."""
-        self._draft.settle(bundle)
+        self._draft.mark_committed(bundle)
         self._log.flushed(self._draft.committed)
         if bundle.undoing:
             self._log.write("compensation_begun")
         if self._guard and self._guard.note(bundle, self._execution.pending if self._execution is not None else {}):
             self._host.run_progressed(self)
 
-    def _goes(self, move: Transition, written: BatchResult) -> bool:
+    def _apply_transition(self, move: Transition, written: BatchResult) -> bool:
         if isinstance(move, Recur):
             if self._log.is_verbose:
                 self._log.write("run_recurred", generation=self.gen + 1)
             self._close()
-            self._host.run_recurred(self, self._departure.following(move))
+            self._host.run_recurred(self, self._departure.next_generation(move))
         elif isinstance(move, End):
             self._log_end(move)
             self._close()
             self._host.run_ended(self, move)
-        elif isinstance(move, Suspend) and self.is_leaving:
+        elif isinstance(move, Suspend) and self.is_closing:
             self._log_release(move)
             self._close()
-            self._host.run_released(self, move, self.run_id in written.ready)
+            self._host.run_suspended(self, move, self.run_id in written.ready)
         else:
             return False
         return True
@@ -825,7 +835,7 @@ class LiveRun:
     def _log_release(self, release: Suspend) -> None:
         if release.status is RunStatus.PARKED:
             due = tell_moment(release.ready_at) if release.ready_at else "its resumption by hand"
-            self._log.write("run_parked", error=veil(release.reason or ""), next_try=due)
+            self._log.write("run_parked", error=redact_credentials(release.reason or ""), next_try=due)
             return
         self._log_resumed()
         if self._log.is_verbose and release.status is RunStatus.RUNNING:
@@ -839,44 +849,44 @@ class LiveRun:
             self._was_parked = False
             self._log.write("run_resumed")
 
-    def _stay(self, move: Transition | None) -> None:
+    def _keep_running(self, move: Transition | None) -> None:
         """Somebody began to wait for the run's end, or mail came in, before it could go."""
-        self._draft.retract()
+        self._draft.cancel_transition()
         if self._ends_unread is not None:  # whoever claims it next has all of it
-            self._leave(Suspend(self._draft.absorbed, 0, RunStatus.PARKED, self._ends_unread))
+            self._request_transition(Suspend(self._draft.absorbed, 0, RunStatus.PARKED, self._ends_unread))
             return
         if isinstance(move, End):
             self._host.fetch_watchers(self)
         else:
-            self._host.fetch_mail(self)
+            self._host.request_inbox(self)
 
     @_entry
-    def watchers_read(self, watchers: tuple[EndWatcher, ...]) -> None:
+    def watchers_loaded(self, watchers: tuple[EndWatcher, ...]) -> None:
         self._departure.watchers = watchers
-        if self._waits.may_hold_messages:
-            self._host.fetch_mail(self)
+        if self._waits.may_have_exclusive_messages:
+            self._host.request_inbox(self)
         else:
-            self.pump()
+            self.advance()
 
-    def _settle_waits(self, bundle: RunWrite, written: BatchResult) -> None:
+    def _apply_wait_result(self, bundle: RunWrite, written: BatchResult) -> None:
         pending = self._execution.pending if self._execution is not None else {}
-        if self._waits.settle(bundle, written, pending):
-            self._draft.stay()
-            self._host.fetch_mail(self)
+        if self._waits.apply_result(bundle, written, pending):
+            self._draft.cancel_suspend()
+            self._host.request_inbox(self)
 
-    def _was_stored(self) -> None:
+    def on_run_stored(self) -> None:
         if not self.stored.done():
             self.stored.set_result(None)
-        self._tell_started()
+        self._notify_started()
 
-    def _tell_started(self) -> None:
+    def _notify_started(self) -> None:
         if self._log.is_verbose:
             self._log.write("run_started")
         if self._herald is not None:
-            self._herald.tell_started(self._host.codec.decode(self._claimed.input))
+            self._herald.run_started(self._host.codec.decode(self._claimed.input))
 
     @_entry
-    def rejected(self, bundle: RunWrite, error: StorageRejectedError) -> None:
+    def on_rejected(self, bundle: RunWrite, error: StorageRejectedError) -> None:
         """The database refuses what this run has to say: a run that was never stored fails its starter,
         a stored one fails, without the record that cannot be written, be it its own end. If even that end is refused,
         the fault is not in what the run says: the run stays open, is given back and tried again, ever more rarely."""
@@ -890,9 +900,9 @@ class LiveRun:
             self.fail(error)
             return
         self._is_refused = True
-        self._draft.replace(*self._departure.failed(error))
-        self._silence()
+        self._draft.replace_with_failure(*self._departure.failed(error))
+        self._cancel_timers()
         if self._execution is not None:  # its code is over, even if it cannot end at once
-            with outside_task():
+            with no_current_task():
                 self._execution.drop()
-        self._host.journal.put(self)
+        self._host.journal.enqueue(self)

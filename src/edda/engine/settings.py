@@ -8,7 +8,7 @@ from typing import Any
 
 from edda.core.model import SUSPECT_DEATHS, Crashes
 from edda.core.options import explained_class
-from edda.core.paths import show
+from edda.core.paths import repr_short
 
 DEATHS_ALONE = 2
 """So often the process must have died with this run alone in it: one death may be a coincidence."""
@@ -120,7 +120,7 @@ class Settings:
 def check_number(owner: str, name: str, value: Any, *, above: float | None = None, hint: str = "") -> None:
     """Refuses what is no number of seconds, days and the like, or is out of range."""
     least = "of 0 or more" if above is None else f"above {above}"
-    expected = f"{owner}({name}={show(value)}): expected a number {least}{hint}"
+    expected = f"{owner}({name}={repr_short(value)}): expected a number {least}{hint}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(expected)
     if not math.isfinite(value) or value < 0 or (above is not None and value <= above):
@@ -131,7 +131,7 @@ def check_number(owner: str, name: str, value: Any, *, above: float | None = Non
 
 def check_whole(owner: str, name: str, value: Any, *, least: int = 1, hint: str = "") -> None:
     """Refuses what is no count of things."""
-    expected = f"{owner}({name}={show(value)}): expected a whole number of {least} or more{hint}"
+    expected = f"{owner}({name}={repr_short(value)}): expected a whole number of {least} or more{hint}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(expected)
     if value < least:

@@ -13,7 +13,7 @@ from edda.cloudevents.event import CloudEvent
 from edda.core.channels import is_message
 from edda.core.codec import Codec
 from edda.core.match import event_keys
-from edda.core.model import EventKey, RunId, MatchPaths, StoredEvent
+from edda.core.model import EventKey, MatchPaths, RunId, StoredEvent
 from edda.errors import ArgumentError
 from edda.storage.ports import Storage
 
@@ -34,7 +34,7 @@ class MatchPathCache:
         """Events after this number are known to have their keys."""
         self._learning: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """A lock lives as long as a caller of `teach` holds or awaits it."""
-        self.newest = 0
+        self.last_event = 0
         """A number that was given out already; a run that is started now sees later events only."""
 
     # For those who store events
@@ -44,15 +44,15 @@ class MatchPathCache:
         if not types <= self._shapes.keys():
             # All types of the batch, not only the unknown ones: `refresh` removes the types that were read longest ago,
             # and a known type of this batch may be one of them.
-            await self.refresh(types)
-        return [keys_of(event, self._shapes[event.type].known) for event in events]
+            await self.reload(types)
+        return [event_index_keys(event, self._shapes[event.type].known) for event in events]
 
     def versions(self, types: Iterable[str]) -> Mapping[str, int]:
         return {type: self._shapes.get(type, _NOTHING).version for type in types}
 
-    async def refresh(self, types: Iterable[str]) -> None:
+    async def reload(self, types: Iterable[str]) -> None:
         wanted = sorted(types)
-        found = await self._storage.shapes(wanted)
+        found = await self._storage.match_paths(wanted)
         for type in wanted:
             self._shapes.pop(type, None)  # so that it is the last one in the order of the dict
             self._shapes[type] = found.get(type, _NOTHING)
@@ -62,54 +62,54 @@ class MatchPathCache:
 
     # For those who wait
 
-    async def look(self) -> None:
+    async def load_last_event(self) -> None:
         """Runs that are started from here on see later events only."""
-        self.newest = max(self.newest, await self._storage.last_event())
+        self.last_event = max(self.last_event, await self._storage.last_event())
 
-    def serves(self, type: str, shape: str, floor: int) -> bool:
+    def covers(self, type: str, shape: str, floor: int) -> bool:
         """Whether every event after the floor is known to have its key."""
         filled = self._filled.get((type, shape))
         return filled is not None and filled <= floor
 
-    async def teach(self, type: str, shape: str, floor: int) -> None:
+    async def ensure_indexed(self, type: str, shape: str, floor: int) -> None:
         async with self._learning.setdefault((type, shape), asyncio.Lock()):
-            if self.serves(type, shape, floor):
+            if self.covers(type, shape, floor):
                 return
-            await self._check_room(type, shape)
-            filled = await self._storage.learn(type, shape)
-            self.newest = max(self.newest, filled)
+            await self._check_limit(type, shape)
+            filled = await self._storage.register_match_paths(type, shape)
+            self.last_event = max(self.last_event, filled)
             if floor < filled:
-                await self._fill(type, shape, floor, filled)
+                await self._backfill(type, shape, floor, filled)
             self._filled[type, shape] = min(filled, floor)
             if len(self._filled) > MAX_TYPES:  # what is forgotten is asked of the database again
                 del self._filled[next(iter(self._filled))]
 
-    async def _check_room(self, type: str, shape: str) -> None:
-        known = (await self._storage.shapes([type])).get(type, _NOTHING).known
+    async def _check_limit(self, type: str, shape: str) -> None:
+        known = (await self._storage.match_paths([type])).get(type, _NOTHING).known
         if shape not in known and len(known) >= MOST_SHAPES:
             raise ArgumentError(
                 f"wait_event: {len(known)} different sets of match paths are in use for {type!r}, which is the limit; "
                 "match on paths that are in use already, such as " + known[0]
             )
 
-    async def _fill(self, type: str, shape: str, floor: int, filled: int) -> None:
+    async def _backfill(self, type: str, shape: str, floor: int, filled: int) -> None:
         """Nobody adds events to this range any more, so it needs no lock."""
         after = floor
         while True:
-            chunk = await self._storage.log(type, after, filled, CHUNK)
+            chunk = await self._storage.events_of_type(type, after, filled, CHUNK)
             events = [stored for stored in chunk if not is_message(stored.event)]
             keys = [(key.kept, stored.seq) for stored in events for key in self._stored_keys(stored, shape)]
             done = len(chunk) < CHUNK
-            await self._storage.fill(type, shape, keys, floor if done else filled)
+            await self._storage.backfill_keys(type, shape, keys, floor if done else filled)
             if done:
                 return
             after = chunk[-1].seq
 
     def _stored_keys(self, stored: StoredEvent, shape: str) -> tuple[EventKey, ...]:
-        return keys_of(json_format.parse_stored(self._codec.unseal(stored.event.body)), (shape,))
+        return event_index_keys(json_format.parse_stored(self._codec.decrypt(stored.event.body)), (shape,))
 
 
-def keys_of(event: CloudEvent, shapes: Sequence[str]) -> tuple[EventKey, ...]:
+def event_index_keys(event: CloudEvent, shapes: Sequence[str]) -> tuple[EventKey, ...]:
     if not shapes:
         return ()
     looks_at_data = any(shape != "[]" for shape in shapes)
@@ -130,5 +130,5 @@ def attributes_of(event: CloudEvent) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None} | dict(event.extensions)
 
 
-def target_of(event: CloudEvent) -> RunId | None:
+def target_run(event: CloudEvent) -> RunId | None:
     return RunId(event.target) if event.target is not None else None

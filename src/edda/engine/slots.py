@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
-Grant = Callable[["Slot"], bool]
+OnGranted = Callable[["Slot"], bool]
 """Takes the slot and answers True, or has no use for it now."""
 
 
@@ -21,7 +21,7 @@ class Slot:
         line, self._line = self._line, None
         if line is not None:
             line.taken -= 1
-            line.serve()
+            line.grant_next()
 
 
 class SlotQueue:
@@ -32,9 +32,9 @@ class SlotQueue:
     def __init__(self) -> None:
         self.most = 1
         self.taken = 0
-        self.waiting: OrderedDict[Hashable, Grant] = OrderedDict()
+        self.waiting: OrderedDict[Hashable, OnGranted] = OrderedDict()
 
-    def serve(self) -> None:
+    def grant_next(self) -> None:
         while self.waiting and self.taken < self.most:
             _, grant = self.waiting.popitem(last=False)
             self.taken += 1
@@ -46,12 +46,12 @@ class ConcurrencyLimiter:
     def __init__(self) -> None:
         self._lines: dict[str, SlotQueue] = {}
 
-    def ask(self, name: str, most: int, who: Hashable, grant: Grant) -> None:
+    def acquire(self, name: str, most: int, who: Hashable, grant: OnGranted) -> None:
         """At once if one is free and nobody waits, else when it is their turn."""
         line = self._lines.setdefault(name, SlotQueue())
         line.most = most
         line.waiting[who] = grant
-        line.serve()
+        line.grant_next()
 
-    def leave(self, name: str, who: Hashable) -> None:
+    def cancel(self, name: str, who: Hashable) -> None:
         self._lines[name].waiting.pop(who, None)

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from edda.core.codec import Codec
 from edda.core.failure import MAX_MESSAGE, encode_failure, tell
-from edda.core.model import MICROSECONDS, StagedEvent, StepCommit, OutboxEvent, RunId
-from edda.core.paths import shorten
+from edda.core.model import MICROSECONDS, OutboxEvent, RunId, StagedEvent, StepCommit
+from edda.core.paths import truncate
 from edda.core.retry import RetryPolicy
 from edda.errors import PayloadError, RetryExhaustedError
 
@@ -98,23 +98,23 @@ class OutcomePolicy:
     def _policy_of(self, call: ActivityCall) -> RetryPolicy:
         return call.retry_policy or self._policy
 
-    def accept(self, command: Command, call: ActivityCall, result: Any) -> Success | Failure:
+    def on_result(self, command: Command, call: ActivityCall, result: Any) -> Success | Failure:
         """A result that cannot be stored, or not be undone, fails the step: trying again would repeat its effect."""
         try:
             value = self._codec.encode(result)
         except PayloadError as error:
-            return self.fail(PayloadError(f"the result of {command.id} cannot be stored: {error}"))
+            return self.failure(PayloadError(f"the result of {command.id} cannot be stored: {error}"))
         if call.undo is not None:
             try:
                 call.undo.check(self._codec.decode(value, call.returns))
             except Exception as error:
-                return self.fail(error)
+                return self.failure(error)
         return Success(value, result)
 
-    def reject(self, command: Command, call: ActivityCall, attempt: int, error: BaseException) -> Failure | Retry:
+    def on_error(self, command: Command, call: ActivityCall, attempt: int, error: BaseException) -> Failure | Retry:
         policy = self._policy_of(call)
         if not policy.covers(error):
-            return self.fail(error)
+            return self.failure(error)
         delay = self.delay(command, call, attempt)
         elapsed = (self._now() - command.issued_at) / MICROSECONDS
         if policy.allows(attempt, elapsed + delay):
@@ -135,12 +135,12 @@ class OutcomePolicy:
 
     def _exhaust(self, command: Command, attempt: int, error: BaseException) -> Failure:
         exhausted = RetryExhaustedError(
-            f"{command.id} failed {attempt} times, the last time with {shorten(tell(error), MAX_MESSAGE)}"
+            f"{command.id} failed {attempt} times, the last time with {truncate(tell(error), MAX_MESSAGE)}"
         )
         exhausted.__cause__ = error
-        return self.fail(exhausted)
+        return self.failure(exhausted)
 
-    def fail(self, error: BaseException) -> Failure:
+    def failure(self, error: BaseException) -> Failure:
         return Failure(encode_failure(self._codec, error), error)
 
 
@@ -151,15 +151,15 @@ class _NoCurrentTask:
 
     def __enter__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._task = _swap(self._loop, None)
+        self._task = _swap_current_task(self._loop, None)
 
     def __exit__(self, *_: object) -> None:
-        _swap(self._loop, self._task)
+        _swap_current_task(self._loop, self._task)
 
 
-_swap: Any = getattr(asyncio.tasks, "_swap_current_task", None)
+_swap_current_task: Any = getattr(asyncio.tasks, "_swap_current_task", None)
 _AS_IT_IS = nullcontext()
 
 
-def outside_task() -> AbstractContextManager[None]:
-    return _AS_IT_IS if _swap is None else _NoCurrentTask()
+def no_current_task() -> AbstractContextManager[None]:
+    return _AS_IT_IS if _swap_current_task is None else _NoCurrentTask()

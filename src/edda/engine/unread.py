@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from edda.core.codec import Codec
 from edda.core.model import (
     ClaimedRun,
-    InboxItem,
-    StagedEvent,
-    StagedKind,
     Entry,
     EntryKind,
-    RunSignal,
+    InboxItem,
     RunId,
+    RunSignal,
+    StagedEvent,
+    StagedKind,
 )
-from edda.workflow.children import RunEnded, ChildStarted
-from edda.workflow.events import stored_type
+from edda.workflow.children import ChildStarted, RunEnded
+from edda.workflow.events import stored_event_type
 
 from .children import CANCELLED
 from .draft import RunWriteBuffer
@@ -33,13 +33,13 @@ def absorb(claimed: ClaimedRun, draft: RunWriteBuffer, codec: Codec, now: int) -
         if letter.n == draft.absorbed + 1:
             draft.add(_entry(letter, draft.length + 1, codec, now))
             if letter.event is not None and letter.kind is EntryKind.MESSAGE and letter.value:
-                draft.add_part(StagedEvent(StagedKind.OFFER, letter.value), draft.length)
+                draft.attach(StagedEvent(StagedKind.OFFER, letter.value), draft.length)
 
 
 def _entry(letter: InboxItem, seq: int, codec: Codec, now: int) -> Entry:
     if letter.event is not None:
         event = None if letter.kind is EntryKind.MESSAGE else letter.event
-        type = stored_type(codec, letter.value) if letter.value else ""
+        type = stored_event_type(codec, letter.value) if letter.value else ""
         return Entry(seq, EntryKind.STRAY, letter.step, type, True, now, n=letter.n, event=event)
     if letter.kind is EntryKind.CHILD:
         ended = RunEnded.unpack(letter.value)
@@ -67,5 +67,5 @@ def cancels(claimed: ClaimedRun, codec: Codec) -> Iterator[RunSignal]:
     for entry in claimed.entries:
         if entry.kind is EntryKind.START and entry.ok and entry.step not in ended:
             started = codec.decode(entry.value, ChildStarted)
-            if started.follows:
+            if started.cancel_with_parent:
                 yield RunSignal(RunId(started.run_id), EntryKind.CANCEL, value=codec.encode(CANCELLED))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from edda.core.model import MICROSECONDS, StagedEvent, StepCommit, OutboxEvent, RunId, Start, WorkerId
+from edda.core.model import MICROSECONDS, OutboxEvent, RunId, StagedEvent, Start, StepCommit, WorkerId
 from edda.errors import NotInWorkflowError
 from edda.storage import joint as joints
 from edda.storage.joint import ExistingRun
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .clock import Clock
     from .outage import Outage
 
-LEASE = 60 * MICROSECONDS
+MESSAGE_LEASE = 60 * MICROSECONDS
 """How long a message that an activity took is kept from the others, until it is offered again."""
 _FIRST_LOOK = 0.05
 _LAST_LOOK = 1.0
@@ -43,14 +43,14 @@ class EffectServices(Protocol):
     loop: asyncio.AbstractEventLoop
     clock: Clock
     worker_id: WorkerId
-    joints: Transactions
+    transactions: Transactions
     draining: bool
     outage: Outage
 
     @property
     def sessions(self) -> Sessions: ...
 
-    def tell_committed(self, *, dispatches: bool, outgoing: bool, starts: bool) -> None:
+    def on_step_committed(self, *, dispatches: bool, outgoing: bool, starts: bool) -> None:
         """A step's own transaction has left something for others to do."""
         ...
 
@@ -92,8 +92,8 @@ class StepEffects:
         self._joint: SharedTransaction | None = None
         self._session: StepSession | None = None
         self._blocks = 0
-        self._taken: list[int] = []
-        self._unused: list[int] = []
+        self._received: list[int] = []
+        self._to_redeliver: list[int] = []
         self._starts = 0
         self._is_over = False
         self._is_recording = False
@@ -113,7 +113,7 @@ class StepEffects:
 
     @property
     def session(self) -> AsyncSession:
-        self._check_place("ctx.session")
+        self._check_usable("ctx.session")
         if self._session is None:
             if self._joint is not None:
                 raise NotInWorkflowError(f"{self._key.step} uses ctx.transaction() already: use one of the two")
@@ -121,17 +121,17 @@ class StepEffects:
         return self._session
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        self._check_place("ctx.transaction()")
+        self._check_usable("ctx.transaction()")
         if self._session is not None:
             raise NotInWorkflowError(f"{self._key.step} uses ctx.session already: use its begin_nested()")
-        return self._block()
+        return self._transaction_block()
 
     @asynccontextmanager
-    async def _block(self) -> AsyncIterator[Any]:
+    async def _transaction_block(self) -> AsyncIterator[Any]:
         """The first block needs no savepoint: there is nothing before it that could be kept."""
-        is_first, mark = self._joint is None, self.mark()
+        is_first, position = self._joint is None, self.savepoint()
         if is_first:
-            self._joint, self._blocks = await self._registrar.joints.begin(self.holder), 0
+            self._joint, self._blocks = await self._registrar.transactions.begin(self.holder), 0
         joint = self._joint
         assert joint is not None
         self._blocks += 1
@@ -141,24 +141,24 @@ class StepEffects:
         try:
             yield joint.connection
         except BaseException:
-            self.cut(mark)
+            self.rollback_to(position)
             if is_first:
-                await self._drop()
+                await self._rollback()
             elif self._joint is joint:
                 await joint.execute(f"ROLLBACK TO SAVEPOINT {savepoint}", {})
             raise
         if not is_first:
             await joint.execute(f"RELEASE SAVEPOINT {savepoint}", {})
 
-    def mark(self) -> tuple[int, int, int]:
+    def savepoint(self) -> tuple[int, int, int]:
         """How much it has sent and taken so far."""
-        return len(self.dispatches), len(self.outgoing), len(self._taken)
+        return len(self.dispatches), len(self.outgoing), len(self._received)
 
-    def cut(self, mark: tuple[int, int, int]) -> None:
+    def rollback_to(self, mark: tuple[int, int, int]) -> None:
         """What came after the mark was rolled back. Messages that were taken are offered again."""
         dispatches, outgoing, taken = mark
-        self._unused += self._taken[taken:]
-        del self.dispatches[dispatches:], self.outgoing[outgoing:], self._taken[taken:]
+        self._to_redeliver += self._received[taken:]
+        del self.dispatches[dispatches:], self.outgoing[outgoing:], self._received[taken:]
 
     def dispatch(self, dispatch: StagedEvent) -> None:
         self.dispatches.append(dispatch)
@@ -170,17 +170,17 @@ class StepEffects:
         assert self._joint is not None
         self._starts += 1
         is_new = await joints.start(self._joint, run)
-        return None if is_new else await joints.find(self._joint, run.run_id)
+        return None if is_new else await joints.find_run(self._joint, run.run_id)
 
-    async def take(self, key: bytes, patience: int) -> bytes | None:
-        self._check_place("receive()")
+    async def receive_message(self, key: bytes, patience: int) -> bytes | None:
+        self._check_usable("receive()")
         if self._joint is not None and self._joint.dialect == "sqlite" and self.is_open:
-            return await joints.take(self._joint, key)  # nobody else can write before the commit
+            return await joints.take_message(self._joint, key)  # nobody else can write before the commit
         pause, until = _FIRST_LOOK, self._registrar.loop.time() + patience / MICROSECONDS
         while True:
-            offer = await self._registrar.joints.take(key, LEASE)
+            offer = await self._registrar.transactions.take_message(key, MESSAGE_LEASE)
             if offer is not None:
-                self._taken.append(offer.seq)
+                self._received.append(offer.seq)
                 return offer.body
             rest = until - self._registrar.loop.time()
             if rest <= 0:
@@ -188,7 +188,7 @@ class StepEffects:
             await asyncio.sleep(min(pause, rest))
             pause = min(pause * 1.5, _LAST_LOOK)
 
-    def _check_place(self, what: str) -> None:
+    def _check_usable(self, what: str) -> None:
         if self._is_over:
             raise NotInWorkflowError(f"{what} was used after {self._key.step} was over: nobody would commit it")
         try:
@@ -202,7 +202,7 @@ class StepEffects:
 
     @property
     def needs_commit(self) -> bool:
-        return self.is_open or bool(self._taken)
+        return self.is_open or bool(self._received)
 
     async def commit(self, value: bytes) -> None:
         """The user's writes and the step's record, or neither. After an error that leaves it open what happened, ask
@@ -212,7 +212,7 @@ class StepEffects:
             await self._session.flush_pending()
         joint = self._joint
         if joint is None or not self.is_open:
-            joint = self._joint = await self._registrar.joints.begin(self.holder)
+            joint = self._joint = await self._registrar.transactions.begin(self.holder)
         key = self._key
         record = joints.StepCommitWrite(
             self._registrar.worker_id,
@@ -222,36 +222,36 @@ class StepEffects:
             StepCommit(key.step, key.attempt, value, self._registrar.clock.now()),
             tuple(self.dispatches),
             tuple(self.outgoing),
-            tuple(self._taken),
+            tuple(self._received),
         )
         self._is_recording = True
-        await joints.record(joint, record)
+        await joints.write_step_commit(joint, record)
         self._is_recording = False
         await joint.commit()
-        self._forget()
-        self._taken.clear()
-        self._registrar.tell_committed(
+        self._clear()
+        self._received.clear()
+        self._registrar.on_step_committed(
             dispatches=bool(self.dispatches), outgoing=bool(self.outgoing), starts=bool(self._starts)
         )
 
-    async def find_done(self) -> StepCommit | None:
+    async def find_step_commit(self) -> StepCommit | None:
         """Whether the record is in, whoever wrote it. A commit whose answer was lost may still be on its way: it is
         waited for, or the step would fail, or be tried again, while it goes through."""
         backoff, key = Backoff(), self._key
         while True:
             try:
-                await self._wait_for_others()
-                return await self._registrar.joints.done(key.run_id, key.gen, key.step)
+                await self._wait_for_concurrent_commit()
+                return await self._registrar.transactions.find_step_commit(key.run_id, key.gen, key.step)
             except Exception as error:  # the joint's are the driver's own: without an answer nobody knows
                 if self._registrar.draining:  # whoever goes on with the run finds the record
                     raise DrainingError from error
                 with self._registrar.outage.wait(key.run_id, key.step, error):
                     await backoff.pause()
 
-    async def _wait_for_others(self) -> None:
-        joint = await self._registrar.joints.begin()
+    async def _wait_for_concurrent_commit(self) -> None:
+        joint = await self._registrar.transactions.begin()
         try:
-            await joints.wait_for_others(joint, self._key.run_id)
+            await joints.lock_run(joint, self._key.run_id)
             await joint.commit()
         except BaseException:
             await joint.rollback()
@@ -260,27 +260,27 @@ class StepEffects:
     async def roll_back(self) -> None:
         """Whatever is left, for good."""
         self._is_over = True
-        await self._drop()
-        unused, self._unused, self._taken = [*self._unused, *self._taken], [], []
+        await self._rollback()
+        unused, self._to_redeliver, self._received = [*self._to_redeliver, *self._received], [], []
         if unused:
-            await self._give_back(unused)
+            await self._redeliver(unused)
 
-    async def _give_back(self, offers: Sequence[int]) -> None:
+    async def _redeliver(self, offers: Sequence[int]) -> None:
         """At once, if that can be done; else the lease sees to it."""
         with suppress(Exception):
-            joint = await self._registrar.joints.begin()
+            joint = await self._registrar.transactions.begin()
             try:
-                await joints.give_back(joint, offers)
+                await joints.redeliver(joint, offers)
                 await joint.commit()
             except BaseException:
                 await joint.rollback()
                 raise
-            self._registrar.tell_committed(dispatches=True, outgoing=False, starts=False)
+            self._registrar.on_step_committed(dispatches=True, outgoing=False, starts=False)
 
-    async def _drop(self) -> None:
+    async def _rollback(self) -> None:
         """A connection that fails at it is dropped by its owner, and its transaction with it."""
         joint = self._joint
-        self._forget()
+        self._clear()
         if joint is not None:
             self._ended = (joint.dialect, joint.is_lost)
             with suppress(Exception):
@@ -300,5 +300,5 @@ class StepEffects:
             is_ours=self._is_recording,
         )
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._joint = self._session = None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from edda.cloudevents import http_binding, json_format
 from edda.cloudevents.event import CloudEvent
 from edda.engine.backoff import Backoff
-from edda.engine.dismissal import dismiss
+from edda.engine.dismissal import cancel_and_wait
 from edda.engine.sinks import TIMEOUT, message_id
 from edda.engine.tasks import start_task
 from edda.errors import EventError, EventPostponedError, EventRefusedError
@@ -131,7 +131,7 @@ class NatsSource:
 
     async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
-            await dismiss(self._task)
+            await cancel_and_wait(self._task)
 
     async def run(self) -> None:
         """For ever: a server or a stream that is not there is waited for."""
@@ -267,7 +267,7 @@ class Connection:
 
     async def close(self) -> None:
         if self._dialling is not None:
-            await dismiss(self._dialling)
+            await cancel_and_wait(self._dialling)
         if self._client is not None:
             await self._client.close()
             self._client = None

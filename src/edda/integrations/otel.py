@@ -26,10 +26,10 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from edda.core.redaction import Redaction
-from edda.engine.hooks import EventReceived, AttemptStarted, OnAttemptDone, HooksBase
+from edda.engine.hooks import AttemptStarted, EventReceived, HooksBase, OnAttemptDone
 from edda.errors import RetryExhaustedError
 from edda.version import __version__
-from edda.workflow.sending import carried
+from edda.workflow.sending import inherited_extensions
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -62,7 +62,7 @@ class TracingHooks(HooksBase):
         )
         # Never detached: the context is the attempt's own, and goes with it.
         context.attach(trace.set_span_in_context(span))
-        carried.set(_written(span))
+        inherited_extensions.set(_written(span))
         return lambda error: self._end(span, error)
 
     async def on_workflow_start(self, instance_id: str, workflow_name: str, input_data: dict[str, Any]) -> None:

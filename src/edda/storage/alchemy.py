@@ -22,7 +22,7 @@ from sqlalchemy.util import await_only
 
 from edda.errors import AppError, NotConnectedError, NotInWorkflowError, StorageUnavailableError
 
-from .ports import Dialect, Transactions, StatementProbe, WriteLock
+from .ports import Dialect, StatementProbe, Transactions, WriteLock
 from .session_target import SessionTarget
 
 _WAITING = "edda_waiting"
@@ -30,7 +30,7 @@ _WAITING = "edda_waiting"
 # SQLAlchemy tells of every connection that was cut, with a traceback and under the name of our class, since 2.1 as one
 # of its own. It is replaced.
 for _place in (__name__, "sqlalchemy.pool.impl"):
-    logging.getLogger(f"{_place}._PatientPool").setLevel(logging.CRITICAL)
+    logging.getLogger(f"{_place}._WaitingPool").setLevel(logging.CRITICAL)
 
 _READ_ONLY = "25006"
 """PostgreSQL refused to write: the server was demoted, or is read-only by its configuration."""
@@ -52,9 +52,9 @@ class SavepointLog(Protocol):
         """What the log calls the step."""
         ...
 
-    def mark(self) -> Any: ...
+    def savepoint(self) -> Any: ...
 
-    def cut(self, mark: Any) -> None: ...
+    def rollback_to(self, mark: Any) -> None: ...
 
 
 # Inside
@@ -64,7 +64,12 @@ class _StepSession(Session):
     """What `ctx.session` stands on, and code in `run_sync` is given."""
 
     def __init__(
-        self, bind: Engine, joints: Transactions, ledger: SavepointLog, check: Callable[[Connection], None], **options: Any
+        self,
+        bind: Engine,
+        joints: Transactions,
+        ledger: SavepointLog,
+        check: Callable[[Connection], None],
+        **options: Any,
     ) -> None:
         self.joints = joints
         self.check = check
@@ -80,13 +85,13 @@ class _StepSession(Session):
 
 
 @event.listens_for(_StepSession, "after_transaction_create")
-def _mark(session: _StepSession, transaction: SessionTransaction) -> None:
-    session.marks[transaction] = session.ledger.mark()
+def _savepoint(session: _StepSession, transaction: SessionTransaction) -> None:
+    session.marks[transaction] = session.ledger.savepoint()
 
 
 @event.listens_for(_StepSession, "after_soft_rollback")
-def _cut(session: _StepSession, transaction: SessionTransaction) -> None:
-    session.ledger.cut(session.marks[transaction])
+def _rollback_to_savepoint(session: _StepSession, transaction: SessionTransaction) -> None:
+    session.ledger.rollback_to(session.marks[transaction])
 
 
 @event.listens_for(_StepSession, "after_begin")
@@ -96,21 +101,21 @@ def _begun(session: _StepSession, transaction: SessionTransaction, connection: C
             session.check(connection)
             session.root = connection
         if connection.dialect.name == "sqlite":
-            _take_turn(session, connection)
+            _acquire_write_lock(session, connection)
 
 
-def _take_turn(session: _StepSession, connection: Connection) -> None:
+def _acquire_write_lock(session: _StepSession, connection: Connection) -> None:
     """Runs between the session and its driver, where something can be awaited though this is no coroutine."""
     if session.turn is not None:  # of a transaction whose end was cancelled
         await_only(session.turn.end())
-    session.turn = await_only(session.joints.take_turn(session.ledger.holder))
+    session.turn = await_only(session.joints.acquire_write_lock(session.ledger.holder))
     driver: Any = connection.connection.driver_connection
     if not driver.in_transaction:  # the user's engine may have its own way to begin
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 @event.listens_for(_StepSession, "after_transaction_end")
-def _give_turn_back(session: _StepSession, transaction: SessionTransaction) -> None:
+def _release_write_lock(session: _StepSession, transaction: SessionTransaction) -> None:
     """However it ended: by commit, rollback, `reset()` or a lost connection."""
     if transaction.parent is None:
         session.root = None
@@ -164,7 +169,12 @@ class CallerTransaction:
     """Somebody's session, in which Edda writes too. Who opened it ends it."""
 
     def __init__(
-        self, session: AsyncSession, dialect: Dialect, probe: StatementProbe | None = None, *, is_certified: bool = False
+        self,
+        session: AsyncSession,
+        dialect: Dialect,
+        probe: StatementProbe | None = None,
+        *,
+        is_certified: bool = False,
     ) -> None:
         self.dialect = dialect
         self.is_certified = is_certified
@@ -190,11 +200,11 @@ class CallerTransaction:
         driver = await self._asyncpg()
         if driver is None:
             return cast("CursorResult[Any]", await self.connection.execute(text(sql), dict(values))).rowcount
-        from .postgres.parameters import fill
-        from .postgres.session import touched
+        from .postgres.parameters import bind
+        from .postgres.session import affected_rows
 
-        statement, arguments = fill(sql, values)
-        return touched(await driver.execute(statement, *arguments))
+        statement, arguments = bind(sql, values)
+        return affected_rows(await driver.execute(statement, *arguments))
 
     async def _asyncpg(self) -> Any | None:
         """The driver's own connection, if it is that driver and SQLAlchemy has sent its BEGIN."""
@@ -429,23 +439,23 @@ def _note_read_only(context: ExceptionContext) -> None:
         driver.is_read_only = True
 
 
-def join(session: AsyncSession) -> CallerTransaction:
+def caller_transaction(session: AsyncSession) -> CallerTransaction:
     """A session from outside of any workflow, such as a web handler's."""
     if not isinstance(session, AsyncSession):
         raise TypeError(f"session: expected an AsyncSession of SQLAlchemy, got {type(session).__name__}")
     return CallerTransaction(session, dialect_of(session.get_bind().dialect.name))
 
 
-def after_commit(session: AsyncSession, call: Callable[[], object]) -> None:
+def on_commit(session: AsyncSession, call: Callable[[], object]) -> None:
     """Once, when the session's transaction is committed; a savepoint's end is not that."""
     inner = session.sync_session
     if _WAITING not in inner.info:
         inner.info[_WAITING] = set()
-        event.listen(inner, "after_commit", _tell)
+        event.listen(inner, "after_commit", _run_callbacks)
     inner.info[_WAITING].add(call)
 
 
-def _tell(session: Session) -> None:
+def _run_callbacks(session: Session) -> None:
     if not session.in_nested_transaction():
         waiting, session.info[_WAITING] = session.info[_WAITING], set()
         for call in waiting:

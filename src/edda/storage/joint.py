@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from edda.core.model import StagedEvent, StepCommit, OutboxEvent, RunId, Start, WorkerId
+from edda.core.model import OutboxEvent, RunId, StagedEvent, Start, StepCommit, WorkerId
 from edda.errors import LeaseLostError, StorageConflictError
 
 from .ports import Dialect, SharedTransaction
@@ -41,8 +41,8 @@ class ExistingRun(Struct, frozen=True):
 
 # A process that is stopped between the record and the commit must not hold the row for ever: all runs of its worker
 # would wait for it. From the record on the server is patient no longer, also with a user's own connections.
-_HASTE = " AND set_config('idle_in_transaction_session_timeout', '5s', true) IS NOT NULL"
-_SHARED = {"postgresql": f"{_HASTE} FOR SHARE", "mysql": " LOCK IN SHARE MODE", "sqlite": ""}
+_SHORT_IDLE_TIMEOUT = " AND set_config('idle_in_transaction_session_timeout', '5s', true) IS NOT NULL"
+_LOCK_SHARED = {"postgresql": f"{_SHORT_IDLE_TIMEOUT} FOR SHARE", "mysql": " LOCK IN SHARE MODE", "sqlite": ""}
 
 # The row that says whose run it is stays as it is until the commit, and it is read afresh when it is locked. So
 # nobody can take the run away in between, and whoever has taken it before is seen.
@@ -58,7 +58,7 @@ UPDATE edda_sched SET records = records + 1
 _CERTIFY_LOOK = "UPDATE edda_sched SET records = records + 1 WHERE run_id = :run_id"
 
 _LOCK = "SELECT 1 FROM edda_sched WHERE run_id = :run_id"
-_ALONE = {"postgresql": " FOR UPDATE", "mysql": " FOR UPDATE", "sqlite": ""}
+_LOCK_EXCLUSIVE = {"postgresql": " FOR UPDATE", "mysql": " FOR UPDATE", "sqlite": ""}
 
 _FIRST = """
 SELECT k.seq, e.body FROM edda_event_key k JOIN edda_event e ON e.seq = k.seq
@@ -73,7 +73,7 @@ VALUES (:id, :key, :type, :source, :body, :run_id, :created_at, 0, 0, 'pending')
 _EXISTS = "SELECT 1 FROM edda_run WHERE id = :run_id LIMIT 1"
 # On MySQL only a locking read sees what was committed after the transaction began.
 _KNOWN = "SELECT workflow, gen, input FROM edda_run WHERE id = :run_id ORDER BY gen DESC LIMIT 1"
-_FRESH = {"postgresql": "", "mysql": " LOCK IN SHARE MODE", "sqlite": ""}
+_LOCKING_READ = {"postgresql": "", "mysql": " LOCK IN SHARE MODE", "sqlite": ""}
 # A statement of its own: on MySQL a subquery in an INSERT would lock the end of the log against who stores an event.
 _NEWEST = {
     "postgresql": "SELECT last_value FROM edda_event_seq",
@@ -88,7 +88,7 @@ INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, start_seq, 
 VALUES (:run_id, :workflow, 'running', NULL, 0, 0, :newest, :ready_at)"""
 
 
-async def record(joint: SharedTransaction, step: StepCommitWrite) -> None:
+async def write_step_commit(joint: SharedTransaction, step: StepCommitWrite) -> None:
     """`LeaseLostError` if the run is another worker's now; the driver's own error if the step is done already."""
     done = step.done
     values = {
@@ -102,25 +102,25 @@ async def record(joint: SharedTransaction, step: StepCommitWrite) -> None:
         "at": done.at,
     }
     is_ours = not joint.is_certified or await joint.execute(_CERTIFY_RECORD, values) == 1
-    if not is_ours or await joint.execute(_RECORD + _SHARED[joint.dialect], values) != 1:
+    if not is_ours or await joint.execute(_RECORD + _LOCK_SHARED[joint.dialect], values) != 1:
         raise LeaseLostError(f"run {step.run_id} is no longer this worker's: {done.step} is not recorded")
     for seq in step.taken:
         if await joint.execute("DELETE FROM edda_dispatch WHERE seq = :seq", {"seq": seq}) != 1:
             raise StorageConflictError(f"{done.step} took so long that a message it received was offered again")
     await dispatch(joint, step.dispatches)
-    await send(joint, step.outgoing)
+    await insert_outbox(joint, step.outgoing)
 
 
-async def wait_for_others(joint: SharedTransaction, run_id: RunId) -> None:
+async def lock_run(joint: SharedTransaction, run_id: RunId) -> None:
     """Until no other transaction is about to record a step of the run: who was is committed or rolled back then. On a
     cluster that holds once this one is committed: the other's COMMIT came first and refuses this one, or is refused."""
     if joint.is_certified:
         await joint.execute(_CERTIFY_LOOK, {"run_id": run_id})
         return
-    await joint.fetch(_LOCK + _ALONE[joint.dialect], {"run_id": run_id})
+    await joint.fetch(_LOCK + _LOCK_EXCLUSIVE[joint.dialect], {"run_id": run_id})
 
 
-async def take(joint: SharedTransaction, key: bytes) -> bytes | None:
+async def take_message(joint: SharedTransaction, key: bytes) -> bytes | None:
     """The first message under a `once` key, where nobody else can write meanwhile: it is gone with the commit."""
     rows = await joint.fetch(_FIRST, {"key": key})
     if not rows:
@@ -130,7 +130,7 @@ async def take(joint: SharedTransaction, key: bytes) -> bytes | None:
     return bytes(body)
 
 
-async def give_back(joint: SharedTransaction, offers: Sequence[int]) -> None:
+async def redeliver(joint: SharedTransaction, offers: Sequence[int]) -> None:
     """Messages that were taken and not used: they are offered again now, not when the lease is over."""
     for seq in offers:
         await joint.execute("UPDATE edda_dispatch SET due = 0 WHERE seq = :seq", {"seq": seq})
@@ -141,7 +141,7 @@ async def dispatch(joint: SharedTransaction, dispatches: Sequence[StagedEvent]) 
         await joint.execute(_DISPATCH, {"kind": str(one.kind), "body": one.body})
 
 
-async def send(joint: SharedTransaction, events: Sequence[OutboxEvent]) -> None:
+async def insert_outbox(joint: SharedTransaction, events: Sequence[OutboxEvent]) -> None:
     for event in events:
         await joint.execute(
             _SEND,
@@ -180,9 +180,9 @@ async def start(joint: SharedTransaction, run: Start) -> bool:
     return True
 
 
-async def find(joint: SharedTransaction, run_id: RunId) -> ExistingRun | None:
+async def find_run(joint: SharedTransaction, run_id: RunId) -> ExistingRun | None:
     """A run that is there, maybe since a moment ago in the same transaction."""
-    rows = await joint.fetch(_KNOWN + _FRESH[joint.dialect], {"run_id": run_id})
+    rows = await joint.fetch(_KNOWN + _LOCKING_READ[joint.dialect], {"run_id": run_id})
     if not rows:
         return None
     ((workflow, gen, input),) = rows  # MySQL keeps the name as bytes, which no collation compares

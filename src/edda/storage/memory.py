@@ -12,47 +12,47 @@ from typing import ParamSpec, TypeVar
 
 from edda.core.model import (
     AcceptResult,
-    RunWrite,
+    BatchResult,
     CancelOutcome,
     Claim,
-    InboxItem,
-    StepCommit,
+    EndWatcher,
     Entry,
-    RunValue,
     Fence,
+    InboxItem,
+    MatchPaths,
     NewEvent,
     OutboxEvent,
     OutboxRow,
     OutboxState,
-    SendResult,
-    WorkerStatus,
     RunFilter,
     RunId,
     RunRecord,
-    MatchPaths,
-    Start,
+    RunValue,
+    RunWrite,
+    SendResult,
     StagedEventRow,
+    Start,
+    StepCommit,
     StoredEvent,
     Takeover,
     Wait,
-    EndWatcher,
     WorkerId,
     WorkerInfo,
-    BatchResult,
+    WorkerStatus,
 )
 from edda.core.states import RunStatus
 from edda.core.survey import (
     Audit,
     Backlog,
-    TimeBucket,
-    EventReceiver,
     Definition,
     EventQuery,
+    EventReceiver,
     EventSchema,
     Generation,
     Latency,
     ReopenOutcome,
     RunQuery,
+    TimeBucket,
     WaitRow,
     WorkerRecord,
 )
@@ -126,8 +126,8 @@ class MemoryStorage:
     async def read_fence(self, worker: WorkerId) -> Fence | None:
         return await self._commit(self.database.read_fence, worker)
 
-    async def owned(self, worker: WorkerId) -> dict[RunId, int]:
-        return await self._commit(self.database.owned, worker)
+    async def owned_runs(self, worker: WorkerId) -> dict[RunId, int]:
+        return await self._commit(self.database.owned_runs, worker)
 
     async def locked(self, runs: Collection[RunId]) -> frozenset[RunId]:
         return frozenset()
@@ -135,11 +135,11 @@ class MemoryStorage:
     async def register(self, worker: WorkerInfo, lease: int) -> int:
         return await self._commit(self.database.register, worker, lease)
 
-    async def retire(self, worker: WorkerId, died: bool = False) -> None:
-        await self._commit(self.database.retire, worker, died)
+    async def remove_worker(self, worker: WorkerId, died: bool = False) -> None:
+        await self._commit(self.database.remove_worker, worker, died)
 
-    async def roster(self) -> tuple[WorkerStatus, ...]:
-        return await self._commit(self.database.roster)
+    async def registered_workers(self) -> tuple[WorkerStatus, ...]:
+        return await self._commit(self.database.registered_workers)
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
         return await self._commit(self.database.take_over, me)
@@ -147,8 +147,8 @@ class MemoryStorage:
     async def free_orphans(self) -> int:
         return await self._commit(self.database.free_orphans)
 
-    async def disown(self, run_id: RunId) -> bool:
-        return await self._commit(self.database.disown, run_id)
+    async def release_run(self, run_id: RunId) -> bool:
+        return await self._commit(self.database.release_run, run_id)
 
     async def keep_company(self, worker: WorkerId) -> None:
         await self._commit(self.database.keep_company, worker)
@@ -156,7 +156,7 @@ class MemoryStorage:
     async def clear_deaths(self, run_id: RunId, epoch: int) -> None:
         await self._commit(self.database.clear_deaths, run_id, epoch)
 
-    async def pulse(self) -> MemoryPulse:
+    async def open_heartbeat(self) -> MemoryPulse:
         return MemoryPulse(self)
 
     async def is_ahead(self) -> bool:
@@ -185,11 +185,11 @@ class MemoryStorage:
     async def next_due(self, workflows: Sequence[str]) -> int | None:
         return await self._commit(self.database.next_due, workflows)
 
-    async def unpark(self, workflows: Sequence[str]) -> int:
-        return await self._commit(self.database.unpark, workflows)
+    async def wake_parked(self, workflows: Sequence[str]) -> int:
+        return await self._commit(self.database.wake_parked, workflows)
 
-    async def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
-        return await self._commit(self.database.mail, worker)
+    async def read_inboxes(self, worker: WorkerId) -> tuple[InboxItem, ...]:
+        return await self._commit(self.database.read_inboxes, worker)
 
     async def start(self, starts: Sequence[Start]) -> frozenset[RunId]:
         return await self._commit(self.database.start, starts)
@@ -200,8 +200,8 @@ class MemoryStorage:
     async def get(self, run_id: RunId) -> RunRecord | None:
         return await self._commit(self.database.get, run_id)
 
-    async def watch(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
-        return await self._commit(self.database.watch, run_id, watcher)
+    async def add_watcher(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
+        return await self._commit(self.database.add_watcher, run_id, watcher)
 
     async def watchers(self, run_id: RunId) -> tuple[EndWatcher, ...]:
         return await self._commit(self.database.watchers, run_id)
@@ -226,23 +226,23 @@ class MemoryStorage:
     ) -> AcceptResult | None:
         return await self._commit(self.database.accept, post, versions, forwarded)
 
-    async def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
-        return await self._commit(self.database.dispatches, limit)
+    async def staged_events(self, limit: int) -> tuple[StagedEventRow, ...]:
+        return await self._commit(self.database.staged_events, limit)
 
-    async def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
-        return await self._commit(self.database.shapes, types)
+    async def match_paths(self, types: Sequence[str]) -> dict[str, MatchPaths]:
+        return await self._commit(self.database.match_paths, types)
 
-    async def learn(self, type: str, shape: str) -> int:
-        return await self._commit(self.database.learn, type, shape)
+    async def register_match_paths(self, type: str, shape: str) -> int:
+        return await self._commit(self.database.register_match_paths, type, shape)
 
-    async def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
-        await self._commit(self.database.fill, type, shape, keys, after)
+    async def backfill_keys(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+        await self._commit(self.database.backfill_keys, type, shape, keys, after)
 
-    async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
-        return await self._commit(self.database.log, type, after, upto, limit)
+    async def events_of_type(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+        return await self._commit(self.database.events_of_type, type, after, upto, limit)
 
-    async def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
-        return await self._commit(self.database.page, key, after, limit)
+    async def events_under_key(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+        return await self._commit(self.database.events_under_key, key, after, limit)
 
     async def last_event(self, before: int | None = None) -> int:
         return await self._commit(self.database.last_event, before)
@@ -256,25 +256,25 @@ class MemoryStorage:
     async def enqueue(self, events: Sequence[OutboxEvent]) -> None:
         await self._commit(self.database.enqueue, events)
 
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
-        return await self._commit(self.database.claim_outgoing, limit, lease)
+    async def claim_outbox(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
+        return await self._commit(self.database.claim_outbox, limit, lease)
 
-    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
-        await self._commit(self.database.settle_outgoing, receipts)
+    async def record_send_results(self, receipts: Sequence[SendResult]) -> None:
+        await self._commit(self.database.record_send_results, receipts)
 
-    async def next_outgoing(self) -> int | None:
-        return await self._commit(self.database.next_outgoing)
+    async def next_outbox_due(self) -> int | None:
+        return await self._commit(self.database.next_outbox_due)
 
-    async def find_outgoing(
+    async def find_outbox(
         self, state: OutboxState | None = None, after: int = 0, limit: int = 50
     ) -> tuple[OutboxRow, ...]:
-        return await self._commit(self.database.find_outgoing, state, after, limit)
+        return await self._commit(self.database.find_outbox, state, after, limit)
 
-    async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
-        return await self._commit(self.database.retry_outgoing, ids)
+    async def retry_outbox(self, ids: Sequence[str] | None) -> int:
+        return await self._commit(self.database.retry_outbox, ids)
 
-    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
-        return await self._commit(self.database.facts, run_id, name)
+    async def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
+        return await self._commit(self.database.run_values, run_id, name)
 
     async def begin(self, holder: str = "") -> SharedTransaction:
         raise AppError("ctx.transaction() needs a database: memory:// has none; use sqlite:///file.db")
@@ -283,32 +283,32 @@ class MemoryStorage:
     def is_certified(self) -> bool:
         return False
 
-    async def take_turn(self, holder: str = "") -> MemoryTurn:
+    async def acquire_write_lock(self, holder: str = "") -> MemoryTurn:
         return MemoryTurn()
 
-    async def done(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
+    async def find_step_commit(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
         """Always None: such a row comes only with a transaction of the user's own."""
         return None
 
-    async def take(self, key: bytes, lease: int) -> StagedEventRow | None:
-        return await self._commit(self.database.take, key, lease)
+    async def take_message(self, key: bytes, lease: int) -> StagedEventRow | None:
+        return await self._commit(self.database.take_message, key, lease)
 
     async def prune_events(self, before: int, limit: int) -> int:
         return await self._commit(self.database.prune_events, before, limit)
 
-    async def prune_letters(self, before: int, limit: int) -> int:
-        return await self._commit(self.database.prune_letters, before, limit)
+    async def prune_inbox(self, before: int, limit: int) -> int:
+        return await self._commit(self.database.prune_inbox, before, limit)
 
     async def prune_runs(self, before: int, limit: int) -> int:
         return await self._commit(self.database.prune_runs, before, limit)
 
-    async def prune_outgoing(self, before: int, limit: int) -> int:
-        return await self._commit(self.database.prune_outgoing, before, limit)
+    async def prune_outbox(self, before: int, limit: int) -> int:
+        return await self._commit(self.database.prune_outbox, before, limit)
 
-    async def announce(self) -> None:
-        await self._commit(self.database.announce)
+    async def notify(self) -> None:
+        await self._commit(self.database.notify)
 
-    async def news(self, timeout: float) -> None:
+    async def wait_for_notification(self, timeout: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._news.wait()
@@ -320,8 +320,8 @@ class MemoryStorage:
     async def count(self, query: RunQuery) -> dict[RunStatus, int]:
         return await self._commit(self.database.count, query)
 
-    async def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
-        return await self._commit(self.database.horizon, query, reach)
+    async def scan_boundary(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+        return await self._commit(self.database.scan_boundary, query, reach)
 
     async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
         return await self._commit(self.database.generations, run_id)
@@ -335,29 +335,29 @@ class MemoryStorage:
     async def consumers(self, seq: int, limit: int) -> tuple[EventReceiver, ...]:
         return await self._commit(self.database.consumers, seq, limit)
 
-    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
-        return await self._commit(self.database.standing, type, after, limit)
+    async def list_waits(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
+        return await self._commit(self.database.list_waits, type, after, limit)
 
-    async def crew(self) -> tuple[WorkerRecord, ...]:
-        return await self._commit(self.database.crew)
+    async def list_workers(self) -> tuple[WorkerRecord, ...]:
+        return await self._commit(self.database.list_workers)
 
     async def backlog(self) -> Backlog:
         return await self._commit(self.database.backlog)
 
-    async def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
-        return await self._commit(self.database.buckets, since, width, count)
+    async def throughput(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
+        return await self._commit(self.database.throughput, since, width, count)
 
     async def latency(self, since: int, most: int) -> Latency:
         return await self._commit(self.database.latency, since, most)
 
-    async def forms(self, workflow: str) -> tuple[EventSchema, ...]:
-        return await self._commit(self.database.forms, workflow)
+    async def event_schemas(self, workflow: str) -> tuple[EventSchema, ...]:
+        return await self._commit(self.database.event_schemas, workflow)
 
     async def definitions(self) -> tuple[Definition, ...]:
         return await self._commit(self.database.definitions)
 
-    async def pulse_mark(self) -> str:
-        return await self._commit(self.database.pulse_mark)
+    async def change_token(self) -> str:
+        return await self._commit(self.database.change_token)
 
     async def reopen(self, run_id: RunId, gen: int, keep: int) -> ReopenOutcome:
         return await self._commit(self.database.reopen, run_id, gen, keep)
@@ -368,17 +368,17 @@ class MemoryStorage:
     async def delete(self, run_id: RunId) -> bool:
         return await self._commit(self.database.delete, run_id)
 
-    async def drop_outgoing(self, ids: Sequence[str]) -> int:
-        return await self._commit(self.database.drop_outgoing, ids)
+    async def delete_outbox(self, ids: Sequence[str]) -> int:
+        return await self._commit(self.database.delete_outbox, ids)
 
-    async def note(self, audit: Audit) -> None:
-        await self._commit(self.database.note, audit)
+    async def add_audit(self, audit: Audit) -> None:
+        await self._commit(self.database.add_audit, audit)
 
     async def audits(self, before: int | None, limit: int) -> tuple[Audit, ...]:
         return await self._commit(self.database.audits, before, limit)
 
-    async def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
-        await self._commit(self.database.define, definitions, forms)
+    async def save_definitions(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
+        await self._commit(self.database.save_definitions, definitions, forms)
 
 
 class MemoryPulse:

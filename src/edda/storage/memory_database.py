@@ -12,28 +12,28 @@ from edda.core.model import (
     NO_CRASHES,
     SUSPECT_DEATHS,
     AckInbox,
-    RunWrite,
+    BatchResult,
     CancelOutcome,
     Claim,
     ClaimedRun,
-    InboxItem,
     End,
+    EndWatcher,
     Entry,
     EntryKind,
     Fence,
+    InboxItem,
     OutboxState,
     Recur,
-    WorkerStatus,
-    Suspend,
     RunFilter,
     RunId,
     RunRecord,
+    RunWrite,
     Start,
+    Suspend,
     Takeover,
-    EndWatcher,
     WorkerId,
     WorkerInfo,
-    BatchResult,
+    WorkerStatus,
     unpark_pause,
 )
 from edda.core.states import RunStatus
@@ -43,7 +43,7 @@ from .memory_lineage import MemoryJournal
 from .memory_outbox import MemoryOutbox
 from .memory_steering import MemorySteering
 from .memory_survey import MemorySurvey
-from .memory_tables import Result, OpenRun, check_values, wall_clock
+from .memory_tables import OpenRun, Result, check_values, wall_clock
 from .ports import AT_ONCE, RECLAIM
 
 TAKEOVER_LIMIT = 5_000
@@ -104,7 +104,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
             )
         history = self.histories.setdefault((bundle.run_id, bundle.gen), {})
         history.update((entry.seq, entry) for entry in bundle.entries)
-        self.say(bundle)
+        self.write_side_effects(bundle)
         if bundle.undoing and (sched := self.scheds.get(bundle.run_id)):
             sched.undoing = True
 
@@ -140,7 +140,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
     def read_fence(self, worker: WorkerId) -> Fence | None:
         return self.fences.get(worker)
 
-    def owned(self, worker: WorkerId) -> dict[RunId, int]:
+    def owned_runs(self, worker: WorkerId) -> dict[RunId, int]:
         return {sched.run_id: sched.epoch for sched in self._owned_by(worker)}
 
     def _owned_by(self, worker: WorkerId) -> list[OpenRun]:
@@ -158,11 +158,11 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
         self.registered[worker.id] = now
         return now
 
-    def roster(self) -> tuple[WorkerStatus, ...]:
+    def registered_workers(self) -> tuple[WorkerStatus, ...]:
         now = self.now()
         return tuple(WorkerStatus(self.infos[id], expires < now) for id, expires in self.workers.items())
 
-    def retire(self, worker: WorkerId, died: bool = False) -> None:
+    def remove_worker(self, worker: WorkerId, died: bool = False) -> None:
         self.fences.pop(worker, None)
         self.workers.pop(worker, None)
         self._free(self._owned_by(worker), died)
@@ -193,7 +193,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
     def _last_seq(self, sched: OpenRun) -> int:
         return max(self.histories.get((sched.run_id, sched.gen), {}), default=0)
 
-    def disown(self, run_id: RunId) -> bool:
+    def release_run(self, run_id: RunId) -> bool:
         sched = self.scheds.get(run_id)
         if sched is None or sched.owner is None:
             return False
@@ -321,7 +321,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
         first = min((ready_at for ready_at, _ in self._unowned(workflows)), default=None)
         return None if first is None else max(0, first - self.now())
 
-    def unpark(self, workflows: Sequence[str]) -> int:
+    def wake_parked(self, workflows: Sequence[str]) -> int:
         parked = [
             sched
             for sched in self.scheds.values()
@@ -335,7 +335,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
                 moved += 1
         return moved
 
-    def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
+    def read_inboxes(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         owned = sorted(self._owned_by(worker), key=lambda sched: sched.run_id)
         return tuple(letter for sched in owned for letter in self._mail(sched))
 
@@ -370,9 +370,9 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
     def get(self, run_id: RunId) -> RunRecord | None:
         return self.record(run_id, self.now()) if run_id in self.runs else None
 
-    def watch(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
+    def add_watcher(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
         check_values(watcher)
-        self.add_watcher(run_id, watcher)
+        self._insert_watcher(run_id, watcher)
         return self.get(run_id)
 
     def history(self, run_id: RunId, gen: int | None = None) -> tuple[Entry, ...]:
@@ -389,7 +389,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
 
     # News
 
-    def announce(self) -> None:
+    def notify(self) -> None:
         for listener in self.listeners:
             listener.set()
 

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from edda.core.model import (
     AcceptResult,
-    RunWrite,
     EntryKind,
     EventKey,
+    MatchPaths,
     NewEvent,
     RunId,
-    MatchPaths,
+    RunWrite,
     StoredEvent,
     Wait,
 )
@@ -40,17 +40,17 @@ class MemoryEvents(MemoryStaging):
         for position, incoming in enumerate(post):
             if (incoming.event.source, incoming.event.id) not in self.numbers:
                 fresh.add(position)
-                woke |= self._take_in(incoming)
+                woke |= self._store(incoming)
         return AcceptResult(frozenset(fresh), woke)
 
-    def _take_in(self, incoming: NewEvent) -> bool:
+    def _store(self, incoming: NewEvent) -> bool:
         """Whether there is something to do for somebody."""
         event, seq = incoming.event, self.newest + 1
         self.events[seq] = StoredEvent(seq, self.now(), event)
         self.numbers[event.source, event.id] = seq
-        had = set(self._tell_all(incoming, seq))
+        had = set(self._deliver_shared(incoming, seq))
         for key in incoming.keys:
-            if key.once and (taker := self._tell_one(key, event.target, seq, had)):
+            if key.once and (taker := self._deliver_exclusive(key, event.target, seq, had)):
                 had.add(taker)
             else:
                 self.keys.setdefault(key.kept, set()).add(seq)
@@ -59,22 +59,22 @@ class MemoryEvents(MemoryStaging):
             self.insert(start, ready_at=self.now() if start.ready_at is None else start.ready_at, start_seq=seq)
         return bool(had or started)
 
-    def _tell_all(self, incoming: NewEvent, seq: int) -> list[RunId]:
+    def _deliver_shared(self, incoming: NewEvent, seq: int) -> list[RunId]:
         plain = {key.plain for key in incoming.keys if not key.once}
         takers = list(self._first_steps(plain, incoming.event.target))
         for run_id, step in takers:
-            self._tell(run_id, EntryKind.EVENT, step, seq)
+            self._deliver(run_id, EntryKind.EVENT, step, seq)
         return [run_id for run_id, _ in takers]
 
-    def _tell_one(self, key: EventKey, target: RunId | None, seq: int, had: set[RunId]) -> RunId | None:
+    def _deliver_exclusive(self, key: EventKey, target: RunId | None, seq: int, had: set[RunId]) -> RunId | None:
         """One of those who wait under the key; nobody who has the event by another key gets it twice."""
         for run_id, step in self._first_steps({key.plain}, target):
             if run_id not in had:
-                self._tell(run_id, EntryKind.MESSAGE, step, seq)
+                self._deliver(run_id, EntryKind.MESSAGE, step, seq)
                 return run_id
         return None
 
-    def _tell(self, run_id: RunId, kind: EntryKind, step: str, seq: int) -> None:
+    def _deliver(self, run_id: RunId, kind: EntryKind, step: str, seq: int) -> None:
         del self.waiting[run_id][step]
         self.deliver(self.scheds[run_id], kind, step=step, event=seq)
         self.scheds[run_id].wake()
@@ -112,11 +112,11 @@ class MemoryEvents(MemoryStaging):
 
     def _find(self, sched: OpenRun, wait: Wait) -> int | None:
         floor = sched.start_seq if wait.floor is None else wait.floor
-        return min((seq for seq in self._unseen(sched, wait) if seq > floor), default=None)
+        return min((seq for seq in self._available(sched, wait) if seq > floor), default=None)
 
     def _take(self, sched: OpenRun, wait: Wait, found: Collection[int]) -> int | None:
         """Away from all others, and not what another step of the run has just found."""
-        unseen = self._unseen(sched, wait).difference(found)
+        unseen = self._available(sched, wait).difference(found)
         if not unseen:
             return None
         seq = min(unseen)
@@ -124,7 +124,7 @@ class MemoryEvents(MemoryStaging):
             self.keys.get(key, set()).discard(seq)
         return seq
 
-    def _unseen(self, sched: OpenRun, wait: Wait) -> set[int]:
+    def _available(self, sched: OpenRun, wait: Wait) -> set[int]:
         had = {letter.event for letter in self.inboxes.get(sched.run_id, {}).values()}
         return (self.keys.get(wait.key, set()) | self.keys.get(wait.own_key, set())) - had
 
@@ -140,10 +140,10 @@ class MemoryEvents(MemoryStaging):
 
     # Shapes
 
-    def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
+    def match_paths(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         return {type: self.types[type] for type in types if type in self.types}
 
-    def learn(self, type: str, shape: str) -> int:
+    def register_match_paths(self, type: str, shape: str) -> int:
         check_text(type)
         check_text(shape)
         if (type, shape) not in self.filled:
@@ -152,7 +152,7 @@ class MemoryEvents(MemoryStaging):
             self.types[type] = MatchPaths(before.version + 1, tuple(sorted((*before.known, shape))))
         return self.filled[type, shape]
 
-    def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+    def backfill_keys(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
         for key, seq in keys:
             if seq in self.events:  # else pruned meanwhile: a key without its event must never be found
                 self.keys.setdefault(key, set()).add(seq)
@@ -161,11 +161,11 @@ class MemoryEvents(MemoryStaging):
 
     # Looking
 
-    def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+    def events_of_type(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
         fitting = [s for s in self.events.values() if s.event.type == type and after < s.seq <= upto]
         return tuple(fitting[:limit])
 
-    def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+    def events_under_key(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
         above = nsmallest(limit, (seq for seq in self.keys.get(key, ()) if seq > after))
         return tuple(self.events[seq] for seq in above)
 

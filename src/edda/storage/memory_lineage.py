@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from edda.core.model import NO_CRASHES, RunWrite, End, EntryKind, RunSignal, Recur, RunId, EndWatcher
+from edda.core.model import NO_CRASHES, End, EndWatcher, EntryKind, Recur, RunId, RunSignal, RunWrite
 
 from .memory_tables import OpenRun, Tables
 
@@ -14,7 +14,7 @@ from .memory_tables import OpenRun, Tables
 class MemoryJournal(Tables):
     # Watching
 
-    def add_watcher(self, run_id: RunId, watcher: EndWatcher) -> None:
+    def _insert_watcher(self, run_id: RunId, watcher: EndWatcher) -> None:
         sched, known = self.scheds.get(run_id), self.watching.get(run_id, set())
         if sched and watcher not in known:
             self.watching[run_id] = known | {watcher}

@@ -7,7 +7,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from edda.core.model import OutboxEvent, OutboxRow, OutboxState, SendLater, SendResult, Rejected, Sent
+from edda.core.model import OutboxEvent, OutboxRow, OutboxState, Rejected, SendLater, SendResult, Sent
 
 from .memory_tables import Tables, check_values
 
@@ -16,9 +16,9 @@ class MemoryOutbox(Tables):
     def enqueue(self, events: Sequence[OutboxEvent]) -> None:
         for event in events:
             check_values(event)
-        self.post_out(events)
+        self.enqueue_outbox(events)
 
-    def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
+    def claim_outbox(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         now = self.now()
         claimed = [
             replace(record, due=now + lease, attempts=record.attempts + 1)
@@ -39,7 +39,7 @@ class MemoryOutbox(Tables):
     def _pending(self) -> Iterator[OutboxRow]:
         return (record for record in self.outbox.values() if record.state is OutboxState.PENDING)
 
-    def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
+    def record_send_results(self, receipts: Sequence[SendResult]) -> None:
         for receipt in receipts:
             check_values(receipt)
         for receipt in receipts:
@@ -61,17 +61,15 @@ class MemoryOutbox(Tables):
         held = [record for record in self._pending() if record.event.key == key and record.due < due]
         self.outbox.update((record.seq, replace(record, due=due)) for record in held)
 
-    def next_outgoing(self) -> int | None:
+    def next_outbox_due(self) -> int | None:
         first = min((record.due for record in self._pending()), default=None)
         return None if first is None else max(0, first - self.now())
 
-    def find_outgoing(
-        self, state: OutboxState | None = None, after: int = 0, limit: int = 50
-    ) -> tuple[OutboxRow, ...]:
+    def find_outbox(self, state: OutboxState | None = None, after: int = 0, limit: int = 50) -> tuple[OutboxRow, ...]:
         fitting = (r for r in self.outbox.values() if r.seq > after and state in (None, r.state))
         return tuple(islice(fitting, limit))
 
-    def retry_outgoing(self, ids: Sequence[str] | None) -> int:
+    def retry_outbox(self, ids: Sequence[str] | None) -> int:
         dead = [
             replace(record, state=OutboxState.PENDING, due=0, attempts=0, ended_at=None)
             for record in self.outbox.values()
@@ -80,7 +78,7 @@ class MemoryOutbox(Tables):
         self.outbox.update((record.seq, record) for record in dead)
         return len(dead)
 
-    def prune_outgoing(self, before: int, limit: int) -> int:
+    def prune_outbox(self, before: int, limit: int) -> int:
         old = [
             (record.ended_at, record.seq)
             for record in self.outbox.values()

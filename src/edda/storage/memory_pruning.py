@@ -38,7 +38,7 @@ class MemoryPruning(Tables):
             if letter.event is not None and letter.n > sched.absorbed
         }
 
-    def prune_letters(self, before: int, limit: int) -> int:
+    def prune_inbox(self, before: int, limit: int) -> int:
         old = [letter for inbox in self.inboxes.values() for letter in inbox.values() if letter.at < before]
         spent = sorted(filter(self._is_spent, old), key=lambda letter: letter.at)[:limit]
         for letter in spent:
@@ -66,7 +66,7 @@ class MemoryPruning(Tables):
             self.histories.pop((run_id, gen), None)
         self.inboxes.pop(run_id, None)
         self.watching.pop(run_id, None)
-        self.said.pop(run_id, None)
+        self.value_rows.pop(run_id, None)
         del self.results[run_id]
 
     def _prune_generations(self, before: int, limit: int) -> int:

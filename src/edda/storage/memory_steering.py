@@ -63,21 +63,21 @@ class MemorySteering(MemoryEvents, MemoryPruning):
         self.remove(run_id)
         return True
 
-    def drop_outgoing(self, ids: Sequence[str]) -> int:
+    def delete_outbox(self, ids: Sequence[str]) -> int:
         dead = [r.seq for r in self.outbox.values() if r.state is OutboxState.DEAD and r.event.id in ids]
         for seq in dead:
             del self.outbox[seq]
         return len(dead)
 
-    def note(self, audit: Audit) -> None:
+    def add_audit(self, audit: Audit) -> None:
         check_values(audit)
-        self.noted.append(replace(audit, seq=len(self.noted) + 1))
+        self.audit_rows.append(replace(audit, seq=len(self.audit_rows) + 1))
 
     def audits(self, before: int | None, limit: int) -> tuple[Audit, ...]:
-        older = (audit for audit in reversed(self.noted) if before is None or audit.seq < before)
+        older = (audit for audit in reversed(self.audit_rows) if before is None or audit.seq < before)
         return tuple(islice(older, limit))
 
-    def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
+    def save_definitions(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
         for record in (*definitions, *forms):
             check_values(record)
         self.known_workflows.update((definition.workflow, definition) for definition in definitions)

@@ -12,22 +12,22 @@ from msgspec.structs import astuple
 from edda.core.model import OutboxState, RunId, RunRecord, StoredEvent
 from edda.core.states import WAITING, RunStatus
 from edda.core.survey import (
-    MOST_COUNTED,
+    MAX_COUNT,
     Backlog,
-    TimeBucket,
-    EventReceiver,
     Definition,
     EventQuery,
+    EventReceiver,
     EventSchema,
     Generation,
     Latency,
     RunQuery,
+    TimeBucket,
     WaitRow,
     WorkerRecord,
 )
 
 from .latency import measure
-from .memory_tables import Result, OpenRun, Tables
+from .memory_tables import OpenRun, Result, Tables
 
 _CHANNEL = "channel/"
 
@@ -61,13 +61,13 @@ class MemorySurvey(Tables):
 
     def count(self, query: RunQuery) -> dict[RunStatus, int]:
         counted = Counter(run.status for run in self._fitting(query))
-        return {status: min(number, MOST_COUNTED) for status, number in counted.items()}
+        return {status: min(number, MAX_COUNT) for status, number in counted.items()}
 
     def _fitting(self, query: RunQuery) -> Iterator[RunRecord]:
         now = self.now()
         return (run for run_id in self.runs if _fits(run := self.record(run_id, now), query))
 
-    def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+    def scan_boundary(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
         keys = [
             (start.created_at, run_id)
             for run_id, generations in self.runs.items()
@@ -98,7 +98,7 @@ class MemorySurvey(Tables):
         told = sorted(letters, key=lambda letter: (letter.at, letter.run_id))[:limit]
         return tuple(EventReceiver(x.run_id, self.record(x.run_id, x.at).workflow, x.step, x.at) for x in told)
 
-    def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
+    def list_waits(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
         fitting = sorted(
             (run_id, step)
             for run_id, waits in self.waiting.items()
@@ -112,7 +112,7 @@ class MemorySurvey(Tables):
 
     # The whole
 
-    def crew(self) -> tuple[WorkerRecord, ...]:
+    def list_workers(self) -> tuple[WorkerRecord, ...]:
         now, runs = self.now(), Counter(sched.owner for sched in self.scheds.values())
         newest_first = sorted(self.workers, key=lambda id: (-self.registered[id], id))
         return tuple(
@@ -128,15 +128,15 @@ class MemorySurvey(Tables):
         waiting = [s for s in self.scheds.values() if s.status_at(now) in WAITING]
         pending = [record for record in self.outbox.values() if record.state is OutboxState.PENDING]
         return Backlog(
-            ready=min(len(ready), MOST_COUNTED),
+            ready=min(len(ready), MAX_COUNT),
             oldest_ready=min(map(self._ready_since, ready), default=None),
-            waiting=min(len(waiting), MOST_COUNTED),
+            waiting=min(len(waiting), MAX_COUNT),
             oldest_wait=min(map(self._created, waiting), default=None),
             parked=_count(s.status_at(now) is RunStatus.PARKED for s in self.scheds.values()),
-            outbox_pending=min(len(pending), MOST_COUNTED),
+            outbox_pending=min(len(pending), MAX_COUNT),
             outbox_dead=_count(record.state is OutboxState.DEAD for record in self.outbox.values()),
             oldest_outgoing=pending[0].event.created_at if pending else None,
-            dispatches=min(len(self.waiting_dispatches), MOST_COUNTED),
+            dispatches=min(len(self.waiting_dispatches), MAX_COUNT),
         )
 
     def _ready_since(self, sched: OpenRun) -> int:
@@ -147,7 +147,7 @@ class MemorySurvey(Tables):
     def _created(self, sched: OpenRun) -> int:
         return self.runs[sched.run_id][sched.gen].created_at
 
-    def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
+    def throughput(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
         started = (gens[0].created_at for gens in self.runs.values() if 0 in gens)
         starts = Counter((at - since) // width for at in started)
         ends = Counter(((result.ended_at - since) // width, result.status) for result in self.results.values())
@@ -170,19 +170,19 @@ class MemorySurvey(Tables):
     def _duration(self, run_id: RunId, result: Result) -> int:
         return result.ended_at - self.runs[run_id][result.gen].created_at
 
-    def forms(self, workflow: str) -> tuple[EventSchema, ...]:
+    def event_schemas(self, workflow: str) -> tuple[EventSchema, ...]:
         return tuple(form for (of, _), form in sorted(self.known_forms.items()) if of == workflow)
 
     def definitions(self) -> tuple[Definition, ...]:
         return tuple(definition for _, definition in sorted(self.known_workflows.items()))
 
-    def pulse_mark(self) -> str:
+    def change_token(self) -> str:
         facts = (
             tuple(self.fences.values()),
             tuple(astuple(sched) for sched in self.scheds.values()),
             tuple((record.seq, record.state, record.attempts) for record in self.outbox.values()),
             (self.newest, len(self.runs), len(self.results), self.dispatched, len(self.waiting_dispatches)),
-            (len(self.noted), tuple(self.known_workflows.values()), tuple(self.known_forms.values())),
+            (len(self.audit_rows), tuple(self.known_workflows.values()), tuple(self.known_forms.values())),
         )
         return f"{hash(facts):x}"
 
@@ -192,7 +192,7 @@ def _place(run: RunRecord) -> tuple[int, RunId]:
 
 
 def _count(facts: Iterable[bool]) -> int:
-    return min(sum(facts), MOST_COUNTED)
+    return min(sum(facts), MAX_COUNT)
 
 
 def _fits(run: RunRecord, query: RunQuery) -> bool:

@@ -11,23 +11,23 @@ from msgspec.structs import astuple
 from edda.core.model import (
     NO_CRASHES,
     Crashes,
-    InboxItem,
     End,
+    EndWatcher,
     Entry,
     EntryKind,
-    RunValue,
     Fence,
+    InboxItem,
+    MatchPaths,
     OutboxEvent,
     OutboxRow,
     OutboxState,
-    Suspend,
     RunId,
-    MatchPaths,
-    Start,
+    RunValue,
     StagedEventRow,
+    Start,
     StoredEvent,
+    Suspend,
     Wait,
-    EndWatcher,
     WorkerId,
     WorkerInfo,
 )
@@ -150,11 +150,11 @@ class Tables:
         """The number of the last dispatch; none is given out twice."""
         self.waiting_dispatches: dict[int, tuple[int, StagedEventRow]] = {}
         """Its number -> when it is due, and what it is."""
-        self.queued = 0
+        self.last_outbox_seq = 0
         """The number of the last event for others."""
         self.outbox: dict[int, OutboxRow] = {}
-        self.said: dict[RunId, dict[str, RunValue]] = {}
-        self.noted: list[Audit] = []
+        self.value_rows: dict[RunId, dict[str, RunValue]] = {}
+        self.audit_rows: list[Audit] = []
         self.known_workflows: dict[str, Definition] = {}
         self.known_forms: dict[tuple[str, str], EventSchema] = {}
         """(workflow, type of event) -> the form."""
@@ -194,10 +194,10 @@ class Tables:
         letter = InboxItem(sched.run_id, sched.delivered, kind, self.now(), step, value, event)
         self.inboxes.setdefault(sched.run_id, {})[letter.n] = letter
 
-    def post_out(self, events: Iterable[OutboxEvent]) -> None:
+    def enqueue_outbox(self, events: Iterable[OutboxEvent]) -> None:
         for event in events:
-            self.queued += 1
-            record = OutboxRow(self.queued, event, OutboxState.PENDING, 0, 0, reason=None, ended_at=None)
+            self.last_outbox_seq += 1
+            record = OutboxRow(self.last_outbox_seq, event, OutboxState.PENDING, 0, 0, reason=None, ended_at=None)
             self.outbox[record.seq] = record
 
 

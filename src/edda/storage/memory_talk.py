@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from edda.core.model import RunWrite, StagedKind, RunValue, RunId, StagedEventRow
+from edda.core.model import RunId, RunValue, RunWrite, StagedEventRow, StagedKind
 from edda.errors import StorageConflictError
 
 from .memory_tables import Tables
 
 
 class MemoryStaging(Tables):
-    def say(self, bundle: RunWrite) -> None:
+    def write_side_effects(self, bundle: RunWrite) -> None:
         """What goes in with a bundle's entries."""
         for dispatch in bundle.dispatches:
             self._dispatch(dispatch.kind, dispatch.body, due=0)
-        self.post_out(bundle.outgoing)
+        self.enqueue_outbox(bundle.outgoing)
         if bundle.facts:
-            self.said.setdefault(bundle.run_id, {}).update((fact.name, fact) for fact in bundle.facts)
+            self.value_rows.setdefault(bundle.run_id, {}).update((fact.name, fact) for fact in bundle.facts)
 
     def _dispatch(self, kind: StagedKind, body: bytes, due: int) -> StagedEventRow:
         self.dispatched += 1
@@ -26,7 +26,7 @@ class MemoryStaging(Tables):
         self.waiting_dispatches[stored.seq] = due, stored
         return stored
 
-    def take(self, key: bytes, lease: int) -> StagedEventRow | None:
+    def take_message(self, key: bytes, lease: int) -> StagedEventRow | None:
         kept = self.keys.get(key)
         if not kept:
             return None
@@ -34,7 +34,7 @@ class MemoryStaging(Tables):
         kept.remove(seq)
         return self._dispatch(StagedKind.OFFER, self.events[seq].event.body, due=self.now() + lease)
 
-    def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
+    def staged_events(self, limit: int) -> tuple[StagedEventRow, ...]:
         now = self.now()
         return tuple(islice((stored for due, stored in self.waiting_dispatches.values() if due <= now), limit))
 
@@ -45,5 +45,5 @@ class MemoryStaging(Tables):
         for number in set(numbers):
             del self.waiting_dispatches[number]
 
-    def facts(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
-        return tuple(fact for _, fact in sorted(self.said.get(run_id, {}).items()) if name in (None, fact.name))
+    def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
+        return tuple(fact for _, fact in sorted(self.value_rows.get(run_id, {}).items()) if name in (None, fact.name))

@@ -18,11 +18,11 @@ class PollingNews:
         """Something was found just now: look again soon."""
         self._pause = _SHORTEST
 
-    async def announce(self) -> None:
+    async def notify(self) -> None:
         self.expect_more()
         self._announced.set()
 
-    async def news(self, timeout: float) -> None:
+    async def wait_for_notification(self, timeout: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(timeout, self._pause)):
                 await self._announced.wait()

@@ -13,47 +13,47 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from edda.core.model import (
     MICROSECONDS,
     AcceptResult,
-    RunWrite,
+    BatchResult,
     CancelOutcome,
     Claim,
-    InboxItem,
-    StepCommit,
+    EndWatcher,
     Entry,
-    RunValue,
     Fence,
+    InboxItem,
+    MatchPaths,
     NewEvent,
     OutboxEvent,
     OutboxRow,
     OutboxState,
-    SendResult,
-    WorkerStatus,
     RunFilter,
     RunId,
     RunRecord,
-    MatchPaths,
-    Start,
+    RunValue,
+    RunWrite,
+    SendResult,
     StagedEventRow,
+    Start,
+    StepCommit,
     StoredEvent,
     Takeover,
     Wait,
-    EndWatcher,
     WorkerId,
     WorkerInfo,
-    BatchResult,
+    WorkerStatus,
 )
 from edda.core.states import RunStatus
 from edda.core.survey import (
     Audit,
     Backlog,
-    TimeBucket,
-    EventReceiver,
     Definition,
     EventQuery,
+    EventReceiver,
     EventSchema,
     Generation,
     Latency,
     ReopenOutcome,
     RunQuery,
+    TimeBucket,
     WaitRow,
     WorkerRecord,
 )
@@ -86,7 +86,7 @@ class Journal(Protocol):
 
     async def read_fence(self, worker: WorkerId) -> Fence | None: ...
 
-    async def owned(self, worker: WorkerId) -> dict[RunId, int]:
+    async def owned_runs(self, worker: WorkerId) -> dict[RunId, int]:
         """The runs this worker owns, with their epochs."""
         ...
 
@@ -100,7 +100,7 @@ class Workers(Protocol):
         """Insert fence and worker rows in one commit; returns the database's time."""
         ...
 
-    async def retire(self, worker: WorkerId, died: bool = False) -> None:
+    async def remove_worker(self, worker: WorkerId, died: bool = False) -> None:
         """A worker leaves for good, or its process died: what it still owns is ready for others at once.
 
         A death is counted in each of those runs (`Crashes`), here and in the two methods below; a run with
@@ -108,7 +108,7 @@ class Workers(Protocol):
         """
         ...
 
-    async def roster(self) -> tuple[WorkerStatus, ...]:
+    async def registered_workers(self) -> tuple[WorkerStatus, ...]:
         """Everybody who is registered."""
         ...
 
@@ -120,7 +120,7 @@ class Workers(Protocol):
         """Free runs owned by a worker without a fence row (a taker died between two transactions)."""
         ...
 
-    async def disown(self, run_id: RunId) -> bool:
+    async def release_run(self, run_id: RunId) -> bool:
         """Take one run away from its live owner, behind a bump of the owner's `moves`."""
         ...
 
@@ -145,7 +145,7 @@ class Workers(Protocol):
         """Forget the deaths of a run whose steps in flight have ended since, if its owner still holds this epoch."""
         ...
 
-    async def pulse(self) -> HeartbeatConnection:
+    async def open_heartbeat(self) -> HeartbeatConnection:
         """A heartbeat connection of its own, for the thread and loop that calls this."""
         ...
 
@@ -184,12 +184,12 @@ class ClaimQueue(Protocol):
         are not counted."""
         ...
 
-    async def unpark(self, workflows: Sequence[str]) -> int:
+    async def wake_parked(self, workflows: Sequence[str]) -> int:
         """Make the parked runs of these workflows ready, not sooner than `unpark_pause` after they were parked: a new
         worker may bring the code they need. Those parked without a `ready_at` stay. Returns how many it moved."""
         ...
 
-    async def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
+    async def read_inboxes(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         """Letters not absorbed yet, for runs this worker owns."""
         ...
 
@@ -206,7 +206,7 @@ class Runs(Protocol):
 
     async def get(self, run_id: RunId) -> RunRecord | None: ...
 
-    async def watch(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
+    async def add_watcher(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
         """Have the end of a run told to a step of another one, once however often it is asked.
 
         Returns the run as it is now: if it has ended already, nobody is told. None if there is no such run.
@@ -252,27 +252,27 @@ class Events(Protocol):
         """
         ...
 
-    async def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
+    async def staged_events(self, limit: int) -> tuple[StagedEventRow, ...]:
         """What is due to be forwarded, the lowest numbers first."""
         ...
 
-    async def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
+    async def match_paths(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         """Of the types that have any."""
         ...
 
-    async def learn(self, type: str, shape: str) -> int:
+    async def register_match_paths(self, type: str, shape: str) -> int:
         """Make a shape known, alone with its type; events after the returned number have their keys."""
         ...
 
-    async def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+    async def backfill_keys(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
         """Add the keys of older events; all after this number have theirs now."""
         ...
 
-    async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+    async def events_of_type(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
         """Events of a type by number, `after` < number <= `upto`."""
         ...
 
-    async def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+    async def events_under_key(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
         """Events under a key by number, those above `after`; who reads on from there misses none."""
         ...
 
@@ -294,7 +294,7 @@ class Outbox(Protocol):
         """Store events that no run's commit brings; due at once."""
         ...
 
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
+    async def claim_outbox(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         """Those that are due, lowest numbers first, and none whose key has an earlier one that is not due yet.
 
         Each is then due again after the lease (microseconds), with one attempt more. Claimers go one after another, so
@@ -302,27 +302,27 @@ class Outbox(Protocol):
         """
         ...
 
-    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
+    async def record_send_results(self, receipts: Sequence[SendResult]) -> None:
         """What became of claimed events, in one commit; one that is no longer pending is left alone."""
         ...
 
-    async def next_outgoing(self) -> int | None:
+    async def next_outbox_due(self) -> int | None:
         """Microseconds until the first pending one is due; None if there is none."""
         ...
 
-    async def find_outgoing(
+    async def find_outbox(
         self, state: OutboxState | None = None, after: int = 0, limit: int = 50
     ) -> tuple[OutboxRow, ...]:
         """By number, those above `after`."""
         ...
 
-    async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
+    async def retry_outbox(self, ids: Sequence[str] | None) -> int:
         """Make dead ones pending and due, those with these ids or all; how many there were."""
         ...
 
 
 class RunValues(Protocol):
-    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
+    async def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
         """What a run has said of itself, all of it or under one name; by name."""
         ...
 
@@ -376,13 +376,13 @@ class Transactions(Protocol):
         what the log calls it if others wait for it."""
         ...
 
-    async def take_turn(self, holder: str = "") -> WriteLock:
+    async def acquire_write_lock(self, holder: str = "") -> WriteLock:
         """The right to write on SQLite, for somebody else's connection; elsewhere nothing."""
         ...
 
-    async def done(self, run_id: RunId, gen: int, step: str) -> StepCommit | None: ...
+    async def find_step_commit(self, run_id: RunId, gen: int, step: str) -> StepCommit | None: ...
 
-    async def take(self, key: bytes, lease: int) -> StagedEventRow | None:
+    async def take_message(self, key: bytes, lease: int) -> StagedEventRow | None:
         """Take the first message under a `once` key away from the others; None if there is none.
 
         In the same commit it becomes a dispatch that is due after the lease (microseconds): unless somebody deletes it
@@ -403,7 +403,7 @@ class Pruning(Protocol):
         unread. The newest event stays: numbers must not be given out twice."""
         ...
 
-    async def prune_letters(self, before: int, limit: int) -> int:
+    async def prune_inbox(self, before: int, limit: int) -> int:
         """Letters from before the moment that were read, or whose runs have ended."""
         ...
 
@@ -412,17 +412,17 @@ class Pruning(Protocol):
         one followed before it."""
         ...
 
-    async def prune_outgoing(self, before: int, limit: int) -> int:
+    async def prune_outbox(self, before: int, limit: int) -> int:
         """Events that were sent before the moment."""
         ...
 
 
 class Notifications(Protocol):
-    async def announce(self) -> None:
+    async def notify(self) -> None:
         """Tell the other processes that there is something to claim or to read."""
         ...
 
-    async def news(self, timeout: float) -> None:
+    async def wait_for_notification(self, timeout: float) -> None:
         """Return when another process announced something, or after `timeout` seconds."""
         ...
 
@@ -439,7 +439,7 @@ class Queries(Protocol):
         `after` and `limit` do not matter."""
         ...
 
-    async def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+    async def scan_boundary(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
         """The key of the first one behind the newest so many of the query's workflow and time; None if there is none.
         Each generation of a run counts."""
         ...
@@ -456,17 +456,17 @@ class Queries(Protocol):
         """Runs to which the event was given, in the order they got it."""
         ...
 
-    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
+    async def list_waits(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
         """All that is waited for, by (run, step)."""
         ...
 
-    async def crew(self) -> tuple[WorkerRecord, ...]:
+    async def list_workers(self) -> tuple[WorkerRecord, ...]:
         """Everybody who is registered, the newest first."""
         ...
 
     async def backlog(self) -> Backlog: ...
 
-    async def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
+    async def throughput(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
         """One for each stretch of `width` microseconds from `since` on, also where nothing happened."""
         ...
 
@@ -474,13 +474,13 @@ class Queries(Protocol):
         """Of at most so many runs that ended last, after the moment."""
         ...
 
-    async def forms(self, workflow: str) -> tuple[EventSchema, ...]: ...
+    async def event_schemas(self, workflow: str) -> tuple[EventSchema, ...]: ...
 
     async def definitions(self) -> tuple[Definition, ...]:
         """By name."""
         ...
 
-    async def pulse_mark(self) -> str:
+    async def change_token(self) -> str:
         """Another text as soon as anything has changed that a page shows; cheap enough to be asked every second."""
         ...
 
@@ -503,23 +503,37 @@ class Admin(Protocol):
         """A run that has ended, with everything of its; False if it is open or unknown."""
         ...
 
-    async def drop_outgoing(self, ids: Sequence[str]) -> int:
+    async def delete_outbox(self, ids: Sequence[str]) -> int:
         """Forget dead events; how many there were."""
         ...
 
-    async def note(self, audit: Audit) -> None: ...
+    async def add_audit(self, audit: Audit) -> None: ...
 
     async def audits(self, before: int | None, limit: int) -> tuple[Audit, ...]:
         """Newest first, those with lower numbers."""
         ...
 
-    async def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
+    async def save_definitions(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
         """Keep what the code says of its workflows; the newest word counts."""
         ...
 
 
 @runtime_checkable
-class Storage(Journal, Workers, ClaimQueue, Runs, Events, Outbox, RunValues, Transactions, Pruning, Notifications, Queries, Admin, Protocol):
+class Storage(
+    Journal,
+    Workers,
+    ClaimQueue,
+    Runs,
+    Events,
+    Outbox,
+    RunValues,
+    Transactions,
+    Pruning,
+    Notifications,
+    Queries,
+    Admin,
+    Protocol,
+):
     """All of it, plus a life of its own."""
 
     @property

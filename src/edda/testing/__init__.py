@@ -2,6 +2,6 @@
 
 from edda.testing.app import VirtualApp
 from edda.testing.clock import VirtualClock
-from edda.testing.crash import CrashPoints, CrashMode, CrashPoint, SimulatedCrash
+from edda.testing.crash import CrashMode, CrashPoint, CrashPoints, SimulatedCrash
 
-__all__ = ["CrashPoints", "CrashMode", "CrashPoint", "SimulatedCrash", "VirtualApp", "VirtualClock"]
+__all__ = ["CrashMode", "CrashPoint", "CrashPoints", "SimulatedCrash", "VirtualApp", "VirtualClock"]

@@ -74,17 +74,17 @@ class VirtualApp(EddaApp):
         engine, relayer = self.engine, self.engine.relayer
         if not (engine.intake.is_idle and engine.forwarder.is_idle and (relayer is None or relayer.is_quiet)):
             return False
-        return worker is None or worker.is_quiet
+        return worker is None or worker.is_idle
 
     async def _next_due(self) -> int | None:
         worker = self.engine.worker
-        moments = [] if worker is None else worker.alarms()
+        moments = [] if worker is None else worker.due_times()
         due = await self.engine.storage.next_due(self._names())
         if due is not None:
             moments.append(self.clock.now() + due)
         if self.engine.relayer is not None:
             # 0 may mean: due, but behind one of its key that is not. Time must not stand still for that.
-            rest = await self.engine.storage.next_outgoing()
+            rest = await self.engine.storage.next_outbox_due()
             if rest:
                 moments.append(self.clock.now() + rest)
         return min(moments, default=None)
@@ -93,9 +93,9 @@ class VirtualApp(EddaApp):
         self.clock.advance_to(moment)
         self.engine.forwarder.wake()
         if self.engine.relayer is not None:
-            self.engine.relayer.nudge()
+            self.engine.relayer.wake()
         if self.engine.worker is not None:
-            self.engine.worker.nudge()
+            self.engine.worker.wake()
 
     async def _skip_for_ever(self) -> None:
         while True:

@@ -42,7 +42,12 @@ class CrashPoint(Struct, frozen=True):
 class CrashPoints:
     """A probe for `EddaApp(probe=...)`. Counts statements; at the chosen point it strikes, once."""
 
-    def __init__(self, point: CrashPoint | None = None, how: CrashMode = CrashMode.AFTER, on_strike: Callable[[], object] | None = None):
+    def __init__(
+        self,
+        point: CrashPoint | None = None,
+        how: CrashMode = CrashMode.AFTER,
+        on_strike: Callable[[], object] | None = None,
+    ):
         self._point = point
         self._how = how
         self._on_strike = on_strike

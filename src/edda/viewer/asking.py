@@ -11,29 +11,29 @@ from edda.control.views import ActionResult, EventOrder, MessageOrder, RunDetail
 from edda.core.channels import ChannelMode
 from edda.errors import ArgumentError, EddaError, InstanceConflictError
 from edda.viewer.forms import Field, FormResult, read_form, show_form
-from edda.viewer.visits import Redirect, Reply, Rendered, PageRequest
+from edda.viewer.visits import PageRequest, Redirect, Rendered, Reply
 
 # What it waits for
 
 
-def asked_by(detail: RunDetail) -> tuple[tuple[WaitView, Field], ...]:
+def wait_forms(detail: RunDetail) -> tuple[tuple[WaitView, Field], ...]:
     """A form for each event or message that the run waits for."""
-    return tuple((wait, show_form(wait.schema, _nest(wait.match))) for wait in detail.waits)
+    return tuple((wait, show_form(wait.schema, _expand_paths(wait.match))) for wait in detail.waits)
 
 
-async def answer_wait(visit: PageRequest, control: Controller) -> Reply:
-    run_id, step = visit.parts[1], visit.form.exact("_step")
+async def submit_wait_form(visit: PageRequest, control: Controller) -> Reply:
+    run_id, step = visit.parts[1], visit.form.raw("_step")
     detail = await control.get_run(run_id)
     wait = next((wait for wait in detail.waits if wait.step == step), None)
     if wait is None:
         return Redirect(visit.link("runs", run_id), "It does not wait for that any more: nothing was sent.")
     filled = read_form(wait.schema, visit.form.pairs)
     if not filled.is_good:
-        return _ask_again("answer.html", filled, detail=detail, wait=wait)
+        return _form_with_errors("answer.html", filled, detail=detail, wait=wait)
     try:
         done = await _send(control, wait, filled.value)
     except ArgumentError as error:
-        return _ask_again("answer.html", _blamed(filled, error), detail=detail, wait=wait)
+        return _form_with_errors("answer.html", _with_error(filled, error), detail=detail, wait=wait)
     return Redirect(visit.link("runs", run_id), done.words)
 
 
@@ -44,7 +44,7 @@ async def _send(control: Controller, wait: WaitView, data: Any) -> ActionResult:
     return await control.publish_message(MessageOrder(wait.type, data, target=target))
 
 
-def _nest(known: Mapping[str, Any]) -> dict[str, Any]:
+def _expand_paths(known: Mapping[str, Any]) -> dict[str, Any]:
     """`{"order.id": 7}` is `{"order": {"id": 7}}`: what a wait asks for is entered already."""
     whole: dict[str, Any] = {}
     for path, value in known.items():
@@ -56,12 +56,12 @@ def _nest(known: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _ask_again(template: str, filled: FormResult, **values: Any) -> Rendered:
+def _form_with_errors(template: str, filled: FormResult, **values: Any) -> Rendered:
     """With what was entered, and what is wrong with it beside it."""
     return Rendered(template, {"asked": filled.field, **values}, 200 if filled.is_adding else 422)
 
 
-def _blamed(filled: FormResult, error: EddaError) -> FormResult:
+def _with_error(filled: FormResult, error: EddaError) -> FormResult:
     """What only the code itself could find wrong, such as what a validator says."""
     return replace(filled, field=replace(filled.field, error=str(error)))
 
@@ -69,18 +69,18 @@ def _blamed(filled: FormResult, error: EddaError) -> FormResult:
 # Starting one
 
 
-async def ask_start(visit: PageRequest, control: Controller) -> Reply:
+async def start_form(visit: PageRequest, control: Controller) -> Reply:
     definition = await control.get_definition(visit.parts[1])
     return Rendered("start.html", {"definition": definition, "asked": show_form(definition.schema, {})})
 
 
-async def start(visit: PageRequest, control: Controller) -> Reply:
+async def submit_start_form(visit: PageRequest, control: Controller) -> Reply:
     definition = await control.get_definition(visit.parts[1])
     filled = read_form(definition.schema, visit.form.pairs)
     if not filled.is_good:
-        return _ask_again("start.html", filled, definition=definition)
+        return _form_with_errors("start.html", filled, definition=definition)
     try:
         done = await control.start_run(StartRequest(definition.workflow, filled.value or {}, visit.form.get("_id")))
     except (ArgumentError, InstanceConflictError) as error:
-        return _ask_again("start.html", _blamed(filled, error), definition=definition)
+        return _form_with_errors("start.html", _with_error(filled, error), definition=definition)
     return Redirect(visit.link("runs", done.subject) if done.subject else visit.link("runs"), done.words)

@@ -6,7 +6,7 @@ from edda.control.controller import Controller
 from edda.control.views import EventOrder, EventSearch, MessageOrder, OutboxOrder
 from edda.errors import ArgumentError, NotFoundError
 from edda.viewer.forms import read_form, show_form
-from edda.viewer.visits import Redirect, Reply, Rendered, PageRequest
+from edda.viewer.visits import PageRequest, Redirect, Rendered, Reply
 
 _PAGE = 50
 
@@ -17,8 +17,8 @@ async def show_events(visit: PageRequest, control: Controller) -> Reply:
         type=query.get("type"),
         source=query.get("source"),
         q=query.get("q"),
-        since=query.moment("since"),
-        until=query.moment("until"),
+        since=query.time("since"),
+        until=query.time("until"),
         messages=query.get("messages") is not None,
         cursor=query.get("cursor"),
         limit=_PAGE,
@@ -32,7 +32,7 @@ async def show_event(visit: PageRequest, control: Controller) -> Reply:
     return Rendered("event.html", {"detail": await control.get_event(_number(visit))})
 
 
-async def ask_resend(visit: PageRequest, control: Controller) -> Reply:
+async def resend_form(visit: PageRequest, control: Controller) -> Reply:
     return Rendered("resend.html", {"detail": await control.get_event(_number(visit))})
 
 
@@ -49,7 +49,7 @@ def _number(visit: PageRequest) -> int:
     return int(text)
 
 
-async def ask_event(visit: PageRequest, control: Controller) -> Reply:
+async def send_form(visit: PageRequest, control: Controller) -> Reply:
     return Rendered("send.html", {"asked": show_form(None, {}), "given": visit.query})
 
 
@@ -76,7 +76,7 @@ async def show_channels(visit: PageRequest, control: Controller) -> Reply:
     return Rendered("channels.html", {"channels": await control.list_channels()})
 
 
-async def ask_message(visit: PageRequest, control: Controller) -> Reply:
+async def publish_form(visit: PageRequest, control: Controller) -> Reply:
     return Rendered("publish.html", {"asked": show_form(None, {}), "given": visit.query})
 
 
@@ -85,7 +85,7 @@ async def publish(visit: PageRequest, control: Controller) -> Reply:
     filled = read_form(None, form.pairs)
     if not filled.is_good:
         return Rendered("publish.html", {"asked": filled.field, "given": form}, 422)
-    order = MessageOrder(form.exact("channel") or "", filled.value, target=form.get("target"))
+    order = MessageOrder(form.raw("channel") or "", filled.value, target=form.get("target"))
     done = await control.publish_message(order)
     return Redirect(visit.link("channels"), done.words)
 
@@ -96,12 +96,12 @@ async def show_outbox(visit: PageRequest, control: Controller) -> Reply:
     return Rendered("outbox.html", {"page": page, "state": state})
 
 
-async def ask_outbox(visit: PageRequest, control: Controller) -> Reply:
+async def outbox_form(visit: PageRequest, control: Controller) -> Reply:
     order = _outbox_order(visit, from_query=True)
     return Rendered("outgoing.html", {"order": order, "name": visit.parts[1]})
 
 
-async def act_outbox(visit: PageRequest, control: Controller) -> Reply:
+async def submit_outbox(visit: PageRequest, control: Controller) -> Reply:
     order = _outbox_order(visit, from_query=False)
     done = await (control.drop_outbox if visit.parts[1] == "drop" else control.retry_outbox)(order)
     return Redirect(visit.link("outbox"), done.words)
@@ -109,7 +109,7 @@ async def act_outbox(visit: PageRequest, control: Controller) -> Reply:
 
 def _outbox_order(visit: PageRequest, *, from_query: bool) -> OutboxOrder:
     fields = visit.query if from_query else visit.form
-    order = OutboxOrder(fields.every("event"), fields.get("every") is not None)
+    order = OutboxOrder(fields.all("event"), fields.get("every") is not None)
     if not order.ids and not order.every:
         raise ArgumentError("no event was chosen: tick some, or take all that are dead")
     return order

@@ -38,14 +38,14 @@ _WORDS = {
 _OTHERWISE = ("Something went wrong", "Try again. If it stays so, tell whoever runs this server.")
 
 
-def excuse_error(error: EddaError) -> Rendered:
+def error_page_for(error: EddaError) -> Rendered:
     """What is not to be told to people is raised again."""
     for kinds, status in _STATUSES:
         if isinstance(error, kinds):
-            return excuse(status, str(error))
+            return error_page(status, str(error))
     raise error
 
 
-def excuse(status: int, reason: str) -> Rendered:
+def error_page(status: int, reason: str) -> Rendered:
     title, advice = _WORDS.get(status, _OTHERWISE)
     return Rendered("error.html", {"title": title, "reason": reason, "advice": advice}, status)

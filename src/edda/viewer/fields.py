@@ -85,16 +85,16 @@ class FormData:
         text = self._texts.get(name)
         return None if text is None else text.replace("\r\n", "\n")
 
-    def says(self, name: str, text: str) -> bool:
+    def has(self, name: str, text: str) -> bool:
         return (name, text) in self._pairs
 
-    def below(self, name: str) -> list[str]:
+    def names_under(self, name: str) -> list[str]:
         """Names of what is in an object or a list."""
         start = bisect_left(self._names, f"{name}.")
         return self._names[start : bisect_left(self._names, f"{name}/", start)]  # a slash comes right after a dot
 
     def rows(self, name: str) -> list[int]:
-        rows = {inner.removeprefix(f"{name}.").partition(".")[0] for inner in self.below(name)}
+        rows = {inner.removeprefix(f"{name}.").partition(".")[0] for inner in self.names_under(name)}
         return sorted(int(row) for row in rows if row.isascii() and row.isdecimal() and len(row) < 7)
 
 
@@ -123,7 +123,7 @@ class FieldSpec:
     is_nullable: bool = False
     default: Any = ABSENT
 
-    def empty(self, notes: FormErrors) -> Any:
+    def empty_value(self, notes: FormErrors) -> Any:
         """What it means that nothing was entered."""
         if self.is_nullable and (self.is_required or self.default not in (ABSENT, None)):
             return None
@@ -144,5 +144,5 @@ class Widget(Protocol):
         ...
 
 
-def make_field(slot: FieldSpec, kind: FieldKind, **more: Any) -> Field:
+def new_field(slot: FieldSpec, kind: FieldKind, **more: Any) -> Field:
     return Field(slot.name, slot.label, kind, slot.is_required and not slot.is_nullable, help=slot.help, **more)

@@ -15,10 +15,36 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edda.control.schema_errors import References, Schema, find_errors, variants_of
-from edda.viewer.fields import ABSENT, ADD, DROP, ON, ROOT, Field, FieldKind, FormData, FormErrors, Option, Pair, Widget, FieldSpec
-from edda.viewer.shapes import JsonWidget, Checkbox, Choice, ListWidget, Member, Object, Scalar, UnionWidget
+from edda.viewer.fields import (
+    ABSENT,
+    ADD,
+    DROP,
+    ON,
+    ROOT,
+    Field,
+    FieldKind,
+    FieldSpec,
+    FormData,
+    FormErrors,
+    Option,
+    Pair,
+    Widget,
+)
+from edda.viewer.shapes import Checkbox, Choice, JsonWidget, ListWidget, Member, Object, Scalar, UnionWidget
 
-__all__ = ["ABSENT", "ADD", "DROP", "ON", "Field", "FieldKind", "FormResult", "Option", "Pair", "read_form", "show_form"]
+__all__ = [
+    "ABSENT",
+    "ADD",
+    "DROP",
+    "ON",
+    "Field",
+    "FieldKind",
+    "FormResult",
+    "Option",
+    "Pair",
+    "read_form",
+    "show_form",
+]
 
 
 @dataclass(frozen=True)

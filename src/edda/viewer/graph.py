@@ -14,7 +14,7 @@ from itertools import pairwise
 from edda.control.matching import match_steps
 from edda.control.nodes import Node, NodeKind, Structure, walk
 from edda.control.views import Bar, BarState
-from edda.core.paths import shorten
+from edda.core.paths import truncate
 
 BOX_HEIGHT = 30.0
 ROW_GAP = 26.0
@@ -290,7 +290,7 @@ class _FlowchartLayout:
         return self._single(node.id, node.kind, _title(node), node.line, self._mark_of(node))
 
     def _single(self, id: str, kind: str, title: str, line: int, mark: NodeMark) -> _LayoutBlock:
-        label = shorten(title, LONGEST_LABEL)
+        label = truncate(title, LONGEST_LABEL)
         half = max(30.0, (len(label) * CHARACTER + 28) / 2)
         box = Box(id, kind, label, title, line, -half, 0, 2 * half, state=mark.state, steps=mark.steps)
         is_entered, is_left = mark.state is not NodeState.UNREACHED, mark.state not in _HERE
@@ -321,7 +321,7 @@ class _FlowchartLayout:
     def _arm(self, arm: Node) -> _LayoutBlock:
         column = self._column(arm.children)
         state = self._mark_of(arm).state
-        label = len(shorten(arm.text, LONGEST_ARM)) * CHARACTER + 8
+        label = len(truncate(arm.text, LONGEST_ARM)) * CHARACTER + 8
         return replace(
             column,
             left=max(column.left, 12),
@@ -411,7 +411,7 @@ def _line(*points: Point, is_taken: bool, has_arrow: bool = True) -> Edge:
 def _arm_label(branch: Node, arm: Node) -> str:
     if branch.kind is NodeKind.BRANCH and len(branch.children) == 2 and branch.children[0].text == branch.text:
         return "yes" if arm is branch.children[0] else "no"
-    return shorten(arm.text, LONGEST_ARM)
+    return truncate(arm.text, LONGEST_ARM)
 
 
 def _down_to_arm(label: str, piece: _LayoutBlock, x: float, start: float, top: float) -> Edge:

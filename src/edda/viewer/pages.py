@@ -11,8 +11,8 @@ from urllib.parse import quote, unquote
 from edda.control.controller import Controller
 from edda.errors import EddaError
 from edda.viewer import asking, events, runs, site, whole
-from edda.viewer.excuses import excuse, excuse_error
-from edda.viewer.visits import Download, QueryParams, Redirect, Reply, Rendered, PageRequest
+from edda.viewer.excuses import error_page, error_page_for
+from edda.viewer.visits import Download, PageRequest, QueryParams, Redirect, Rendered, Reply
 from edda.web.answers import Response
 from edda.web.callers import Principal
 from edda.web.request import Request
@@ -25,38 +25,38 @@ _LONGEST_SAID = 400
 _HTML = (b"content-type", b"text/html; charset=utf-8")
 _KEPT = (b"cache-control", b"public, max-age=31536000, immutable")
 
-_LOOKING: dict[tuple[str, ...], PageMaker] = {
+GET_ROUTES: dict[tuple[str, ...], PageMaker] = {
     (): whole.show_overview,
     ("workers",): whole.show_workers,
     ("workflows",): whole.show_workflows,
     ("audit",): whole.show_audit,
     ("runs",): runs.show_runs,
-    ("runs", "bulk"): runs.ask_bulk,
+    ("runs", "bulk"): runs.bulk_form,
     ("runs", "*"): runs.show_run,
     ("runs", "*", "export"): runs.export_run,
-    **{("runs", "*", name): runs.ask_action for name in runs.ACTIONS},
-    ("start", "*"): asking.ask_start,
+    **{("runs", "*", name): runs.action_form for name in runs.ACTIONS},
+    ("start", "*"): asking.start_form,
     ("events",): events.show_events,
-    ("events", "send"): events.ask_event,
+    ("events", "send"): events.send_form,
     ("events", "*"): events.show_event,
-    ("events", "*", "resend"): events.ask_resend,
+    ("events", "*", "resend"): events.resend_form,
     ("waits",): events.show_waits,
     ("channels",): events.show_channels,
-    ("channels", "publish"): events.ask_message,
+    ("channels", "publish"): events.publish_form,
     ("outbox",): events.show_outbox,
-    ("outbox", "retry"): events.ask_outbox,
-    ("outbox", "drop"): events.ask_outbox,
+    ("outbox", "retry"): events.outbox_form,
+    ("outbox", "drop"): events.outbox_form,
 }
-_ACTING: dict[tuple[str, ...], tuple[str, PageMaker]] = {
-    ("runs", "bulk"): ("control", runs.act_bulk),
-    **{("runs", "*", name): ("control", runs.act) for name in runs.ACTIONS},
-    ("runs", "*", "answer"): ("events", asking.answer_wait),
-    ("start", "*"): ("control", asking.start),
+POST_ROUTES: dict[tuple[str, ...], tuple[str, PageMaker]] = {
+    ("runs", "bulk"): ("control", runs.submit_bulk),
+    **{("runs", "*", name): ("control", runs.submit_action) for name in runs.ACTIONS},
+    ("runs", "*", "answer"): ("events", asking.submit_wait_form),
+    ("start", "*"): ("control", asking.submit_start_form),
     ("events", "send"): ("events", events.send_event),
     ("events", "*", "resend"): ("events", events.resend),
     ("channels", "publish"): ("events", events.publish),
-    ("outbox", "retry"): ("control", events.act_outbox),
-    ("outbox", "drop"): ("control", events.act_outbox),
+    ("outbox", "retry"): ("control", events.submit_outbox),
+    ("outbox", "drop"): ("control", events.submit_outbox),
 }
 
 
@@ -71,31 +71,31 @@ class Viewer:
             return _file(parts[1:])
         visit = _read_visit(request, parts, caller, body)
         if parts == ("login",):
-            return _say(visit, Rendered("login.html"))
+            return _to_response(visit, Rendered("login.html"))
         if caller is None:
-            return _move(visit, Redirect(visit.link("login", query=_come_back(visit))))
+            return _to_redirect(visit, Redirect(visit.link("login", query=_login_query(visit))))
         try:
             reply = await self._reply(visit, self._control(caller))
         except EddaError as error:
-            reply = excuse_error(error)
-        return None if reply is None else _say(visit, reply)
+            reply = error_page_for(error)
+        return None if reply is None else _to_response(visit, reply)
 
-    def excuse(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
+    def error_page(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
         visit = _read_visit(request, request.parts[1:], caller, b"")
-        page = _say(visit, excuse(refusal.status, refusal.reason))
+        page = _to_response(visit, error_page(refusal.status, refusal.reason))
         kept = tuple(header for header in refusal.headers if header[0] != b"content-type")
         return replace(page, headers=(*page.headers, *kept))
 
     async def _reply(self, visit: PageRequest, control: Controller) -> Reply | None:
         if visit.method in {"GET", "HEAD"}:
-            page = _find(_LOOKING, visit.parts)
+            page = _find(GET_ROUTES, visit.parts)
             return None if page is None else await page(visit, control)
-        found = _find(_ACTING, visit.parts)
+        found = _find(POST_ROUTES, visit.parts)
         if visit.method != "POST" or found is None:
             return None
         scope, page = found
-        if scope not in visit.may:
-            return excuse(403, f"your token lacks the scope {scope}")
+        if scope not in visit.scopes:
+            return error_page(403, f"your token lacks the scope {scope}")
         return await page(visit, control)
 
 
@@ -106,9 +106,9 @@ def _read_visit(request: Request, parts: tuple[str, ...], caller: Principal | No
         base=request.base,
         query=QueryParams.read(request.query),
         form=QueryParams.read(body),
-        who=caller.name if caller else "",
-        may=frozenset(scope.value for scope in caller.scopes) if caller else frozenset(),
-        said=_read_said(request),
+        user=caller.name if caller else "",
+        scopes=frozenset(scope.value for scope in caller.scopes) if caller else frozenset(),
+        flash=_read_flash(request),
         is_secure=request.secure,
     )
 
@@ -118,28 +118,28 @@ def _find(table: Mapping[tuple[str, ...], T], parts: tuple[str, ...]) -> T | Non
     return table.get(parts) or (table.get((parts[0], "*", *parts[2:])) if len(parts) > 1 else None)
 
 
-def _say(visit: PageRequest, reply: Reply) -> Response:
+def _to_response(visit: PageRequest, reply: Reply) -> Response:
     match reply:
         case Rendered():
             body = site.render(reply.template, {"visit": visit, **reply.values})
-            return Response(reply.status, body, (_HTML, *_forget(visit)))
+            return Response(reply.status, body, (_HTML, *_clear_flash(visit)))
         case Download():
             name = quote(reply.name, safe="")
             disposition = (b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode())
             return Response(200, reply.body, ((b"content-type", b"application/json"), disposition))
         case Redirect():
-            return _move(visit, reply)
+            return _to_redirect(visit, reply)
 
 
-def _move(visit: PageRequest, moved: Redirect) -> Response:
+def _to_redirect(visit: PageRequest, moved: Redirect) -> Response:
     headers = [(b"location", moved.to.encode("ascii"))]
-    if moved.said:
-        headers.append(_cookie(visit, quote(moved.said[:_LONGEST_SAID], safe=""), 60))
+    if moved.flash:
+        headers.append(_cookie(visit, quote(moved.flash[:_LONGEST_SAID], safe=""), 60))
     return Response(303, b"", tuple(headers))
 
 
-def _forget(visit: PageRequest) -> tuple[tuple[bytes, bytes], ...]:
-    return (_cookie(visit, "", 0),) if visit.said else ()
+def _clear_flash(visit: PageRequest) -> tuple[tuple[bytes, bytes], ...]:
+    return (_cookie(visit, "", 0),) if visit.flash else ()
 
 
 def _cookie(visit: PageRequest, value: str, seconds: int) -> tuple[bytes, bytes]:
@@ -149,7 +149,7 @@ def _cookie(visit: PageRequest, value: str, seconds: int) -> tuple[bytes, bytes]
     return b"set-cookie", text.encode("ascii")
 
 
-def _read_said(request: Request) -> str | None:
+def _read_flash(request: Request) -> str | None:
     if request.has(b"x-edda-live"):  # another page that keeps itself up to date must not take it away
         return None
     for name, value in request.headers:
@@ -163,7 +163,7 @@ def _read_said(request: Request) -> str | None:
     return None
 
 
-def _come_back(visit: PageRequest) -> QueryParams:
+def _login_query(visit: PageRequest) -> QueryParams:
     return QueryParams((("next", visit.link(*visit.parts, query=visit.query)),))
 
 

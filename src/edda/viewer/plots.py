@@ -33,7 +33,7 @@ class Plot:
     total: int
 
 
-def draw_columns(labels: Sequence[str], series: Sequence[tuple[str, Sequence[int]]]) -> Plot:
+def layout_bars(labels: Sequence[str], series: Sequence[tuple[str, Sequence[int]]]) -> Plot:
     """Each series is a tone with one number for each label; they are drawn one upon the other."""
     sums = [sum(values[index] for _, values in series) for index in range(len(labels))]
     highest = max(sums, default=0)

@@ -10,9 +10,9 @@ import msgspec
 
 from edda.control.controller import Controller
 from edda.control.views import (
+    ActionResult,
     BulkOrder,
     DefinitionView,
-    ActionResult,
     EntryView,
     HistorySearch,
     Page,
@@ -23,12 +23,12 @@ from edda.control.views import (
 )
 from edda.errors import ArgumentError, NotFoundError
 from edda.viewer import timeline as waterfall
-from edda.viewer.asking import asked_by
+from edda.viewer.asking import wait_forms
 from edda.viewer.charts import draw_chart
 from edda.viewer.states import GROUPS
 from edda.viewer.stretches import Window
-from edda.viewer.visits import Download, QueryParams, Redirect, Reply, Rendered, PageRequest
-from edda.viewer.words import say_span
+from edda.viewer.visits import Download, PageRequest, QueryParams, Redirect, Rendered, Reply
+from edda.viewer.words import format_interval
 
 _PAGE = 50
 _MOST_BARS = 200
@@ -44,7 +44,7 @@ class Action:
     title: str
     warning: str
     button: str
-    is_grave: bool = False
+    is_destructive: bool = False
 
 
 ACTIONS = {
@@ -71,13 +71,13 @@ async def show_runs(visit: PageRequest, control: Controller) -> Reply:
 
 def read_search(query: QueryParams) -> RunSearch:
     return RunSearch(
-        status=query.every("status"),
+        status=query.all("status"),
         workflow=query.get("workflow"),
         id=query.get("id"),
         q=query.get("q"),
-        input=query.every("input"),
-        since=query.moment("since"),
-        until=query.moment("until"),
+        input=query.all("input"),
+        since=query.time("since"),
+        until=query.time("until"),
         parent=query.get("parent"),
         cursor=query.get("cursor"),
         limit=_PAGE,
@@ -87,7 +87,7 @@ def read_search(query: QueryParams) -> RunSearch:
 # Several at once
 
 
-async def ask_bulk(visit: PageRequest, control: Controller) -> Reply:
+async def bulk_form(visit: PageRequest, control: Controller) -> Reply:
     order = _bulk_order(visit.query, count_only=True)
     counted = await control.act_on_runs(order)
     return Rendered(
@@ -95,7 +95,7 @@ async def ask_bulk(visit: PageRequest, control: Controller) -> Reply:
     )
 
 
-async def act_bulk(visit: PageRequest, control: Controller) -> Reply:
+async def submit_bulk(visit: PageRequest, control: Controller) -> Reply:
     done = await control.act_on_runs(_bulk_order(visit.form, count_only=False))
     back = QueryParams(tuple(pair for pair in visit.form.pairs if pair[0] in _SEARCH))
     return Redirect(visit.link("runs", query=back), done.words)
@@ -105,7 +105,7 @@ def _bulk_order(fields: QueryParams, *, count_only: bool) -> BulkOrder:
     action = fields.get("action") or ""
     if action not in ACTIONS:
         raise ArgumentError(f"action={action!r}: expected one of {', '.join(ACTIONS)}")
-    ids = fields.every("run")
+    ids = fields.all("run")
     every = fields.get("every") is not None
     if not ids and not every:
         raise ArgumentError("no run was chosen: tick some, or take all that the filter finds")
@@ -141,8 +141,8 @@ async def show_run(visit: PageRequest, control: Controller) -> Reply:
                 values["chart"] = draw_chart(
                     await _definition(control, detail.run.workflow), timeline, is_over=detail.run.status == "completed"
                 )
-            values |= await _chosen(visit, control, timeline)
-    return Rendered("run.html", values | {"asked": asked_by(detail)})
+            values |= await _selected_step(visit, control, timeline)
+    return Rendered("run.html", values | {"asked": wait_forms(detail)})
 
 
 def _timeline_values(visit: PageRequest, timeline: Timeline) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _timeline_values(visit: PageRequest, timeline: Timeline) -> dict[str, Any]:
     shown = _part_of(timeline, first)
     even = visit.query.get("scale") == "even"
     stretch = Window(first, len(shown.bars), len(timeline.bars), _MOST_BARS)
-    after = say_span(timeline.since, shown.since)
+    after = format_interval(timeline.since, shown.since)
     return {"drawing": waterfall.draw(shown, even=even), "stretch": stretch, "after": after, "even": even}
 
 
@@ -172,8 +172,8 @@ def _history_values(detail: RunDetail, generation: int | None, page: Page[EntryV
     return {"history": page.items, "stretch": stretch}
 
 
-async def _chosen(visit: PageRequest, control: Controller, timeline: Timeline) -> dict[str, Any]:
-    step = visit.query.exact("step")
+async def _selected_step(visit: PageRequest, control: Controller, timeline: Timeline) -> dict[str, Any]:
+    step = visit.query.raw("step")
     bar = next((bar for bar in timeline.bars if bar.step == step), None) if step else None
     if bar is None:
         return {"bar": None}
@@ -196,13 +196,13 @@ async def export_run(visit: PageRequest, control: Controller) -> Reply:
     return Download(f"{run_id}.json", msgspec.json.format(msgspec.json.encode(whole), indent=2))
 
 
-async def ask_action(visit: PageRequest, control: Controller) -> Reply:
+async def action_form(visit: PageRequest, control: Controller) -> Reply:
     name = visit.parts[2]
     detail = await control.get_run(visit.parts[1])
     return Rendered("action.html", {"detail": detail, "name": name, "action": ACTIONS[name]})
 
 
-async def act(visit: PageRequest, control: Controller) -> Reply:
+async def submit_action(visit: PageRequest, control: Controller) -> Reply:
     run_id, name = visit.parts[1:]
     done = await _act(visit.form, control, run_id, name)
     if name == "delete":

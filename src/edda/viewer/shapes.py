@@ -17,13 +17,13 @@ from edda.viewer.fields import (
     ON,
     Field,
     FieldKind,
+    FieldSpec,
     FormData,
     FormErrors,
     Option,
     Pair,
     Widget,
-    FieldSpec,
-    make_field,
+    new_field,
 )
 
 # One value
@@ -38,12 +38,12 @@ class Scalar:
         text = given.text(slot.name) or ""
         kind = FieldKind.TEXTAREA if self._kind is FieldKind.TEXT and "\n" in text else self._kind
         limits = {name: str(self._schema.get(name, "")) for name in ("format", "minimum", "maximum")}
-        return make_field(slot, kind, value=text, **limits)
+        return new_field(slot, kind, value=text, **limits)
 
     def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         text = given.text(slot.name) or ""
         if not text.strip() and (self._kind is not FieldKind.TEXT or not text):
-            return slot.empty(notes)
+            return slot.empty_value(notes)
         try:
             return _READ.get(self._kind, str)(text)
         except ValueError:
@@ -109,7 +109,7 @@ class Checkbox:
     """Only where false and nothing are the same; elsewhere there is a choice."""
 
     def ask(self, slot: FieldSpec, given: FormData) -> Field:
-        return make_field(slot, FieldKind.CHECKBOX, value=given.text(slot.name) or "")
+        return new_field(slot, FieldKind.CHECKBOX, value=given.text(slot.name) or "")
 
     def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         return given.text(slot.name) is not None
@@ -138,7 +138,7 @@ class Choice:
         options = [Option(text, text, text == chosen) for text in map(self._show, self._choices)]
         if not slot.is_required or slot.is_nullable or chosen is None:
             options.insert(0, Option("", "", not chosen))
-        return make_field(slot, FieldKind.SELECT, value=chosen or "", options=tuple(options))
+        return new_field(slot, FieldKind.SELECT, value=chosen or "", options=tuple(options))
 
     def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         text = given.text(slot.name)
@@ -148,7 +148,7 @@ class Choice:
             if self._show(choice) == text:
                 return choice
         if not text:
-            return slot.empty(notes)
+            return slot.empty_value(notes)
         notes.errors[slot.name] = f"must be one of {', '.join(map(self._show, self._choices))}"
         return ABSENT
 
@@ -159,12 +159,12 @@ class Choice:
 
 class JsonWidget:
     def ask(self, slot: FieldSpec, given: FormData) -> Field:
-        return make_field(slot, FieldKind.JSON, value=given.text(slot.name) or "")
+        return new_field(slot, FieldKind.JSON, value=given.text(slot.name) or "")
 
     def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         text = given.text(slot.name) or ""
         if not text.strip():
-            return slot.empty(notes)
+            return slot.empty_value(notes)
         try:
             value = json.loads(text, parse_constant=_read_float, parse_float=_read_float)
             json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
@@ -207,7 +207,7 @@ class Object:
         is_optional = slot.is_nullable or not slot.is_required
         is_present = not is_optional or self.is_present(slot, given)
         fields = self._ask_members(slot.name, given) if is_present else self._ask_blank(slot.name)
-        return make_field(slot, FieldKind.OBJECT, fields=fields, is_optional=is_optional, is_present=is_present)
+        return new_field(slot, FieldKind.OBJECT, fields=fields, is_optional=is_optional, is_present=is_present)
 
     def _ask_members(self, name: str, given: FormData) -> tuple[Field, ...]:
         return tuple(one.shape.ask(one.slot(name), given) for one in self._members_of(name, given))
@@ -216,11 +216,11 @@ class Object:
         return self._ask_members(name, FormData(self.write(name, ABSENT)))
 
     def is_present(self, slot: FieldSpec, given: FormData) -> bool:
-        if given.says(slot.name, DROP):
+        if given.has(slot.name, DROP):
             return False
-        if given.says(slot.name, ON):
+        if given.has(slot.name, ON):
             return True
-        filled = [name for name in given.below(slot.name) if given.text(name)]
+        filled = [name for name in given.names_under(slot.name) if given.text(name)]
         if not filled:
             return False
         blank = {inner.name: inner.value for one in self._ask_blank(slot.name) for inner in one.walk()}
@@ -229,7 +229,7 @@ class Object:
     def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         notes.names[path] = slot.name
         if (slot.is_nullable or not slot.is_required) and not self.is_present(slot, given):
-            return slot.empty(notes)
+            return slot.empty_value(notes)
         value = {}
         for member in self._members_of(slot.name, given):
             inner, place = member.slot(slot.name), (*path, member.key)
@@ -288,7 +288,7 @@ class ListWidget:
         blanks = [self._slot(slot.name, row) for row in range(end, end + more)]
         fields = [self._item.ask(self._slot(slot.name, row), given) for row in rows]
         fields += [self._item.ask(blank, FormData(self._item.write(blank.name, ABSENT))) for blank in blanks]
-        return make_field(slot, FieldKind.LIST, fields=tuple(fields))
+        return new_field(slot, FieldKind.LIST, fields=tuple(fields))
 
     def read(self, slot: FieldSpec, given: FormData, path: Path, notes: FormErrors) -> Any:
         notes.names[path] = slot.name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edda.version import __version__
 from edda.viewer import words
-from edda.viewer.states import look_of
+from edda.viewer.states import style_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -31,20 +31,20 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     site.filters |= {
-        "span": words.say_length,
-        "moment": words.say_moment,
-        "count": words.say_count,
-        "json": words.say_json,
-        "pieces": words.split_json,
-        "look": look_of,
+        "span": words.format_duration,
+        "moment": words.format_time,
+        "count": words.format_count,
+        "json": words.format_json,
+        "pieces": words.tokenize_json,
+        "look": style_of,
     }
-    site.globals |= {"version": __version__, "mark_of_files": _mark_of_files(), "say_span": words.say_span}
+    site.globals |= {"version": __version__, "mark_of_files": _mark_of_files(), "say_span": words.format_interval}
     return site
 
 
 def render(template: str, values: Mapping[str, Any]) -> bytes:
     now = datetime.now(UTC)
-    given = {"now": now, "distance": lambda moment: words.say_distance(moment, now), **values}
+    given = {"now": now, "distance": lambda moment: words.format_relative(moment, now), **values}
     return _environment().get_template(template).render(given).encode("utf-8", "replace")
 
 

@@ -48,7 +48,7 @@ _OTHERS = {
 _LOOKS = _OTHERS | {bar.value: look for bar, look in _BARS.items()} | {run.value: look for run, look in _RUNS.items()}
 
 
-def look_of(state: str) -> StatusStyle:
+def style_of(state: str) -> StatusStyle:
     return _LOOKS.get(state) or StatusStyle("gone", "ring", state)
 
 

@@ -24,7 +24,7 @@ class Window:
         return self.first + self.count
 
     @property
-    def turns(self) -> tuple[tuple[str, int], ...]:
+    def links(self) -> tuple[tuple[str, int], ...]:
         """Where else one can look, by name: how many come before."""
         end = max(0, self.total - self.most)
         back = (("first", 0), ("earlier", max(0, self.first - self.most))) if self.first else ()

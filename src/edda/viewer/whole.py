@@ -7,8 +7,8 @@ from datetime import timedelta
 from edda.control.controller import Controller
 from edda.control.views import BucketView, RunSearch
 from edda.core.states import WAITING, RunStatus
-from edda.viewer.plots import draw_columns
-from edda.viewer.visits import Reply, Rendered, PageRequest
+from edda.viewer.plots import layout_bars
+from edda.viewer.visits import PageRequest, Rendered, Reply
 
 _LONG = timedelta(days=1)
 """A wait that lasts longer is worth a look."""
@@ -30,9 +30,9 @@ async def show_overview(visit: PageRequest, control: Controller) -> Reply:
             "troubled": troubled.items,
             "patient": patient.items,
             "recent": recent.items,
-            "started": draw_columns(labels, [("busy", [bucket.started for bucket in stats.buckets])]),
-            "ended": draw_columns(labels, ended),
-            "failed": draw_columns(labels, [("bad", [bucket.failed for bucket in stats.buckets])]),
+            "started": layout_bars(labels, [("busy", [bucket.started for bucket in stats.buckets])]),
+            "ended": layout_bars(labels, ended),
+            "failed": layout_bars(labels, [("bad", [bucket.failed for bucket in stats.buckets])]),
         },
     )
 

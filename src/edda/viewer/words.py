@@ -17,7 +17,7 @@ _TOKEN = re.compile(
 )
 
 
-def say_length(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`240 ms`, `3.2 s`, `4 min 10 s`, `2 d 3 h`: two units at most."""
     if seconds < 0.0005:
         return "0 ms"
@@ -33,11 +33,11 @@ def say_length(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def say_span(since: datetime, until: datetime) -> str:
-    return say_length(max(0.0, (until - since).total_seconds()))
+def format_interval(since: datetime, until: datetime) -> str:
+    return format_duration(max(0.0, (until - since).total_seconds()))
 
 
-def say_distance(moment: datetime, now: datetime) -> str:
+def format_relative(moment: datetime, now: datetime) -> str:
     """`just now`, `3 min ago`, `in 2 h`: one unit, for it goes on changing."""
     seconds = (now - moment).total_seconds()
     size = abs(seconds)
@@ -51,24 +51,24 @@ def say_distance(moment: datetime, now: datetime) -> str:
     return f"{amount} {unit} ago" if seconds >= 0 else f"in {amount} {unit}"
 
 
-def say_moment(moment: datetime) -> str:
+def format_time(moment: datetime) -> str:
     """To the millisecond, in UTC."""
     text = moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
     return f"{text}.{moment.microsecond // 1000:03} UTC"
 
 
-def say_count(count: int) -> str:
+def format_count(count: int) -> str:
     """Counting stops at ten thousand."""
     if count >= _MOST_COUNTED:
         return "10 000+"
     return f"{count:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
-def say_json(value: Any) -> str:
+def format_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
-def split_json(text: str) -> Iterator[tuple[str, str]]:
+def tokenize_json(text: str) -> Iterator[tuple[str, str]]:
     """The text in pieces with what each is: key, text, word, number, or nothing of these."""
     if len(text) > _MOST_COLOURED:
         yield "", text

@@ -43,7 +43,7 @@ class Response:
 
     def all_headers(self, *, private: bool = False) -> Headers:
         own = {name for name, _ in self.headers}
-        usual = protection(private=private)
+        usual = security_headers(private=private)
         if self.body:
             usual.append(_JSON)
         if self.status != HTTPStatus.NO_CONTENT:
@@ -51,7 +51,7 @@ class Response:
         return [*(header for header in usual if header[0] not in own), *self.headers]
 
 
-def protection(*, private: bool = False) -> Headers:
+def security_headers(*, private: bool = False) -> Headers:
     return [*_ALWAYS, _PRIVATE if private else _NO_STORE]
 
 
@@ -63,11 +63,11 @@ class HTTPError(Exception):
         self.answer = answer
 
 
-def say(status: int, body: Mapping[str, str]) -> Response:
+def json_response(status: int, body: Mapping[str, str]) -> Response:
     return Response(status, msgspec.json.encode(body))
 
 
-def problem(
+def error_response(
     status: int,
     error: str,
     *,
@@ -86,21 +86,21 @@ def problem(
     return Response(status, msgspec.json.encode(body), fields, error)
 
 
-def refuse(status: int, error: str, *, headers: Mapping[str, str] | None = None) -> HTTPError:
-    return HTTPError(problem(status, error, headers=headers))
+def http_error(status: int, error: str, *, headers: Mapping[str, str] | None = None) -> HTTPError:
+    return HTTPError(error_response(status, error, headers=headers))
 
 
-def move_on(path: str, *headers: tuple[bytes, bytes]) -> Response:
+def redirect(path: str, *headers: tuple[bytes, bytes]) -> Response:
     """To a page of ours: the caller has seen to it that the path is one."""
     return Response(303, headers=((b"location", path.encode("ascii")), *headers))
 
 
-def come_back(status: int, error: str, seconds: int, *, error_type: str | None = None) -> Response:
-    return problem(status, error, error_type=error_type, headers={"Retry-After": str(seconds)})
+def retry_later(status: int, error: str, seconds: int, *, error_type: str | None = None) -> Response:
+    return error_response(status, error, error_type=error_type, headers={"Retry-After": str(seconds)})
 
 
-def wrong_method(allowed: str) -> HTTPError:
-    return refuse(405, f"this address takes {allowed} only", headers={"Allow": allowed})
+def method_not_allowed(allowed: str) -> HTTPError:
+    return http_error(405, f"this address takes {allowed} only", headers={"Allow": allowed})
 
 
 def _type_of(status: int) -> str:

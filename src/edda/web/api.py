@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from edda.control.controller import Controller
 from edda.control.operations import EXPORT_RUN, OPERATIONS, PREFIX, Operation
-from edda.web.answers import Response, HTTPError, problem, refuse, wrong_method
+from edda.web.answers import HTTPError, Response, error_response, http_error, method_not_allowed
 from edda.web.backing import ServiceGate
 from edda.web.body import BodyReader
-from edda.web.callers import Principal, Authenticator
-from edda.web.door import check_may_act
+from edda.web.callers import Authenticator, Principal
+from edda.web.door import check_writable
 from edda.web.openapi import describe
 from edda.web.options import WebOptions
 from edda.web.queries import read_body, read_query
@@ -49,12 +49,12 @@ class ControlEndpoint:
         self._control = control
 
     async def answer(self, request: Request) -> Response | EventStream:
-        caller = self._callers.identify(request)
+        caller = self._callers.require(request)
         parts = tuple(request.raw_path.removeprefix(PREFIX).split("/")[1:])
         if parts in {(_DESCRIPTION,), (_STREAM,)}:
             return self._answer_special(request, caller, parts[0])
         operation = _route(request.method, parts)
-        check_may_act(self._options, TokenScope(operation.scope))
+        check_writable(self._options, TokenScope(operation.scope))
         caller.check(TokenScope(operation.scope))
         values = _values(operation, request.parts[-len(parts) :])
         query = None if operation.query is None else read_query(request.query, operation.query)
@@ -64,7 +64,7 @@ class ControlEndpoint:
 
     def _answer_special(self, request: Request, caller: Principal, name: str) -> Response | EventStream:
         if request.method not in {"GET", "HEAD"}:
-            raise wrong_method("GET, HEAD")
+            raise method_not_allowed("GET, HEAD")
         caller.check(TokenScope.VIEW)
         if name == _DESCRIPTION:
             return Response(200, msgspec.json.encode(describe()))
@@ -83,7 +83,7 @@ class ControlEndpoint:
 
     async def _call(self, operation: Operation[Any], caller: Principal, arguments: tuple[Any, ...]) -> Response:
         method = getattr(controller_for(self._control(), caller), operation.name)
-        async with self._backing.turn(operation.seconds):
+        async with self._backing.slot(operation.seconds):
             found = await method(*arguments)
         headers = (_as_file(arguments[0]),) if operation is EXPORT_RUN else ()
         return Response(200, msgspec.json.encode(found), headers)
@@ -103,12 +103,12 @@ def _route(method: str, parts: tuple[str, ...]) -> Operation[Any]:
     fitting = [operation for operation in OPERATIONS if _fits(operation, parts)]
     exact = [operation for operation in fitting if operation.parts == parts] or fitting
     if not exact:
-        raise refuse(404, f"there is nothing at this address; {PREFIX}/{_DESCRIPTION} says what there is")
+        raise http_error(404, f"there is nothing at this address; {PREFIX}/{_DESCRIPTION} says what there is")
     wanted = "GET" if method == "HEAD" else method
     found = next((operation for operation in exact if operation.method == wanted), None)
     if found is None:
         methods = {operation.method for operation in exact}
-        raise wrong_method(", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set()))))
+        raise method_not_allowed(", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set()))))
     return found
 
 
@@ -126,17 +126,17 @@ def _values(operation: Operation[Any], segments: tuple[str, ...]) -> tuple[str |
 def _value(part: str, segment: str) -> str | int:
     if part == "{number}":
         if not (segment.isascii() and segment.isdigit() and len(segment) < 20 and int(segment) <= _LARGEST):
-            raise refuse(404, "no event has such a number: expected digits, as a list of events gives them")
+            raise http_error(404, "no event has such a number: expected digits, as a list of events gives them")
         return int(segment)
     if "\0" in segment or "\ufffd" in segment:  # the first no database takes, the second is what was no UTF-8
-        raise refuse(404, "nothing has such an id: expected UTF-8 without the character 0")
+        raise http_error(404, "nothing has such an id: expected UTF-8 without the character 0")
     return segment
 
 
 def _check_media(request: Request) -> None:
     media = request.header(b"content-type")
     if media is not None and media.partition(b";")[0].strip().lower() != b"application/json":
-        raise HTTPError(problem(415, "expected Content-Type: application/json"))
+        raise HTTPError(error_response(415, "expected Content-Type: application/json"))
 
 
 def _as_file(run_id: str) -> tuple[bytes, bytes]:

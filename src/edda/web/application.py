@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from edda.web import lifespan
-from edda.web.answers import HTTPError, refuse
+from edda.web.answers import HTTPError, http_error
 from edda.web.asgi import Message, Receive, Scope, Send
 from edda.web.backing import ServiceGate
-from edda.web.body import DisconnectedError, BodyReader
+from edda.web.body import BodyReader, DisconnectedError
 from edda.web.cancelling import CancelEndpoint
 from edda.web.door import AccessPolicy
 from edda.web.events import EventEndpoint
-from edda.web.excuses import explain
+from edda.web.excuses import response_for_exception
 from edda.web.inside import Control, InternalRoutes, Viewer
 from edda.web.metrics import Metrics
 from edda.web.options import WebOptions
@@ -58,7 +58,7 @@ class WebApp:
             case "http":
                 await self._serve(scope, receive, send)
             case "lifespan":
-                await lifespan.live(self._service, receive, send)
+                await lifespan.run_lifespan(self._service, receive, send)
             case "websocket":
                 await receive()
                 await send({"type": "websocket.close", "code": 1000})
@@ -81,9 +81,9 @@ class WebApp:
         except DisconnectedError:
             return
         except HTTPError as refusal:
-            answer = self._inside.excuse(request, refusal.answer)
+            answer = self._inside.error_page(request, refusal.answer)
         except Exception as error:  # a client gets an answer whatever happens, and never a traceback
-            answer = self._inside.excuse(request, explain(error, self.options.retry_after))
+            answer = self._inside.error_page(request, response_for_exception(error, self.options.retry_after))
         self._metrics.count(answer.status)
         try:
             await answer.send(
@@ -116,7 +116,7 @@ class WebApp:
             return await self._inside.answer(request)
         if path == "/cancel" or path.startswith("/cancel/"):
             return await self._cancelling.answer(request)
-        if self._signed.covers(request):
+        if self._signed.matches(request):
             return await self._signed.answer(request)
         return await self._events.answer(request)
 
@@ -125,10 +125,10 @@ class WebApp:
         if request.has(b"content-length") and request.has(b"transfer-encoding"):
             # Two proxies that believe different ones see different requests. Some servers let it pass to us.
             error = "Content-Length and Transfer-Encoding exclude each other; send one of them"
-            raise refuse(400, error, headers={"Connection": "close"})
+            raise http_error(400, error, headers={"Connection": "close"})
         if request.has(b"transfer-encoding") and request.header(b"transfer-encoding") != b"chunked":
-            raise refuse(400, "of Transfer-Encoding only chunked is taken", headers={"Connection": "close"})
+            raise http_error(400, "of Transfer-Encoding only chunked is taken", headers={"Connection": "close"})
         size = sum(len(name) + len(value) for name, value in request.headers)
         if count > limit or size > self.options.max_header_bytes:
             error = f"more than {limit} headers or {self.options.max_header_bytes} bytes of them"
-            raise refuse(431, error, headers={"Connection": "close"})
+            raise http_error(431, error, headers={"Connection": "close"})

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from edda.cloudevents.event import CloudEvent
-from edda.web.answers import HTTPError, come_back
+from edda.web.answers import HTTPError, retry_later
 from edda.web.options import WebOptions
 from edda.web.service import Service, State
 
@@ -25,7 +25,7 @@ class ServiceGate:
         self._service = service
         self._options = options
         self._waiting = 0
-        self._told = False
+        self._logged = False
 
     @property
     def retry_after(self) -> int:
@@ -34,19 +34,19 @@ class ServiceGate:
     def check_started(self) -> None:
         state = self._service.state
         if state is State.STARTED:
-            self._told = False
+            self._logged = False
         elif state is State.DRAINING:
-            raise HTTPError(come_back(503, "the app is shutting down", self.retry_after))
+            raise HTTPError(retry_later(503, "the app is shutting down", self.retry_after))
         else:
-            self._tell()
-            raise HTTPError(come_back(503, _NEVER_STARTED, self.retry_after))
+            self._log_once()
+            raise HTTPError(retry_later(503, _NEVER_STARTED, self.retry_after))
 
     async def receive(self, events: Sequence[CloudEvent]) -> None:
-        async with self.turn():
+        async with self.slot():
             await self._service.receive(events)
 
     async def cancel(self, instance_id: str, reason: str | None) -> bool:
-        async with self.turn():
+        async with self.slot():
             if reason is None:
                 return await self._service.cancel(instance_id)
             return await self._service.cancel(instance_id, reason)
@@ -56,10 +56,10 @@ class ServiceGate:
             await self._service.ping()
 
     @asynccontextmanager
-    async def turn(self, seconds: float | None = None) -> AsyncIterator[None]:
+    async def slot(self, seconds: float | None = None) -> AsyncIterator[None]:
         """Without `seconds` for as long as the settings say."""
         if self._waiting >= self._options.max_concurrent:
-            raise HTTPError(come_back(429, "too many requests at once (max_concurrent)", 1))
+            raise HTTPError(retry_later(429, "too many requests at once (max_concurrent)", 1))
         self._waiting += 1
         try:
             async with asyncio.timeout(seconds or self._options.service_timeout):
@@ -67,7 +67,7 @@ class ServiceGate:
         finally:
             self._waiting -= 1
 
-    def _tell(self) -> None:
-        if not self._told:
+    def _log_once(self) -> None:
+        if not self._logged:
             logger.error("refusing requests: %s", _NEVER_STARTED)
-        self._told = True
+        self._logged = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edda.web.answers import HTTPError, come_back, refuse
+from edda.web.answers import HTTPError, http_error, retry_later
 from edda.web.options import WebOptions
 from edda.web.request import Request
 
@@ -63,17 +63,17 @@ class BodyReader:
         if declared is None:
             return
         if not declared.isdigit():
-            raise refuse(400, "Content-Length is not a number")
+            raise http_error(400, "Content-Length is not a number")
         # Python refuses to read numbers of thousands of digits: whatever has so many is too large in any case.
         self._check_size(int(declared[:30]))
 
     def _check_size(self, size: int) -> None:
         if size > self._options.max_body:
-            raise refuse(413, f"the body is larger than {self._options.max_body} bytes (max_body)")
+            raise http_error(413, f"the body is larger than {self._options.max_body} bytes (max_body)")
 
     def _hold(self, size: int) -> None:
         if self._held + size > self._options.max_buffered:
-            raise HTTPError(come_back(503, "too many large requests at once", self._options.retry_after))
+            raise HTTPError(retry_later(503, "too many large requests at once", self._options.retry_after))
         self._held += size
 
     def _seconds_for(self, size: int) -> float:
@@ -87,8 +87,8 @@ def _check_encoding(request: Request) -> None:
         # Decoded, a small body may be of any size, and a signature is of the bytes as they came.
         told = f" {name.decode()}" if name in _ENCODINGS else ""
         error = f"the Content-Encoding{told} is not taken here: send the body as it is"
-        raise refuse(415, error, headers={"Accept-Encoding": "identity"})
+        raise http_error(415, error, headers={"Accept-Encoding": "identity"})
 
 
 def _too_slow() -> HTTPError:
-    return refuse(408, "the body came too slowly", headers={"Connection": "close"})
+    return http_error(408, "the body came too slowly", headers={"Connection": "close"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edda.web.answers import refuse
+from edda.web.answers import http_error
 from edda.web.door import SAFE, AccessPolicy, is_own_origin, told_origin, unauthorized
 from edda.web.options import WebOptions
 from edda.web.request import Request
@@ -27,7 +27,7 @@ class Principal:
 
     def check(self, scope: TokenScope) -> None:
         if scope not in self.scopes:
-            raise refuse(403, f"the token lacks the scope {scope.value!r}")
+            raise http_error(403, f"the token lacks the scope {scope.value!r}")
 
 
 class Authenticator:
@@ -37,15 +37,15 @@ class Authenticator:
         self._sessions = sessions
         self._possible = frozenset({TokenScope.VIEW}) if options.read_only else frozenset(TokenScope)
 
-    def identify(self, request: Request) -> Principal:
-        caller = self.recognise(request)
+    def require(self, request: Request) -> Principal:
+        caller = self.authenticate(request)
         if caller is None:
             raise unauthorized("a token is needed: Authorization: Bearer <token>, or log in")
         return caller
 
-    def recognise(self, request: Request) -> Principal | None:
+    def authenticate(self, request: Request) -> Principal | None:
         """None for somebody who has shown nothing; a token that is wrong is refused."""
-        self._door.check_place(request)
+        self._door.check_host(request)
         if self._options.tokens and self._door.has_token(request):
             return self._caller(request, self._door.find_token(request))
         session = self._sessions.find(request)
@@ -69,7 +69,7 @@ def check_origin(request: Request, *, by_cookie: bool) -> None:
         own = told is None or is_own_origin(told, request)
         own = own and (request.has(b"origin") or not by_cookie)
     if not own:
-        raise refuse(403, "a page of another origin may not do this: it has to come from this server's own pages")
+        raise http_error(403, "a page of another origin may not do this: it has to come from this server's own pages")
 
 
 def _address(request: Request) -> str:

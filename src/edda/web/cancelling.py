@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from edda.web.answers import Response, problem, refuse, say, wrong_method
+from edda.web.answers import Response, error_response, http_error, json_response, method_not_allowed
 from edda.web.backing import ServiceGate
 from edda.web.body import BodyReader
 from edda.web.door import AccessPolicy
@@ -22,17 +22,17 @@ class CancelEndpoint:
         self._backing = backing
 
     async def answer(self, request: Request) -> Response:
-        self._door.check_caller(request)
+        self._door.check_local_origin(request)
         if request.method != "POST":
-            raise wrong_method("POST")
+            raise method_not_allowed("POST")
         self._door.check_scope(request, TokenScope.CONTROL)
         self._backing.check_started()
         instance_id = request.path[len(PREFIX) :]
         if not instance_id or "\0" in instance_id:  # which no database takes
-            raise refuse(404, "no run has such an id")
+            raise http_error(404, "no run has such an id")
         if not await self._backing.cancel(instance_id, await self._read_reason(request)):
-            return problem(409, "the run has ended already")
-        return say(202, {"status": "cancelling", "instance_id": instance_id})
+            return error_response(409, "the run has ended already")
+        return json_response(202, {"status": "cancelling", "instance_id": instance_id})
 
     async def _read_reason(self, request: Request) -> str | None:
         body = await self._intake.read(request)
@@ -48,7 +48,7 @@ def _reason_in(body: bytes) -> str:
     try:
         reason = msgspec.json.decode(body, type=_Order).reason
     except (msgspec.DecodeError, RecursionError):
-        raise refuse(400, 'expected no body, or JSON like {"reason": "..."}') from None
+        raise http_error(400, 'expected no body, or JSON like {"reason": "..."}') from None
     if len(reason) > _LONGEST_REASON or not reason.isprintable():
-        raise refuse(400, f"reason: expected up to {_LONGEST_REASON} printable characters")
+        raise http_error(400, f"reason: expected up to {_LONGEST_REASON} printable characters")
     return reason

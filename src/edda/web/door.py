@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 
-from edda.web.answers import HTTPError, refuse
+from edda.web.answers import HTTPError, http_error
 from edda.web.hosts import fits, is_loopback_address, is_loopback_name, name_of
 from edda.web.options import WebOptions
 from edda.web.request import Request
-from edda.web.tokens import TokenStore, Token, TokenScope
+from edda.web.tokens import Token, TokenScope, TokenStore
 
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -25,23 +25,23 @@ class AccessPolicy:
         self._options = options
         self._keyring = TokenStore(options.tokens)
 
-    def check_place(self, request: Request) -> None:
+    def check_host(self, request: Request) -> None:
         """Where it came from, and what it takes this server for."""
         if self._options.local_only:
             _check_machine(request)
         self._check_host(request)
 
-    def check_caller(self, request: Request) -> None:
-        self.check_place(request)
+    def check_local_origin(self, request: Request) -> None:
+        self.check_host(request)
         if not self._options.tokens:  # a token is never sent by a browser on its own
             _check_origin(request)
 
     def check_scope(self, request: Request, scope: TokenScope) -> None:
-        check_may_act(self._options, scope)
+        check_writable(self._options, scope)
         if not self._options.tokens:
             return
         if scope not in self.find_token(request).scopes:
-            raise refuse(403, f"the token lacks the scope {scope.value!r}")
+            raise http_error(403, f"the token lacks the scope {scope.value!r}")
 
     def has_token(self, request: Request) -> bool:
         return request.query_token is not None or request.has(b"authorization")
@@ -52,7 +52,7 @@ class AccessPolicy:
             raise unauthorized("the token is not known here")
         return token
 
-    def check_probe(self, request: Request) -> None:
+    def check_probe_access(self, request: Request) -> None:
         """Probes know neither tokens nor names; still, only this machine is served before any were given."""
         if self._options.local_only:
             _check_machine(request)
@@ -64,15 +64,15 @@ class AccessPolicy:
             return
         name = name_of(request.header(b"host") or b"")
         if name is None or not (is_loopback_name(name) or fits(name, allowed)):
-            raise refuse(403, f"this Host is not served: name it in allowed_hosts{self._or_open()}")
+            raise http_error(403, f"this Host is not served: name it in allowed_hosts{self._auth_hint()}")
 
-    def _or_open(self) -> str:
+    def _auth_hint(self) -> str:
         return f", {_SETTINGS}" if self._options.local_only else ""
 
     def _presented(self, request: Request) -> bytes:
         header = request.header(b"authorization")
         if header is not None and request.query_token is not None:
-            raise refuse(400, "a token came in the Authorization header and in the query: expected one")
+            raise http_error(400, "a token came in the Authorization header and in the query: expected one")
         if header is not None:
             return _bearer(header)
         if request.query_token is None:
@@ -82,15 +82,15 @@ class AccessPolicy:
         return request.query_token
 
 
-def check_may_act(options: WebOptions, scope: TokenScope) -> None:
+def check_writable(options: WebOptions, scope: TokenScope) -> None:
     if options.read_only and scope is not TokenScope.VIEW:
-        raise refuse(403, f"this server is for looking only (read_only): nobody has the scope {scope.value!r}")
+        raise http_error(403, f"this server is for looking only (read_only): nobody has the scope {scope.value!r}")
 
 
 def _check_machine(request: Request) -> None:
     here = request.client is None or is_loopback_address(request.client)
     if not here or request.has(*_FORWARDED):
-        raise refuse(403, f"only this machine is served: {_SETTINGS}")
+        raise http_error(403, f"only this machine is served: {_SETTINGS}")
 
 
 def _check_origin(request: Request) -> None:
@@ -102,7 +102,7 @@ def _check_origin(request: Request) -> None:
         return
     same = site in {b"same-origin", b"none"} if site is not None else is_own_origin(told or b"", request)
     if not same:
-        raise refuse(403, "a page of another origin may not send this")
+        raise http_error(403, "a page of another origin may not send this")
 
 
 def told_origin(request: Request) -> bytes | None:
@@ -126,4 +126,4 @@ def _bearer(header: bytes) -> bytes:
 
 
 def unauthorized(error: str) -> HTTPError:
-    return refuse(HTTPStatus.UNAUTHORIZED, error, headers={"WWW-Authenticate": "Bearer"})
+    return http_error(HTTPStatus.UNAUTHORIZED, error, headers={"WWW-Authenticate": "Bearer"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edda.cloudevents import http_binding
-from edda.web.answers import Response, say, wrong_method
+from edda.web.answers import Response, json_response, method_not_allowed
 from edda.web.backing import ServiceGate
 from edda.web.body import BodyReader
 from edda.web.door import AccessPolicy
@@ -12,7 +12,7 @@ from edda.web.options import WebOptions
 from edda.web.request import Request
 from edda.web.tokens import TokenScope
 
-_ACCEPTED = say(202, {"status": "accepted"})
+_ACCEPTED = json_response(202, {"status": "accepted"})
 
 
 class EventEndpoint:
@@ -24,11 +24,11 @@ class EventEndpoint:
         self._handshake = WebhookHandshake(options)
 
     async def answer(self, request: Request) -> Response:
-        self._door.check_caller(request)
+        self._door.check_local_origin(request)
         if request.method == "OPTIONS":
             return self._handshake.answer(request)
         if request.method != "POST":
-            raise wrong_method("POST, OPTIONS")
+            raise method_not_allowed("POST, OPTIONS")
         self._door.check_scope(request, TokenScope.EVENTS)
         self._backing.check_started()
         body = await self._intake.read(request)

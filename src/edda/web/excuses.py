@@ -21,29 +21,29 @@ from edda.errors import (
     StorageUnavailableError,
     UnknownWorkflowError,
 )
-from edda.web.answers import Response, come_back, problem
+from edda.web.answers import Response, error_response, retry_later
 
 logger = logging.getLogger("edda.web")
 
 
-def explain(error: Exception, retry_after: int) -> Response:
+def response_for_exception(error: Exception, retry_after: int) -> Response:
     kind = type(error).__name__
     match error:
         case EventError():
-            return problem(error.status, str(error), error_type=kind, attribute=error.attribute)
+            return error_response(error.status, str(error), error_type=kind, attribute=error.attribute)
         case InstanceNotFoundError() | NotFoundError() | UnknownWorkflowError():
-            return problem(404, str(error), error_type=kind)
+            return error_response(404, str(error), error_type=kind)
         case ActionRefusedError() | InstanceConflictError():
-            return problem(409, str(error), error_type=kind)
+            return error_response(409, str(error), error_type=kind)
         case ArgumentError() | EventValidationError():
-            return problem(422, str(error), error_type=kind)
+            return error_response(422, str(error), error_type=kind)
         case PayloadTooLargeError():
-            return problem(413, "the data is larger than may be stored", error_type=kind)
+            return error_response(413, "the data is larger than may be stored", error_type=kind)
         case PayloadError() | StorageRejectedError():
-            return problem(400, "the data cannot be stored as it is", error_type=kind)
+            return error_response(400, "the data cannot be stored as it is", error_type=kind)
         case StorageUnavailableError() | StorageConflictError() | AppError() | LeaseLostError() | TimeoutError():
             logger.warning("a request is told to come back: %s: %s", kind, error)
-            return come_back(503, "the database does not take it at the moment", retry_after, error_type=kind)
+            return retry_later(503, "the database does not take it at the moment", retry_after, error_type=kind)
         case _:
             logger.error("a request met an unexpected error", exc_info=error)
-            return problem(500, "an unexpected error; the log of the server has it", error_type=kind)
+            return error_response(500, "an unexpected error; the log of the server has it", error_type=kind)

@@ -7,15 +7,15 @@ import logging
 
 from edda.engine.tasks import start_task
 from edda.errors import EddaError
-from edda.web.answers import Response, HTTPError, come_back, say
+from edda.web.answers import HTTPError, Response, json_response, retry_later
 from edda.web.backing import ServiceGate
 
 logger = logging.getLogger("edda.web")
 
 
-def live() -> Response:
+def liveness() -> Response:
     """Whoever gets this answer has seen the event loop turn."""
-    return say(200, {"status": "ok"})
+    return json_response(200, {"status": "ok"})
 
 
 class Readiness:
@@ -42,5 +42,5 @@ class Readiness:
             return refusal.answer
         except (EddaError, OSError) as error:
             logger.warning("not ready: %s", error)
-            return come_back(503, "the database does not answer", self._backing.retry_after)
-        return say(200, {"status": "ready"})
+            return retry_later(503, "the database does not answer", self._backing.retry_after)
+        return json_response(200, {"status": "ready"})

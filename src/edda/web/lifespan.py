@@ -10,7 +10,7 @@ from edda.web.service import Service
 logger = logging.getLogger("edda.web")
 
 
-async def live(service: Service, receive: Receive, send: Send) -> None:
+async def run_lifespan(service: Service, receive: Receive, send: Send) -> None:
     await receive()  # startup is the only thing that can come first
     try:
         await service.initialize()

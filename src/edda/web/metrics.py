@@ -13,7 +13,7 @@ from edda.version import __version__
 from edda.web.answers import Response
 
 MEDIA = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-FRESH = 5.0
+CACHE_SECONDS = 5.0
 """Seconds for which an answer is good: several that scrape cost the database no more than one."""
 
 Sample = tuple[dict[str, str], float]
@@ -33,7 +33,7 @@ class Metrics:
     async def answer(self, get_stats: Callable[[], Awaitable[StatsView]], streams: int) -> Response:
         async with self._asking:
             now = time.monotonic()
-            if self._kept is None or now - self._kept[0] > FRESH:
+            if self._kept is None or now - self._kept[0] > CACHE_SECONDS:
                 self._kept = (now, await get_stats())
         text = "".join((*_describe(self._kept[1]), *self._describe_process(streams)))
         return Response(200, text.encode(), (MEDIA,))

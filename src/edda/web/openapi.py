@@ -10,7 +10,7 @@ from msgspec import Struct, inspect
 
 from edda.control.operations import MOST_ROWS, OPERATIONS, PREFIX, Operation
 from edda.version import __version__
-from edda.web.queries import fields_of, holds
+from edda.web.queries import fields_of, is_or_contains
 
 Described = dict[str, Any]
 
@@ -117,7 +117,7 @@ def _parameter(field: inspect.Field, record: Described) -> Described:
         schema = dict(others[0])
     if field.name == "limit":
         schema |= {"minimum": 1, "maximum": MOST_ROWS}
-    if holds(field.type, inspect.DateTimeType):
+    if is_or_contains(field.type, inspect.DateTimeType):
         schema["format"] = "date-time"
     return schema
 

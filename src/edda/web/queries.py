@@ -13,7 +13,7 @@ from msgspec import Struct, inspect, structs
 from edda.cloudevents.strict_json import read_raw
 from edda.control.operations import MOST_ROWS
 from edda.errors import EventError
-from edda.web.answers import HTTPError, problem
+from edda.web.answers import HTTPError, error_response
 
 _MOST_FIELDS = 200
 _LARGEST = 2**31 - 1
@@ -46,14 +46,14 @@ def read_query(query: bytes, kind: type[T]) -> T:
         if name in _lists_of(kind):
             given.setdefault(name, []).append(value)
         elif name in given:
-            raise wrong(name, "expected once")
+            raise field_error(name, "expected once")
         else:
             _check_form(name, value, kind)
             given[name] = value
     try:
         found = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise _misfit(error) from None
+        raise _validation_error(error) from None
     _check_numbers(found)
     return found
 
@@ -63,26 +63,26 @@ def read_body(body: bytes, kind: type[T]) -> T:
     try:
         found = msgspec.json.decode(read_raw(body or b"{}", "body"), type=kind)
     except EventError as error:
-        raise HTTPError(problem(400, str(error))) from None
+        raise HTTPError(error_response(400, str(error))) from None
     except msgspec.ValidationError as error:
-        raise _misfit(error) from None
+        raise _validation_error(error) from None
     search = getattr(found, "search", None)
     _check_numbers(found if search is None else search)
     _check_texts(found)
     return found
 
 
-def wrong(field: str | None, expected: str) -> HTTPError:
-    return HTTPError(problem(422, f"{field}: {expected}" if field else expected, attribute=field))
+def field_error(field: str | None, expected: str) -> HTTPError:
+    return HTTPError(error_response(422, f"{field}: {expected}" if field else expected, attribute=field))
 
 
 def _pairs(query: bytes) -> list[tuple[str, str]]:
     try:
         pairs = parse_qsl(query.decode("ascii"), errors="strict", max_num_fields=_MOST_FIELDS)
     except ValueError:
-        raise wrong(None, f"expected a query of at most {_MOST_FIELDS} fields, percent-encoded UTF-8") from None
+        raise field_error(None, f"expected a query of at most {_MOST_FIELDS} fields, percent-encoded UTF-8") from None
     if any("\0" in value for _, value in pairs):
-        raise wrong(None, "expected a query without the character 0")  # which no database takes
+        raise field_error(None, "expected a query without the character 0")  # which no database takes
     return [(name, value) for name, value in pairs if name != "access_token"]
 
 
@@ -94,7 +94,7 @@ def _lists_of(kind: type[Struct]) -> frozenset[str]:
 def _check_form(name: str, value: str, kind: type[Struct]) -> None:
     form = _forms_of(kind).get(name)
     if form is not None and not form[0].fullmatch(value):
-        raise wrong(name, f"expected {form[1]}")
+        raise field_error(name, f"expected {form[1]}")
 
 
 @cache
@@ -103,7 +103,7 @@ def _forms_of(kind: type[Struct]) -> dict[str, tuple[re.Pattern[str], str]]:
         field.name: (pattern, words)
         for field in fields_of(kind)
         for one, pattern, words in _FORMS
-        if holds(field.type, one)
+        if is_or_contains(field.type, one)
     }
 
 
@@ -113,7 +113,7 @@ def fields_of(kind: type[Struct]) -> tuple[inspect.Field, ...]:
     return info.fields
 
 
-def holds(kind: inspect.Type, wanted: type[inspect.Type]) -> bool:
+def is_or_contains(kind: inspect.Type, wanted: type[inspect.Type]) -> bool:
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     return any(isinstance(one, wanted) for one in kinds)
 
@@ -121,9 +121,9 @@ def holds(kind: inspect.Type, wanted: type[inspect.Type]) -> bool:
 def _check_numbers(found: Struct) -> None:
     limit, generation = getattr(found, "limit", 1), getattr(found, "generation", None)
     if not 1 <= limit <= MOST_ROWS:
-        raise wrong("limit", f"expected 1 to {MOST_ROWS}")
+        raise field_error("limit", f"expected 1 to {MOST_ROWS}")
     if generation is not None and not 0 <= generation <= _LARGEST:
-        raise wrong("generation", f"expected 0 to {_LARGEST}")
+        raise field_error("generation", f"expected 0 to {_LARGEST}")
 
 
 def _check_texts(found: Struct) -> None:
@@ -133,18 +133,18 @@ def _check_texts(found: Struct) -> None:
             _check_texts(value)
         texts = value if isinstance(value, tuple) else (value,)
         if any(isinstance(text, str) and "\0" in text for text in texts) and name != "data":
-            raise wrong(name, "expected a text without the character 0")
+            raise field_error(name, "expected a text without the character 0")
 
 
-def _misfit(error: msgspec.ValidationError) -> HTTPError:
+def _validation_error(error: msgspec.ValidationError) -> HTTPError:
     """What the library says, in words for who asks; it names the place at the end."""
     text, place = str(error), ""
     if placed := _PLACE.fullmatch(text):
         text, place = placed[1], placed[2]
     if field := _FIELD.fullmatch(text):
         told = "is required" if field[1] == "missing required" else "there is no such field"
-        return wrong(f"{place}.{field[2]}" if place else field[2], told)
-    return wrong(place or None, _translate(text))
+        return field_error(f"{place}.{field[2]}" if place else field[2], told)
+    return field_error(place or None, _translate(text))
 
 
 def _translate(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, unquote_to_bytes
 
-from edda.web.answers import refuse
+from edda.web.answers import http_error
 
 if TYPE_CHECKING:
     from edda.web.asgi import Headers, Receive, Scope
@@ -50,7 +50,7 @@ class Request:
         """For headers that may come once; twice is how requests are smuggled past a proxy."""
         found = [value for key, value in self.headers if key == name]
         if len(found) > 1:
-            raise refuse(400, f"the header {name.decode()} came {len(found)} times")
+            raise http_error(400, f"the header {name.decode()} came {len(found)} times")
         return found[0] if found else None
 
     def has(self, *names: bytes) -> bool:

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from urllib.parse import parse_qs, quote, unquote
 
-from edda.web.answers import Response, HTTPError, come_back, move_on, refuse
+from edda.web.answers import HTTPError, Response, http_error, redirect, retry_later
 from edda.web.options import WebOptions
 from edda.web.request import Request
-from edda.web.tokens import TokenStore, Token
+from edda.web.tokens import Token, TokenStore
 
 COOKIE = "edda_session"
 SECONDS = 12 * 3600
@@ -44,15 +44,15 @@ class LoginSessions:
         form = _read_form(body)
         wanted = own_path(request, form.get("next", [""])[0])
         if not self._tokens:
-            return move_on(wanted)
+            return redirect(wanted)
         token = self._keyring.find(form.get("token", [""])[0].strip().encode())
         if token is None:
             self._failures.add(self._now())
-            return move_on(f"{request.base}/login?failed=1&next={quote(wanted, safe='')}")
-        return move_on(wanted, self._cookie(request, self._write(token), SECONDS))
+            return redirect(f"{request.base}/login?failed=1&next={quote(wanted, safe='')}")
+        return redirect(wanted, self._cookie(request, self._write(token), SECONDS))
 
     def log_out(self, request: Request) -> Response:
-        return move_on(f"{request.base}/login", self._cookie(request, "", 0))
+        return redirect(f"{request.base}/login", self._cookie(request, "", 0))
 
     def _write(self, token: Token) -> str:
         name = urlsafe_b64encode(token.name.encode()).decode().rstrip("=")
@@ -88,7 +88,7 @@ class LoginThrottle:
         """Raises `RefusedError` for one too many."""
         if len(self._times) == MOST_FAILURES and now - self._times[0] < 60:
             seconds = int(60 - (now - self._times[0])) + 1
-            raise HTTPError(come_back(429, "too many wrong tokens were tried here: wait a minute", seconds))
+            raise HTTPError(retry_later(429, "too many wrong tokens were tried here: wait a minute", seconds))
         self._times.append(now)
 
 
@@ -96,7 +96,7 @@ def _read_form(body: bytes) -> dict[str, list[str]]:
     try:
         return parse_qs(body.decode("latin-1"), encoding="utf-8", errors="replace", max_num_fields=_MOST_FIELDS)
     except ValueError:
-        raise refuse(400, f"expected a form of at most {_MOST_FIELDS} fields: token and next") from None
+        raise http_error(400, f"expected a form of at most {_MOST_FIELDS} fields: token and next") from None
 
 
 def own_path(request: Request, wanted: str) -> str:

@@ -6,10 +6,10 @@ import logging
 import time
 
 from edda.cloudevents.signatures import SignatureError
-from edda.web.answers import Response, HTTPError, refuse, say, wrong_method
+from edda.web.answers import HTTPError, Response, http_error, json_response, method_not_allowed
 from edda.web.backing import ServiceGate
 from edda.web.body import BodyReader
-from edda.web.door import check_may_act
+from edda.web.door import check_writable
 from edda.web.options import WebOptions
 from edda.web.request import Request
 from edda.web.tokens import TokenScope
@@ -17,7 +17,7 @@ from edda.web.webhooks import Webhook
 
 logger = logging.getLogger("edda.web")
 
-_ACCEPTED = say(202, {"status": "accepted"})
+_ACCEPTED = json_response(202, {"status": "accepted"})
 
 
 class WebhookEndpoint:
@@ -27,22 +27,22 @@ class WebhookEndpoint:
         self._intake = intake
         self._backing = backing
 
-    def covers(self, request: Request) -> bool:
+    def matches(self, request: Request) -> bool:
         """A handshake is for the endpoint of events, at every path."""
         return request.path in self._webhooks and request.method != "OPTIONS"
 
     async def answer(self, request: Request) -> Response:
         if request.method != "POST":
-            raise wrong_method("POST, OPTIONS")
-        check_may_act(self._options, TokenScope.EVENTS)
+            raise method_not_allowed("POST, OPTIONS")
+        check_writable(self._options, TokenScope.EVENTS)
         webhook = self._webhooks[request.path]
         try:
-            await self._take(webhook, request)
+            await self._verify_and_store(webhook, request)
         except SignatureError as error:
             raise _unauthorized(webhook, str(error)) from None
         return _ACCEPTED
 
-    async def _take(self, webhook: Webhook, request: Request) -> None:
+    async def _verify_and_store(self, webhook: Webhook, request: Request) -> None:
         claim = webhook.read_claim(request.headers, time.time())  # before a stranger's body is read
         self._backing.check_started()
         body = await self._intake.read(request)
@@ -58,4 +58,4 @@ class WebhookEndpoint:
 def _unauthorized(webhook: Webhook, error: str) -> HTTPError:
     logger.info("refused what came to %s: %s", webhook.path, error)
     challenge = f'Signature headers="{webhook.header.decode()}"'
-    return refuse(401, error, headers={"WWW-Authenticate": challenge})
+    return http_error(401, error, headers={"WWW-Authenticate": challenge})

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 from edda.control.controller import Controller
 from edda.engine.tasks import start_task
 from edda.errors import EddaError
-from edda.web.answers import HTTPError, come_back, protection
+from edda.web.answers import HTTPError, retry_later, security_headers
 from edda.web.asgi import Receive, Send
 from edda.web.request import Request
 
 MOST_STREAMS = 100
-LIFE = 60.0
+MAX_SECONDS = 60.0
 """Seconds after which a client has to ask anew, which browsers do by themselves: a server that stops waits for those
 that are connected, and does not tell them."""
-SILENCE = 15.0
+KEEPALIVE_SECONDS = 15.0
 """Seconds after which something is said, so that nobody on the way takes the connection for dead."""
 _TICK = 1.0
 
@@ -48,14 +48,14 @@ class EventStreams:
 
     def open(self, request: Request, control: Controller) -> EventStream:
         if self.count >= MOST_STREAMS:
-            raise HTTPError(come_back(429, f"{MOST_STREAMS} streams are open: close one", 10))
+            raise HTTPError(retry_later(429, f"{MOST_STREAMS} streams are open: close one", 10))
         return EventStream(self, control, request.receive)
 
     def end(self) -> None:
         """For a server that is about to stop: each ends within a second."""
         self._ended = True
 
-    def go_on(self) -> bool:
+    def is_active(self) -> bool:
         return not self._ended and self._is_open()
 
 
@@ -67,7 +67,7 @@ class EventStream:
     status: int = 200
 
     async def send(self, send: Send, *, private: bool, head: bool) -> None:
-        headers = [*protection(private=private), _MEDIA, _UNBUFFERED]
+        headers = [*security_headers(private=private), _MEDIA, _UNBUFFERED]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         if not head:
             self.streams.count += 1
@@ -82,23 +82,23 @@ class EventStream:
         gone = start_task(self._until_gone())
         try:
             async with aclosing(_ChangeIterator(self.control.watch())) as marks:
-                await self._pass_on(marks, gone, send)
+                await self._forward(marks, gone, send)
         except EddaError:
             return  # the database is away: the client asks again
         finally:
             gone.cancel()
 
-    async def _pass_on(self, marks: _ChangeIterator, gone: asyncio.Task[None], send: Send) -> None:
+    async def _forward(self, marks: _ChangeIterator, gone: asyncio.Task[None], send: Send) -> None:
         now = asyncio.get_running_loop().time
         begun = spoken = now()
-        while self.streams.go_on() and now() < begun + LIFE and not marks.is_over:
+        while self.streams.is_active() and now() < begun + MAX_SECONDS and not marks.is_over:
             mark = await marks.next(gone)
             if mark is not None:
                 await _say(send, b"event: changed\ndata: " + _line(mark) + b"\n\n")
                 spoken = now()
             elif gone.done():
                 return
-            elif now() > spoken + SILENCE:
+            elif now() > spoken + KEEPALIVE_SECONDS:
                 await _say(send, b": still here\n\n")
                 spoken = now()
 

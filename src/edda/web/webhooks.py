@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 from edda.cloudevents import http_binding, json_format, signatures
 from edda.cloudevents.data import JSON
 from edda.cloudevents.event import CloudEvent, check
-from edda.cloudevents.signatures import TOLERANCE, SignatureClaim, Headers
+from edda.cloudevents.signatures import TOLERANCE, Headers, SignatureClaim
 from edda.cloudevents.strict_json import read_raw
 from edda.errors import EventError
 

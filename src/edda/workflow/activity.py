@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from edda.core.failure import decode_failure
 from edda.core.model import Entry, EntryKind
 from edda.core.options import hide_unknown, known_options, refuse_unknown
-from edda.core.paths import show
+from edda.core.paths import repr_short
 from edda.core.retry import RetryPolicy
 from edda.core.signature import Signature, returns_of
 from edda.errors import NotInWorkflowError
@@ -27,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _OF_WORKFLOWS = frozenset({"start", "run", "options", "handle"})
-UNDO_MARK = "__edda_undo__"
+COMPENSATION_ATTRIBUTE = "__edda_undo__"
 """Where `@on_failure` leaves the remedy for `@activity` to find."""
 UNFINISHED_MARK = "__edda_unfinished__"
 """On what `@on_failure(undo)` returns, which is no function to decorate."""
@@ -52,7 +52,7 @@ class BoundCompensation(Protocol):
 class CompensationSpec(Protocol):
     """How an activity is undone."""
 
-    def bound(self, ctx: WorkflowContext, input: bytes) -> BoundCompensation: ...
+    def bind_to(self, ctx: WorkflowContext, input: bytes) -> BoundCompensation: ...
 
 
 class ActivityCall:
@@ -96,7 +96,7 @@ class ActivityCall:
         self.undo = undo
 
     @property
-    def may_be_given_up(self) -> bool:
+    def has_timeout(self) -> bool:
         """Whether it may fail while its body goes on."""
         return self.limits.timeout is not None or self.limits.heartbeat_timeout is not None
 
@@ -184,7 +184,7 @@ class Activity(Generic[P, R]):
                 returns,
                 self.limits,
                 self.reconcile,
-                None if self.undo is None else self.undo.bound(ctx, input),
+                None if self.undo is None else self.undo.bind_to(ctx, input),
             ),
             id=id,
         )
@@ -280,18 +280,19 @@ def check_step(decorator: str, fn: Any, name: Any, retry_policy: Any) -> None:
         raise TypeError(f"{decorator}: @on_failure needs the function that undoes the step, as in @on_failure(refund)")
     if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
         raise TypeError(
-            f"{decorator}(retry_policy={show(retry_policy)}): expected a policy, such as RetryPolicy(max_attempts=3)"
+            f"{decorator}(retry_policy={repr_short(retry_policy)}): expected a policy, "
+            "such as RetryPolicy(max_attempts=3)"
         )
 
 
 def check_name(decorator: str, name: Any) -> None:
     if name is not None and not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME):
-        raise TypeError(f"{decorator}(name={show(name)}): expected a text of 1 to {LONGEST_NAME} characters")
+        raise TypeError(f"{decorator}(name={repr_short(name)}): expected a text of 1 to {LONGEST_NAME} characters")
 
 
 def check_function(decorator: str, fn: Any) -> None:
     """A function of a module, that takes the context first and returns."""
-    what = getattr(fn, "__qualname__", None) or show(fn)
+    what = getattr(fn, "__qualname__", None) or repr_short(fn)
     if isinstance(fn, str):
         raise TypeError(f"{decorator}({fn!r}): a name is given as {decorator}(name={fn!r})")
     if inspect.isclass(fn):
@@ -338,5 +339,5 @@ class ActivityDecorator:
         check_step("@activity", fn, self._name, self._retry_policy)
         name = self._name or fn.__name__
         limits = limits_of(name, *self._limits)
-        undo = getattr(fn, UNDO_MARK, None)
+        undo = getattr(fn, COMPENSATION_ATTRIBUTE, None)
         return Activity(fn, name, self._retry_policy, limits=limits, reconcile=self._reconcile, undo=undo)

@@ -23,12 +23,12 @@ from edda.core.channels import (
     channel_key,
     check_channel,
     check_mode,
-    log_type,
+    event_type,
     pack_message,
     unpack_message,
 )
 from edda.core.failure import decode_failure
-from edda.core.model import StagedEvent, StagedKind, EntryKind
+from edda.core.model import EntryKind, StagedEvent, StagedKind
 from edda.core.states import ENDED
 from edda.core.validation import ValidationFailure, validate
 from edda.errors import (
@@ -42,7 +42,7 @@ from edda.errors import (
 from .activity import inline_step
 from .children import running_context
 from .context import ActivityContext, RunContext, WorkflowContext, as_datetime, seconds_to_microseconds
-from .current import current, here, running
+from .current import current_app, current_context, get_client
 from .events import Check, OnInvalid, accepted, check_on_invalid, find_misfit
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class MessageCall(Struct, frozen=True):
 
     @property
     def type(self) -> str:
-        return log_type(self.channel)
+        return event_type(self.channel)
 
     @property
     def once(self) -> bool:
@@ -149,7 +149,7 @@ def _is_subscribed(ctx: RunContext, channel: str, mode: ChannelMode) -> bool:
 
 
 async def _newest(_channel: str) -> int:
-    return await current().last_event()
+    return await get_client().last_event()
 
 
 def unsubscribe(ctx: WorkflowContext, channel: str) -> Coroutine[Any, Any, None]:
@@ -218,8 +218,8 @@ def receive(
 
     check = None if model is None or may_raise else partial(find_misfit, read)
     call = MessageCall(channel, *_place_of(ctx, channel), message_id is not None, check)
-    if model is not None and (client := running.get()) is not None:
-        client.tell_form(ctx.workflow_name, call.type, model)
+    if model is not None and (client := current_app.get()) is not None:
+        client.register_event_schema(ctx.workflow_name, call.type, model)
     due = None
     if timeout_seconds is not None:
         due = execution.now + seconds_to_microseconds(timeout_seconds, "receive(timeout_seconds=)")
@@ -286,7 +286,7 @@ async def _take(
     ctx: ActivityContext, channel: str, timeout: float | timedelta | None, model: Any
 ) -> ChannelMessage[Any]:
     patience = 0 if timeout is None else seconds_to_microseconds(timeout, "receive(timeout_seconds=)")
-    body = await ctx.work.take(channel_key(channel, ChannelMode.COMPETING), patience)
+    body = await ctx.work.receive_message(channel_key(channel, ChannelMode.COMPETING), patience)
     if body is None:
         raise _too_late(channel, timeout)
     return _as_received(unpack_message(ctx.values, body), model)
@@ -327,7 +327,7 @@ def _refuse_session(session: Any) -> None:
 
 async def _publish(channel: str, data: Any, metadata: dict[str, Any], target: str | None) -> str:
     """In the context of an activity, or of a step of the workflow's own."""
-    ctx = here.get()
+    ctx = current_context.get()
     assert isinstance(ctx, ActivityContext)
     id = blake2b(ctx.next_effect_id().encode(), digest_size=16).hexdigest()
     message = Message(id, channel, target, data, metadata, ctx.microseconds)
@@ -360,7 +360,7 @@ def send_to(
 
 
 async def _send_from_step(instance_id: str, data: Any, channel: str, metadata: dict[str, Any]) -> bool:
-    if not await _is_open(current(), instance_id):
+    if not await _is_open(get_client(), instance_id):
         return False
     await _publish(channel, data, metadata, instance_id)
     return True

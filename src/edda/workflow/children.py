@@ -18,7 +18,7 @@ from edda.core.states import RunStatus
 from edda.errors import WorkflowCancelledError
 
 from .context import RunContext
-from .current import here
+from .current import current_context
 from .loop import WorkflowLoop
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ChildStarted(Struct, frozen=True):
     """What is recorded of a run that was started."""
 
     run_id: str
-    follows: bool
+    cancel_with_parent: bool
     """It is cancelled with the run that started it."""
     is_awaited: bool
 
@@ -70,15 +70,15 @@ class ChildCall(Struct, frozen=True):
     input: bytes
     options: StartOptions | None
     is_awaited: bool
-    is_named: bool
+    has_custom_id: bool
     """Its id was chosen, so the run may be there already."""
-    follows: bool
+    cancel_with_parent: bool
     """Cancelled with the run that started it."""
 
 
 def running_context() -> RunContext | None:
     """The workflow whose own code is running; None in activities and outside."""
-    context = here.get()
+    context = current_context.get()
     return context if isinstance(context, RunContext) and isinstance(_get_running_loop(), WorkflowLoop) else None
 
 
@@ -100,7 +100,7 @@ def start_child(
         input,
         decode=lambda entry: _decode(codec, entry, signature.returns),
         call=call,
-        target=lambda step: options.id or derived_id(ctx, step),
+        target=lambda step: options.id or child_id(ctx, step),
     )
 
 
@@ -111,12 +111,12 @@ def await_run(ctx: RunContext, run_id: str, returns: Any) -> Coroutine[Any, Any,
         "result",
         input,
         decode=lambda entry: _decode(codec, entry, returns),
-        call=ChildCall(None, b"", None, is_awaited=True, is_named=True, follows=False),
+        call=ChildCall(None, b"", None, is_awaited=True, has_custom_id=True, cancel_with_parent=False),
         target=lambda step: run_id,
     )
 
 
-async def within(wait: Coroutine[Any, Any, T], seconds: float, run_id: str) -> T:
+async def with_timeout(wait: Coroutine[Any, Any, T], seconds: float, run_id: str) -> T:
     try:
         async with asyncio.timeout(seconds):
             return await wait
@@ -124,7 +124,7 @@ async def within(wait: Coroutine[Any, Any, T], seconds: float, run_id: str) -> T
         raise TimeoutError(f"run {run_id} did not end within {seconds} seconds; it goes on") from None
 
 
-def derived_id(ctx: RunContext, step: str) -> str:
+def child_id(ctx: RunContext, step: str) -> str:
     """The same on every replay, so that a child is started once."""
     path = f"{ctx.instance_id}/{ctx.generation}/{step}"
     return f"child-{blake2b(path.encode(), digest_size=16).hexdigest()}"

@@ -10,9 +10,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
 from uuid import UUID
 
-from edda.core.channels import can_be_stored
+from edda.core.channels import is_storable_text
 from edda.core.model import MICROSECONDS, RunValue
-from edda.core.paths import show
+from edda.core.paths import repr_short
 from edda.errors import NotInWorkflowError
 
 from .activity import inline_step
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
     from edda.core.codec import Codec
-    from edda.core.model import StagedEvent, OutboxEvent, Start
+    from edda.core.model import OutboxEvent, StagedEvent, Start
     from edda.core.retry import RetryPolicy
     from edda.core.signature import Signature
     from edda.storage.joint import ExistingRun
@@ -191,7 +191,7 @@ class RunContext(WorkflowContext):
         self._rng: Random | None = None
         self._execution: Execution | None = None
         self.subscriptions: dict[str, Subscription] = {}
-        self.on_set: Callable[[RunValue], None] | None = None
+        self.on_value_set: Callable[[RunValue], None] | None = None
 
     def attach(self, execution: Execution | None) -> None:
         self._execution = execution
@@ -212,14 +212,14 @@ class RunContext(WorkflowContext):
 
     @property
     def is_unwinding(self) -> bool:
-        return self._execution is None or self._execution.loop.unwinding
+        return self._execution is None or self._execution.loop.is_suspending
 
     def set(self, key: str, value: Any) -> None:
-        if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY or not can_be_stored(key):
+        if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY or not is_storable_text(key):
             raise ValueError(f"ctx.set({key!r}): expected a key of 1 to {LONGEST_KEY} characters")
         execution = self.execution
-        if self.on_set is not None and not execution.loop.unwinding:
-            self.on_set(RunValue(key, self._codec.encode(value)))
+        if self.on_value_set is not None and not execution.loop.is_suspending:
+            self.on_value_set(RunValue(key, self._codec.encode(value)))
 
     def recur(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, NoReturn]:
         if not self.execution.is_at_root:
@@ -249,7 +249,7 @@ class ActivityHeartbeat(Protocol):
     details: bytes | None
     """Of an earlier attempt."""
 
-    def beat(self, details: bytes | None) -> None: ...
+    def heartbeat(self, details: bytes | None) -> None: ...
 
 
 class StepEffects(Protocol):
@@ -273,7 +273,7 @@ class StepEffects(Protocol):
         """In the transaction; else the run that has its id already."""
         ...
 
-    async def take(self, key: bytes, patience: int) -> bytes | None:
+    async def receive_message(self, key: bytes, patience: int) -> bytes | None:
         """The body of the first message under the key; waits so many microseconds for one."""
         ...
 
@@ -343,7 +343,7 @@ class ActivityContext(WorkflowContext):
         return self.work.transaction()
 
     def heartbeat(self, details: Any = None) -> None:
-        self._pulse.beat(None if details is None else self.values.encode(details))
+        self._pulse.heartbeat(None if details is None else self.values.encode(details))
 
     @property
     def heartbeat_details(self) -> Any:
@@ -389,7 +389,8 @@ def misplaced(ctx: Any, verb: str) -> NotInWorkflowError:
     if isinstance(ctx, WorkflowContext):
         return NotInWorkflowError(f"{name}() was called with a context that belongs to no running workflow")
     return NotInWorkflowError(
-        f"{name}() needs the context of a workflow as its first argument, got {show(ctx)}: write `await {verb}` in a "
+        f"{name}() needs the context of a workflow as its first argument, got {repr_short(ctx)}: "
+        f"write `await {verb}` in a "
         "function decorated with @workflow, whose first parameter is the context"
     )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edda.cloudevents.event import CloudEvent
     from edda.core.channels import Message
     from edda.core.codec import Codec
-    from edda.core.model import CancelOutcome, Entry, RunValue, RunRecord, Start
+    from edda.core.model import CancelOutcome, Entry, RunRecord, RunValue, Start
 
     from .context import WorkflowContext
     from .workflow import StartOptions, Workflow
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 class Client(Protocol):
     """What workflows and handles ask of an app."""
 
-    def launch(
+    def start_workflow(
         self, workflow: Workflow[Any, Any], options: StartOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Coroutine[Any, Any, str]: ...
 
-    async def store(self, start: Start) -> None:
+    async def insert_run(self, start: Start) -> None:
         """For anybody to claim; `InstanceConflictError` if its id belongs to another run."""
         ...
 
@@ -44,7 +44,7 @@ class Client(Protocol):
         """`ActionRefusedError` if the run's state does not allow it."""
         ...
 
-    def tell_form(self, workflow: str, type: str, model: Any) -> None:
+    def register_event_schema(self, workflow: str, type: str, model: Any) -> None:
         """A run of the workflow waits for events of the type whose data fits the model. Returns at once."""
         ...
 
@@ -60,9 +60,9 @@ class Client(Protocol):
         """The newest number of the log."""
         ...
 
-    async def read_fact(self, instance_id: str, name: str) -> RunValue | None: ...
+    async def get_value(self, instance_id: str, name: str) -> RunValue | None: ...
 
-    async def await_fact(self, instance_id: str, name: str, timeout: float | None) -> RunValue: ...
+    async def wait_value(self, instance_id: str, name: str, timeout: float | None) -> RunValue: ...
 
     @property
     def microseconds(self) -> int: ...
@@ -75,27 +75,27 @@ class Client(Protocol):
     def now(self) -> datetime: ...
 
 
-running: ContextVar[Client | None] = ContextVar("edda_running_app", default=None)
+current_app: ContextVar[Client | None] = ContextVar("edda_running_app", default=None)
 """Set around activity bodies and workflow code."""
 
-here: ContextVar[WorkflowContext | None] = ContextVar("edda_here", default=None)
+current_context: ContextVar[WorkflowContext | None] = ContextVar("edda_here", default=None)
 """The context of the workflow or activity whose code is running."""
 
 _started: list[Client] = []
 _fallback: Callable[[], AbstractAsyncContextManager[Client] | None] = lambda: None  # noqa: E731 - replaced by the app
 
 
-def add_started(client: Client) -> None:
+def register_app(client: Client) -> None:
     _started.append(client)
 
 
-def remove_started(client: Client) -> None:
+def unregister_app(client: Client) -> None:
     if client in _started:
         _started.remove(client)
 
 
-def current() -> Client:
-    client = running.get()
+def get_client() -> Client:
+    client = current_app.get()
     if client is not None:
         return client
     if len(_started) == 1:
@@ -111,15 +111,15 @@ def current() -> Client:
     )
 
 
-def set_fallback(open_client: Callable[[], AbstractAsyncContextManager[Client] | None]) -> None:
+def set_default_client(open_client: Callable[[], AbstractAsyncContextManager[Client] | None]) -> None:
     """Where events go while no app is started."""
     global _fallback
     _fallback = open_client
 
 
-def current_or_fallback() -> AbstractAsyncContextManager[Client]:
-    if running.get() is None and not _started:
+def get_client_or_default() -> AbstractAsyncContextManager[Client]:
+    if current_app.get() is None and not _started:
         fallback = _fallback()
         if fallback is not None:
             return fallback
-    return nullcontext(current())
+    return nullcontext(get_client())

@@ -15,17 +15,17 @@ from typing_extensions import TypeVar
 from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
 from edda.core import match as matching
-from edda.core.channels import holds_message, log_type, unpack_message
+from edda.core.channels import event_type, is_message_body, unpack_message
 from edda.core.failure import decode_failure
 from edda.core.logs import hides
 from edda.core.model import EntryKind
 from edda.core.options import hide_unknown, refuse_unknown
 from edda.core.validation import ValidationFailure, validate
-from edda.core.veil import HIDDEN
+from edda.core.veil import REDACTED
 from edda.errors import ArgumentError, EventTimeoutError, EventValidationError, NonDeterminismError
 
 from .context import WorkflowContext, as_microseconds, execution_of, seconds_to_microseconds
-from .current import running
+from .current import current_app
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
@@ -77,14 +77,14 @@ class EventCall(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> str:
-        return matching.shape(self.match)
+        return matching.match_paths(self.match)
 
     def key(self, run_id: str, *, own: bool = False) -> bytes:
         return matching.wait_key(self.type, self.match, run_id if own else None)
 
     def describe(self, *, values: bool = True) -> str:
         if values or not self.match:  # stored and searched as the run's reason, and part of errors: without secrets
-            shown = {path: HIDDEN if hides(path) else value for path, value in self.match.items()}
+            shown = {path: REDACTED if hides(path) else value for path, value in self.match.items()}
             return matching.describe(self.type, shown)
         return f"{self.type} where {' and '.join(self.match)} match"
 
@@ -154,15 +154,15 @@ def wait_event(
     execution, codec = execution_of(ctx, "wait_event(ctx, event_type)"), ctx.codec
     _check_type(event_type)
     check_on_invalid("wait_event", on_invalid)
-    wanted = matching.normalize(match)
-    matching.shape(wanted)
-    if model is not None and (client := running.get()) is not None:
-        client.tell_form(ctx.workflow_name, event_type, model)
+    wanted = matching.parse_match(match)
+    matching.match_paths(wanted)
+    if model is not None and (client := current_app.get()) is not None:
+        client.register_event_schema(ctx.workflow_name, event_type, model)
     may_raise = model is not None and on_invalid == "raise"
 
     def read(body: bytes) -> Any:
         event = stored_event(codec, body)
-        return event if may_raise else received(event, model)
+        return event if may_raise else to_received_event(event, model)
 
     check = None if model is None or may_raise else partial(find_misfit, read)
     call = EventCall(event_type, wanted, _since(since), event_id is not None, check)
@@ -188,7 +188,7 @@ hide_unknown(wait_event)
 
 async def _convert(wait: Coroutine[Any, Any, CloudEvent], model: Any) -> ReceivedEvent[Any]:
     """In the workflow's own code, which may catch what this raises."""
-    return received(await wait, model)
+    return to_received_event(await wait, model)
 
 
 def check_on_invalid(verb: str, on_invalid: str) -> None:
@@ -227,10 +227,10 @@ def accepted(entry: Entry, read: Callable[[bytes], T]) -> T:
         ) from None
 
 
-def received(event: CloudEvent, model: Any = None) -> ReceivedEvent[Any]:
+def to_received_event(event: CloudEvent, model: Any = None) -> ReceivedEvent[Any]:
     data = json_format.value_of(event)
     if model is not None:
-        data = _fit(event, data, model)
+        data = _validate(event, data, model)
     return ReceivedEvent(
         data=data,
         type=event.type,
@@ -244,18 +244,18 @@ def received(event: CloudEvent, model: Any = None) -> ReceivedEvent[Any]:
 
 
 def stored_event(codec: Codec, body: bytes) -> CloudEvent:
-    return json_format.parse_stored(codec.unseal(body))
+    return json_format.parse_stored(codec.decrypt(body))
 
 
-def stored_type(codec: Codec, body: bytes) -> str:
+def stored_event_type(codec: Codec, body: bytes) -> str:
     """Of an event, or of the messages of a channel."""
-    data = codec.unseal(body)
-    if holds_message(data):
-        return log_type(unpack_message(codec, body).channel)
+    data = codec.decrypt(body)
+    if is_message_body(data):
+        return event_type(unpack_message(codec, body).channel)
     return json_format.parse_stored(data).type
 
 
-def _fit(event: CloudEvent, data: Any, model: Any) -> Any:
+def _validate(event: CloudEvent, data: Any, model: Any) -> Any:
     raw = bytes(event.data) if isinstance(event.data, msgspec.Raw) else None
     try:
         return validate(data, raw, model)
@@ -301,7 +301,7 @@ def _since(since: Since) -> int | Literal["now"] | None:
 # Starting by event
 
 
-def arguments(workflow: Workflow[Any, Any], event: CloudEvent) -> dict[str, Any]:
+def event_arguments(workflow: Workflow[Any, Any], event: CloudEvent) -> dict[str, Any]:
     """What a workflow that is started by this event is called with.
 
     A parameter annotated `ReceivedEvent` gets the whole event. Else an object's members are the arguments, and
@@ -311,7 +311,7 @@ def arguments(workflow: Workflow[Any, Any], event: CloudEvent) -> dict[str, Any]
     if len(parameters) == 1:
         ((name, hint),) = parameters.items()
         if hint is ReceivedEvent or get_origin(hint) is ReceivedEvent:
-            return {name: received(event, *getattr(hint, "__args__", ()))}
+            return {name: to_received_event(event, *getattr(hint, "__args__", ()))}
     data = json_format.value_of(event)
     if isinstance(data, dict) and (len(parameters) != 1 or not parameters.keys().isdisjoint(data)):
         return data if workflow.signature.takes_any else {name: data[name] for name in parameters if name in data}

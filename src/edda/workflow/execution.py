@@ -23,15 +23,15 @@ from edda.core.model import MICROSECONDS, Entry, EntryKind
 from edda.errors import NonDeterminismError, NotAwaitedError, NotInWorkflowError, ParkedError
 
 from . import ordering  # noqa: F401 - the workflow loop is deterministic only with it
-from .loop import TaskPath, SuspendedCall, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
+from .loop import SuspendedCall, TaskPath, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
 from .undoing import Compensator
 
 STOPS = (EntryKind.CANCEL, EntryKind.TIMEOUT, EntryKind.LIMIT)
 """They cancel the workflow's code."""
-_APART = (*STOPS, EntryKind.LATE, EntryKind.HEARTBEAT, EntryKind.STRAY, EntryKind.REJECTED, EntryKind.RECUR)
+_NO_COMMAND_KINDS = (*STOPS, EntryKind.LATE, EntryKind.HEARTBEAT, EntryKind.STRAY, EntryKind.REJECTED, EntryKind.RECUR)
 """They end no command that is pending; the last three move no code at all."""
 
-_PARTIAL = {(EntryKind.RETRY, EntryKind.STEP), (EntryKind.START, EntryKind.CHILD)}
+_INTERMEDIATE = {(EntryKind.RETRY, EntryKind.STEP), (EntryKind.START, EntryKind.CHILD)}
 """Entries that do not end the command they are for."""
 
 _EDDA = os.path.dirname(os.path.dirname(__file__))
@@ -63,22 +63,22 @@ class Command:
     """One durable thing the code asked for."""
 
     __slots__ = (
+        "after_entry",
         "attempt",
         "call",
+        "check_only",
         "context",
         "decode",
-        "details",
         "due",
         "future",
         "handle",
         "id",
         "input",
-        "is_question",
+        "is_replay",
         "issued_at",
         "kind",
+        "last_heartbeat",
         "name",
-        "needs",
-        "replayed",
         "retry_at",
         "started",
         "target",
@@ -98,28 +98,28 @@ class Command:
         self.due: int | None = None
         self.attempt = 1
         self.retry_at: int | None = None
-        self.needs = 0
+        self.after_entry = 0
         """How many entries must be durable before it may have an effect."""
         self.issued_at = 0
         self.context: Context | None = None
         """What the body of a step runs in; nothing else has one."""
         self.future: WorkflowFuture | None = None
         self.handle: TimerHandle | None = None
-        self.details: bytes | None = None
+        self.last_heartbeat: bytes | None = None
         """What was recorded of it so far: how far an earlier attempt had come, or which run was started."""
-        self.replayed = False
+        self.is_replay = False
         """Issued on replay: what it asks for may have been done before."""
         self.target: str | None = None
         """The run whose end it waits for."""
-        self.is_question = False
+        self.check_only = False
         """Asked only to know whether it happened."""
         self.started = False
         """That run exists, and will tell."""
 
     @property
-    def is_doubtful(self) -> bool:
+    def is_uncertain(self) -> bool:
         """Whether it may have to be undone though it failed: its body may have gone on after it was given up."""
-        return self.undo is not None and bool(self.call.may_be_given_up)
+        return self.undo is not None and bool(self.call.has_timeout)
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.id!r}"
@@ -157,7 +157,7 @@ class Execution:
         """Steps that tasks were still waiting for when the workflow's function returned."""
         self.in_memory = 0
         """Pending commands that die with the process."""
-        self.orphans: set[str] = set()
+        self.cancelled_children: set[str] = set()
         """Runs that were cancelled with their step here, and have not ended yet."""
         self.undoing = Compensator()
         self.late_cancel: str | None = None
@@ -249,7 +249,7 @@ class Execution:
     ) -> Coroutine[Any, Any, Any]:
         """A plain function: the id is taken when the verb is CALLED, in the caller's branch; awaited maybe later."""
         loop = self.loop
-        if loop.unwinding or loop.closing:
+        if loop.is_suspending or loop.is_closing_generator:
             return SuspendedCall(loop)
         task = asyncio.current_task(loop) if loop.thread == get_ident() else None
         if type(task) is not WorkflowTask:
@@ -269,12 +269,12 @@ class Execution:
         self._unawaited[command] = (awaiting, caller.f_code, caller.f_lasti)
         return awaiting
 
-    def repeat(self, command: Command) -> Coroutine[Any, Any, Any]:
+    def reissue(self, command: Command) -> Coroutine[Any, Any, Any]:
         """Ask once more for what was abandoned."""
         again = Command(command.kind, command.id, command.name, command.input, command.decode)
         again.call, again.undo = command.call, command.undo
-        again.details, again.attempt = command.details, command.attempt
-        again.replayed = again.is_question = True
+        again.last_heartbeat, again.attempt = command.last_heartbeat, command.attempt
+        again.is_replay = again.check_only = True
         return self._await_command(again)
 
     @property
@@ -285,8 +285,8 @@ class Execution:
         command = Command(EntryKind.TIMER, branch.next_id("timer"), "timer", b"", _nothing)
         command.due = _due(handle.when())
         command.handle = handle
-        handle.abandon = lambda: self._abandon(command)
-        self._issue(command)
+        handle.abandon = lambda: self._cancel_command(command)
+        self._register(command)
 
     def cancel(self, message: str | None = None) -> None:
         assert self._root is not None
@@ -302,7 +302,7 @@ class Execution:
             except RecurRequested as wanted:
                 recurrence = wanted
             finally:
-                if not self.loop.unwinding:
+                if not self.loop.is_suspending:
                     await self._cancel_leftovers()
             if self._unawaited:
                 self._refuse_forgotten()
@@ -313,7 +313,7 @@ class Execution:
         except (ParkedError, RecurRequested, KeyboardInterrupt):
             raise
         except BaseException as failure:
-            if not self.loop.unwinding and self.undoing.is_needed:
+            if not self.loop.is_suspending and self.undoing.is_needed:
                 await self.undoing.run(self, failure)
             raise
         finally:
@@ -351,30 +351,30 @@ class Execution:
     async def _await_command(self, command: Command) -> Any:
         self._unawaited.pop(command, None)
         loop = self.loop
-        if loop.unwinding or loop.closing:
+        if loop.is_suspending or loop.is_closing_generator:
             await SuspendedCall(loop)
         if self.replaying:
-            taken = self._next_if_mine(command)
+            taken = self._take_next_entry(command)
             if taken is not None:
                 return taken[0]
         command.future = loop.create_future()
-        self._issue(command)
+        self._register(command)
         try:
             return await command.future
         except CancelledError:
-            self._abandon(command)
+            self._cancel_command(command)
             raise
         finally:
             command.future = None  # or an error, its traceback, this frame and the future would keep each other alive
 
-    def _next_if_mine(self, command: Command) -> tuple[Any] | None:
+    def _take_next_entry(self, command: Command) -> tuple[Any] | None:
         """The replay's short cut: nothing else can run and the next entry would wake just this branch."""
         if self.loop.ready or self.length >= len(self._history):
             return None
         entry = self._history[self.length]
         if entry.step != command.id or entry.kind != command.kind or not entry.ok:
             return None
-        if not self._fits(command, entry):
+        if not self._matches(command, entry):
             return None  # the slow way names the difference, where the workflow's code cannot catch it
         task = asyncio.current_task(self.loop)
         if task is None or task.cancelling() or command.id in self.pending:
@@ -387,31 +387,31 @@ class Execution:
         self.loop.next_number()  # the future that was not made: numbers stay the same
         self._advance(entry)
         if command.undo is not None:
-            self.undoing.settle(command, entry)
+            self.undoing.on_outcome(command, entry)
         if self.on_replayed is not None:
             self.on_replayed(command, entry)
         return (value,)
 
-    def _issue(self, command: Command) -> None:
+    def _register(self, command: Command) -> None:
         if command.id in self.pending:
             raise NonDeterminismError(
                 f"run {self.name}: two steps with the id {command.id!r} are pending at once. Give each call its own "
                 "activity_id, or leave the ids to Edda."
             )
-        command.needs = self.length
+        command.after_entry = self.length
         command.issued_at = self.now
         if self.replaying:
-            command.replayed = True
+            command.is_replay = True
         if command.undo is not None:
-            self.undoing.expect(command)
+            self.undoing.track(command)
         if command.kind is EntryKind.STEP:
             command.context = copy_context()
             self.in_memory += 1
         self.pending[command.id] = command
         self.issued.append(command)
 
-    def _abandon(self, command: Command) -> None:
-        if self.loop.unwinding or self.pending.get(command.id) is not command:
+    def _cancel_command(self, command: Command) -> None:
+        if self.loop.is_suspending or self.pending.get(command.id) is not command:
             return
         self._remove(command)
         self.undoing.abandon(command)
@@ -431,9 +431,9 @@ class Execution:
             self.loop.now = entry.at / MICROSECONDS
 
     def _apply(self, entry: Entry) -> None:
-        replayed = self.replaying
+        is_replay = self.replaying
         self._advance(entry)
-        if entry.kind in _APART:
+        if entry.kind in _NO_COMMAND_KINDS:
             self._apply_apart(entry)
             return
         command = self._expected(entry)
@@ -442,8 +442,8 @@ class Execution:
             return
         self._remove(command)
         if command.undo is not None:
-            self.undoing.settle(command, entry)
-        if replayed and self.on_replayed is not None:
+            self.undoing.on_outcome(command, entry)
+        if is_replay and self.on_replayed is not None:
             self.on_replayed(command, entry)
         self._wake(command, entry)
 
@@ -453,8 +453,8 @@ class Execution:
                 self.late_cancel = entry.name
             self.cancel(entry.name or None)
         elif entry.kind is EntryKind.LATE:
-            self.orphans.discard(entry.name)
-            self.undoing.settle_late(entry)
+            self.cancelled_children.discard(entry.name)
+            self.undoing.on_late_outcome(entry)
         elif entry.kind is EntryKind.HEARTBEAT:
             self._apply_heartbeat(entry)
 
@@ -463,18 +463,18 @@ class Execution:
             command.attempt = entry.attempt + 1
             command.retry_at = entry.at
         else:
-            command.started, command.details = True, entry.value
+            command.started, command.last_heartbeat = True, entry.value
 
     def _apply_heartbeat(self, entry: Entry) -> None:
         command = self.pending.get(entry.step)
         if command is not None:
-            command.details = entry.value
+            command.last_heartbeat = entry.value
 
     def _expected(self, entry: Entry) -> Command:
         command = self.pending.get(entry.step)
-        if command is None or (command.kind is not entry.kind and (entry.kind, command.kind) not in _PARTIAL):
+        if command is None or (command.kind is not entry.kind and (entry.kind, command.kind) not in _INTERMEDIATE):
             self._refuse(entry)
-        if not self._fits(command, entry):
+        if not self._matches(command, entry):
             self._refuse_arguments(command, entry)
         return command
 
@@ -487,7 +487,7 @@ class Execution:
             "recorded, in their order, and the run goes on."
         )
 
-    def _fits(self, command: Command, entry: Entry) -> bool:
+    def _matches(self, command: Command, entry: Entry) -> bool:
         if entry.name != command.name:
             return False
         return entry.input == command.input or entry.kind is EntryKind.RETRY or self._same(entry.input, command.input)

@@ -7,11 +7,11 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from edda.core.model import CancelOutcome
-from edda.core.paths import show
+from edda.core.paths import repr_short
 from edda.core.states import RunStatus
 from edda.errors import NotInWorkflowError
 
-from .children import await_run, running_context, within
+from .children import await_run, running_context, with_timeout
 
 if TYPE_CHECKING:
     from edda.core.model import Entry
@@ -26,7 +26,9 @@ def _checked(instance_id: Any) -> str:
         return instance_id
     if inspect.iscoroutine(instance_id):
         instance_id.close()
-    raise TypeError(f"handle({show(instance_id)}): expected the id of a run, which `await order.start(...)` returns")
+    raise TypeError(
+        f"handle({repr_short(instance_id)}): expected the id of a run, which `await order.start(...)` returns"
+    )
 
 
 class WorkflowHandle(Generic[R]):
@@ -45,7 +47,7 @@ class WorkflowHandle(Generic[R]):
         if ctx is None:
             return self._client.await_result(self.instance_id, self._returns, timeout)
         ended = await_run(ctx, self.instance_id, self._returns)
-        return ended if timeout is None else within(ended, timeout, self.instance_id)
+        return ended if timeout is None else with_timeout(ended, timeout, self.instance_id)
 
     def cancel(self, reason: str = "cancelled") -> Coroutine[Any, Any, bool]:
         """Ask the run to stop; False if it has ended already. The run ends by itself, `finally` blocks included."""
@@ -68,13 +70,13 @@ class WorkflowHandle(Generic[R]):
     async def get(self, key: str, default: Any = None, *, type: Any = Any) -> Any:
         """What the run said last with `ctx.set(key, ...)`."""
         _refuse_in_workflow("get")
-        fact = await self._client.read_fact(self.instance_id, key)
+        fact = await self._client.get_value(self.instance_id, key)
         return default if fact is None else self._client.codec.decode(fact.value, type)
 
     async def wait(self, key: str, timeout: float | None = None, *, type: Any = Any) -> Any:
         """As `get`, once there is a value; `ValueNotSetError` if the run ends without one."""
         _refuse_in_workflow("wait")
-        fact = await self._client.await_fact(self.instance_id, key, timeout)
+        fact = await self._client.wait_value(self.instance_id, key, timeout)
         return self._client.codec.decode(fact.value, type)
 
     async def _status(self) -> RunStatus:

@@ -124,7 +124,7 @@ class SuspendedCall(Coroutine[Any, Any, Any]):
         self._loop = loop
 
     def __await__(self) -> Generator[None, None, NoReturn]:
-        while self._loop.defied:
+        while self._loop.ignores_suspend:
             yield
         self._loop.raise_suspended()
 
@@ -152,7 +152,7 @@ def _refuse(method: str) -> Any:
             f"{method}() was called in the body of a workflow ({self.name}). Real I/O, threads, processes and "
             "signals cannot be replayed: do it in an @activity, or in an inline step, `await ctx.step(name, fn)`."
         )
-        self.refused = self.refused or error
+        self.forbidden_call = self.forbidden_call or error
         raise error
 
     refuse.__name__ = method
@@ -175,7 +175,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self, owner: TimerFactory, now: float, name: str, outside: asyncio.AbstractEventLoop | None = None
     ) -> None:
         self.owner: TimerFactory | None = owner
-        self.outside = outside
+        self.real_loop = outside
         """The loop that is running around every slice; asking for it each time costs a system call before 3.12."""
         self.name = name
         self.now = now
@@ -183,11 +183,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self.ready: deque[Handle] = deque()
         self.tasks: dict[int, WorkflowTask] = {}
         self.thread: int | None = None
-        self.unwinding = False
+        self.is_suspending = False
         """The run leaves memory: nothing works any more."""
-        self.closing = False
+        self.is_closing_generator = False
         """An abandoned generator is closed: verbs raise, callbacks work (it may release a lock)."""
-        self.refused: NotInWorkflowError | None = None
+        self.forbidden_call: NotInWorkflowError | None = None
         """The first forbidden call; kept because code may swallow the error."""
         self._numbers = 0
         self._raised = 0
@@ -201,7 +201,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None) -> Any:
         handle = Handle(callback, args, context)
-        if not self.unwinding:
+        if not self.is_suspending:
             self.ready.append(handle)
         return handle
 
@@ -216,12 +216,12 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         if when <= self.now:
             return self.call_soon(callback, *args, context=context)
         handle = TimerHandle(when, callback, args, context)
-        if not self.unwinding and self.owner is not None:
+        if not self.is_suspending and self.owner is not None:
             self.owner.set_timer(self.current_branch(), handle)
         return handle
 
     def create_future(self) -> WorkflowFuture:
-        if (self.unwinding or self.closing) and not self.defied:
+        if (self.is_suspending or self.is_closing_generator) and not self.ignores_suspend:
             self.raise_suspended()  # TaskGroup.__aexit__ and Condition.wait would wait for ever
         future = WorkflowFuture(loop=self)
         self._numbers += 1
@@ -231,9 +231,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def create_task(  # newer Pythons pass options of their own, such as eager_start, which are ignored on purpose
         self, coro: Any, *, name: str | None = None, context: Context | None = None, **_options: Any
     ) -> WorkflowTask:
-        if self.unwinding or self.closing:
+        if self.is_suspending or self.is_closing_generator:
             coro.close()
-            if self.closing and not self.unwinding:
+            if self.is_closing_generator and not self.is_suspending:
                 self.raise_suspended()
             # Not raised: the other coroutines in the `gather` of a `finally` would warn that nobody awaited them.
             return self.add_task(SuspendedCall(self), TaskPath(), "leaving")
@@ -268,7 +268,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self.call_exception_handler(context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if not self.unwinding and self.owner is not None and not self.owner.replaying:
+        if not self.is_suspending and self.owner is not None and not self.owner.replaying:
             logger.error("run %s: %s", self.name, context.get("message"), exc_info=context.get("exception"))
 
     async def shutdown_asyncgens(self) -> None:
@@ -292,7 +292,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         raise Suspended("the run leaves memory")
 
     @property
-    def defied(self) -> bool:
+    def ignores_suspend(self) -> bool:
         """Code that catches `Suspended` and asks again, over and over, must be made to yield instead."""
         return self._raised > 1000
 
@@ -306,7 +306,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def leave(self, hooks: Any) -> None:
         sys.set_asyncgen_hooks(*hooks)
-        _set_running_loop(self.outside)
+        _set_running_loop(self.real_loop)
         self.thread = None
 
     def run_to_idle(self) -> None:
@@ -341,22 +341,22 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return "; ".join(lines)
 
     def _close_abandoned(self, generator: AsyncGenerator[Any, Any]) -> None:
-        before, self.closing = self.closing, True
+        before, self.is_closing_generator = self.is_closing_generator, True
         try:
             close_generator(generator)
         finally:
-            self.closing = before
+            self.is_closing_generator = before
 
     def drop(self) -> None:
         """Unwind every branch, newest first, and break the cycles, so that reference counts free it all."""
-        self.unwinding = True
+        self.is_suspending = True
         self.ready.clear()
         hooks = self.enter()
         try:
             for task in reversed([t for t in self.tasks.values() if not t.done()]):
                 self._unwind_task(task)
             for task in self.tasks.values():
-                self._untie(task)
+                self._break_cycles(task)
         finally:
             self.leave(hooks)
         self.tasks.clear()
@@ -369,13 +369,13 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             return
         task.context.run(unwind, coro)
 
-    def _untie(self, future: Any) -> None:
+    def _break_cycles(self, future: Any) -> None:
         """Cut the callbacks, also of what it waits for: a cancelled `gather` keeps its own till its branches end."""
         for callback, _ in future._callbacks or ():
             future.remove_done_callback(callback)
         for below in (getattr(future, "_fut_waiter", None), *getattr(future, "_children", ())):
             if below is not None and below._callbacks:
-                self._untie(below)
+                self._break_cycles(below)
 
     # What cannot be replayed
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from edda.core.paths import show
+from edda.core.paths import repr_short
 
 from .context import WorkflowContext
 
@@ -37,7 +37,8 @@ def wait_any(ctx: WorkflowContext, *waits: Awaitable[T], **named: Awaitable[T]) 
     for name, wait in zip(names, given, strict=True):
         if not inspect.isawaitable(wait):
             raise TypeError(
-                f"wait_any(ctx, ...): {name!r} is {show(wait)}; expected a wait that was called and not awaited, such "
+                f"wait_any(ctx, ...): {name!r} is {repr_short(wait)}; "
+                "expected a wait that was called and not awaited, such "
                 "as wait_event(ctx, ...) or sleep(ctx, ...)"
             )
     return _race(names, given)

@@ -11,7 +11,7 @@ from edda.core.options import hide_unknown, known_options, refuse_unknown
 from edda.core.signature import Signature
 from edda.errors import ArgumentError
 
-from .activity import UNDO_MARK, UNFINISHED_MARK, Activity, check_step
+from .activity import COMPENSATION_ATTRIBUTE, UNFINISHED_MARK, Activity, check_step
 from .context import RunContext, misplaced
 from .undoing import CompensationStep
 
@@ -97,7 +97,7 @@ def on_failure(undo: Callable[..., Any]) -> Callable[[F], F]:
         if isinstance(fn, Activity):
             raise TypeError(f"@on_failure belongs under @activity, not above it: {fn.name}")
         remedy = ActivityCompensation(step, Signature(fn))
-        setattr(fn, UNDO_MARK, remedy)
+        setattr(fn, COMPENSATION_ATTRIBUTE, remedy)
         return fn
 
     setattr(mark, UNFINISHED_MARK, True)
@@ -164,7 +164,7 @@ class ActivityCompensation:
                 f"{_listed(known)} to give (its arguments, the fields of its result, and {RESULT!r})"
             )
 
-    def bound(self, ctx: WorkflowContext, input: bytes) -> BoundActivityCompensation:
+    def bind_to(self, ctx: WorkflowContext, input: bytes) -> BoundActivityCompensation:
         return BoundActivityCompensation(self, ctx, input)
 
     def arguments(self, codec: Codec, input: bytes, result: Any) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from edda.errors import EventDeliveryError, NotInWorkflowError
 
 from .activity import inline_step
 from .context import ActivityContext, RunContext, WorkflowContext
-from .current import current_or_fallback, here
+from .current import current_context, get_client_or_default
 
 POST_TIMEOUT = 30.0
 _WORTH_TRYING_AGAIN = frozenset({408, 425, 429})
 
-carried: ContextVar[Mapping[str, str]] = ContextVar("edda_carried", default={})  # noqa: B039 - nobody changes it
+inherited_extensions: ContextVar[Mapping[str, str]] = ContextVar("edda_carried", default={})  # noqa: B039 - nobody changes it
 """Extensions that every event sent from here has unless it says otherwise: where it stands in a trace."""
 
 
@@ -47,11 +47,11 @@ def send_event(
 
     In a workflow it is a recorded step, and in an activity every attempt sends it under the same id: it counts once.
     """
-    attributes = describe_event(
+    attributes = event_attributes(
         event_type, source, data, datacontenttype, subject, time, dataschema, target_instance_id, extensions
     )
     make(id=id or "-", **attributes)  # what is wrong with it is said here, before anything is recorded
-    context = here.get()
+    context = current_context.get()
     if isinstance(context, RunContext):
         return inline_step(context, "send_event", _send, (attributes, id, broker_url), None)
     return _send(attributes, id, broker_url)
@@ -75,29 +75,29 @@ def send_event_transactional(
 
     The relayer delivers it, at least once, and those of one `key` in order; the key is the run's id if none is given.
     """
-    attributes = describe_event(
+    attributes = event_attributes(
         event_type, event_source, event_data, content_type, subject, time, dataschema, None, extensions
     )
     make(id=id or "-", **attributes)
     args = (attributes, id, key)
     if isinstance(ctx, RunContext):
-        return inline_step(ctx, "send_event_transactional", _put_out, args, None)
+        return inline_step(ctx, "send_event_transactional", _to_outbox, args, None)
     if isinstance(ctx, ActivityContext):
-        return _put_out(*args)
+        return _to_outbox(*args)
     raise NotInWorkflowError("send_event_transactional() needs the context of a workflow or an activity")
 
 
-async def _put_out(attributes: Mapping[str, Any], id: str | None, key: str | None) -> str:
-    ctx = here.get()
+async def _to_outbox(attributes: Mapping[str, Any], id: str | None, key: str | None) -> str:
+    ctx = current_context.get()
     assert isinstance(ctx, ActivityContext)
-    event = complete(attributes, id, "", ctx.now())
+    event = finish_event(attributes, id, "", ctx.now())
     ctx.work.send(
         OutboxEvent(
             event.id,
             key or ctx.instance_id,
             event.type,
             event.source,
-            ctx.values.seal(json_format.emit_stored(event)),
+            ctx.values.encrypt(json_format.emit_stored(event)),
             ctx.microseconds,
             RunId(ctx.instance_id),
         )
@@ -105,7 +105,7 @@ async def _put_out(attributes: Mapping[str, Any], id: str | None, key: str | Non
     return event.id
 
 
-def describe_event(
+def event_attributes(
     event_type: str,
     source: str,
     data: Any,
@@ -131,21 +131,21 @@ def describe_event(
 
 async def _send(attributes: Mapping[str, Any], id: str | None, broker_url: str | None) -> str:
     if broker_url is not None:
-        event = complete(attributes, id, str(uuid4()), datetime.now(UTC))
+        event = finish_event(attributes, id, str(uuid4()), datetime.now(UTC))
         await post(broker_url, event)
         return event.id
-    async with current_or_fallback() as client:
-        event = complete(attributes, id, client.new_id(), client.now())
+    async with get_client_or_default() as client:
+        event = finish_event(attributes, id, client.new_id(), client.now())
         await client.send(event)
     return event.id
 
 
-def complete(attributes: Mapping[str, Any], id: str | None, new_id: str, now: datetime) -> CloudEvent:
+def finish_event(attributes: Mapping[str, Any], id: str | None, new_id: str, now: datetime) -> CloudEvent:
     """With an id and a time; inside an activity the id is the same at every attempt."""
-    context = here.get()
+    context = current_context.get()
     if id is None:
         id = context.next_effect_id() if isinstance(context, ActivityContext) else new_id
-    extensions = {**carried.get(), **attributes["extensions"]}
+    extensions = {**inherited_extensions.get(), **attributes["extensions"]}
     return make(id=id, **{**attributes, "extensions": extensions, "time": attributes["time"] or now.isoformat()})
 
 

@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edda.core.model import Entry, EntryKind
-from edda.core.paths import shorten
+from edda.core.paths import truncate
 from edda.errors import CompensationError, ParkedError, RetryExhaustedError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Compensator:
         self._is_needed = False
         self.begun_at: int | None = None
         """How long the history was when undoing began."""
-        self.settling: str | None = None
+        self.quiesce_step: str | None = None
         """The step that waits until nothing of the run is under way any more."""
 
     @property
@@ -53,7 +53,7 @@ class Compensator:
         self._is_needed = True
         self._undos.append(undo)
 
-    def expect(self, command: Command) -> None:
+    def track(self, command: Command) -> None:
         if command.undo is not None:
             self._is_needed = True
 
@@ -61,21 +61,21 @@ class Compensator:
         if command.undo is not None:
             self._owed[command.id] = command
 
-    def owes(self, command: Command) -> bool:
+    def awaits_outcome(self, command: Command) -> bool:
         """Whether its outcome is still missing."""
         return self._owed.get(command.id) is command
 
-    def settle(self, command: Command, entry: Entry) -> None:
+    def on_outcome(self, command: Command, entry: Entry) -> None:
         """A step has its outcome."""
         if command.undo is None:
             return
         self._owed.pop(command.id, None)
         if entry.ok:
             self.add(command.undo.prepare(command.decode(entry)))
-        elif command.is_doubtful:
+        elif command.is_uncertain:
             self._owed[command.id] = command
 
-    def settle_late(self, entry: Entry) -> None:
+    def on_late_outcome(self, entry: Entry) -> None:
         """What became of a body that nobody waited for any more."""
         command = self._owed.pop(entry.step, None)
         if command is not None and entry.ok:
@@ -102,19 +102,19 @@ class Compensator:
     async def _settle_all(self, execution: Execution) -> None:
         """Until every outcome is known. Only what was lost in a crash takes another round."""
         for number in count(1):
-            self.settling = f"settled:{number}"
-            await execution.call(EntryKind.SETTLED, "settled", id=self.settling)
-            self.settling = None
+            self.quiesce_step = f"settled:{number}"
+            await execution.call(EntryKind.SETTLED, "settled", id=self.quiesce_step)
+            self.quiesce_step = None
             if not self._owed:
                 return
             for command in tuple(self._owed.values()):
-                await _learn(execution, command)
+                await _resolve_lost_step(execution, command)
 
 
-async def _learn(execution: Execution, command: Command) -> None:
+async def _resolve_lost_step(execution: Execution, command: Command) -> None:
     """Its outcome was lost in a crash, so it is asked for or tried once more: else it could not be undone."""
     try:
-        await execution.repeat(command)
+        await execution.reissue(command)
     except ParkedError:
         raise
     except Exception:
@@ -123,7 +123,7 @@ async def _learn(execution: Execution, command: Command) -> None:
 
 def _explain(error: Exception) -> str:
     reason = error.__cause__ or error if isinstance(error, RetryExhaustedError) else error
-    return shorten(f"{type(reason).__name__}: {reason}", 500)
+    return truncate(f"{type(reason).__name__}: {reason}", 500)
 
 
 def _failed(failures: list[str]) -> CompensationError:

@@ -10,14 +10,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from edda.core.options import explained, hide_unknown, known_options, refuse_unknown
-from edda.core.paths import show
+from edda.core.paths import repr_short
 from edda.core.signature import Signature
 from edda.errors import NotInWorkflowError, UnknownWorkflowError
 
 from .activity import Activity, check_function, check_name
 from .children import running_context, start_child
 from .context import ActivityContext, RunContext, WorkflowContext, seconds_to_microseconds
-from .current import current, here
+from .current import current_context, get_client
 from .handle import WorkflowHandle
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Workflow(Generic[P, R]):
         return BoundWorkflow(self, options)
 
     def handle(self, instance_id: str) -> WorkflowHandle[R]:
-        return WorkflowHandle(instance_id, current(), self.signature.returns)
+        return WorkflowHandle(instance_id, get_client(), self.signature.returns)
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
@@ -121,7 +121,7 @@ class BoundWorkflow(Generic[P, R]):
         if ctx is not None:
             self._refuse_session("in a workflow's own code")
             return start_child(ctx, self._workflow, self._options, args, kwargs, is_awaited=False)
-        return (self._client or current()).launch(self._workflow, self._options, args, kwargs)
+        return (self._client or get_client()).start_workflow(self._workflow, self._options, args, kwargs)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         self._refuse_session("with run(), which would wait for a run that is not committed: use start()")
@@ -139,14 +139,14 @@ class BoundWorkflow(Generic[P, R]):
             raise ValueError(f"{self._workflow.name}.options(session=...) {where}")
 
     async def _launch_and_wait(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-        client = self._client or current()
-        ctx = here.get()
+        client = self._client or get_client()
+        ctx = current_context.get()
         if isinstance(ctx, ActivityContext) and ctx.has_transaction:
             raise NotInWorkflowError(
                 f"{self._workflow.name}.run() in an activity with an open transaction would wait for a run that begins "
                 "only when that is committed: use start()"
             )
-        instance_id = await client.launch(self._workflow, self._options, args, kwargs)
+        instance_id = await client.start_workflow(self._workflow, self._options, args, kwargs)
         result: R = await client.await_result(instance_id, self._workflow.signature.returns, None)
         return result
 
@@ -165,7 +165,8 @@ def as_starter(what: Any, verb: str) -> BoundWorkflow[Any, Any]:
     if isinstance(what, Activity):
         raise TypeError(f"{verb}({what.name}): expected a workflow, got an activity, which only a workflow can call")
     raise TypeError(
-        f"{verb}({show(what)}): expected a workflow, the function itself, decorated with @workflow, or its options(...)"
+        f"{verb}({repr_short(what)}): expected a workflow, the function itself, decorated with @workflow, "
+        "or its options(...)"
     )
 
 

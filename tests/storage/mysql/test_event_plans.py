@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from edda.core.model import AckInbox, RunWrite, Event, EventKey, NewEvent, RunId, Wait
-from edda.storage.mysql.acceptance import FIND_KNOWN, FIND_WAITS, VERSIONS, survey
+from edda.core.model import AckInbox, Event, EventKey, NewEvent, RunId, RunWrite, Wait
+from edda.storage.mysql.acceptance import FIND_KNOWN, FIND_WAITS, VERSIONS, lookup_statements
 from edda.storage.mysql.acceptance import WaitLookup as Looking
 from edda.storage.mysql.buckets import HOLD, SHARE
 from edda.storage.mysql.events import FIND_EVENT, LOG, NEWEST, NEWEST_BEFORE, PAGE, SHAPES, SHARE_EVENTS
-from edda.storage.mysql.letters import EventInboxRow, deliver
+from edda.storage.mysql.letters import EventInboxRow, insert_event_items
 from edda.storage.mysql.moves import DROP_WAIT, END_WAITS
 from edda.storage.mysql.pruning import (
     DELETE_EVENTS,
@@ -26,7 +26,7 @@ from edda.storage.mysql.pruning import (
 )
 from edda.storage.mysql.queue import FIND_MAIL, READ_WAITS, read_mail
 from edda.storage.mysql.session import Session
-from edda.storage.mysql.statement import Statement, joins, text
+from edda.storage.mysql.statement import Statement, join_values, quote_text
 from edda.storage.mysql.waits import find_events
 
 from .test_plans import NUMBERS, Look, look, look_at
@@ -78,7 +78,7 @@ async def ask(session: Session, run: str, name: str, floor: int | None) -> Look:
 
 
 def selects(column: str, values: Sequence[str]) -> list[bytes]:
-    return [b"SELECT %b AS %b" % (text(value), column.encode()) for value in values]
+    return [b"SELECT %b AS %b" % (quote_text(value), column.encode()) for value in values]
 
 
 # Whoever asks for an event
@@ -133,7 +133,7 @@ async def test_a_post_is_compared_with_what_is_there_by_index(session: Session) 
         for i in range(10)
     ]
     seen = {}
-    for statement in survey(Looking(post, 8), ()):
+    for statement in lookup_statements(Looking(post, 8), ()):
         if statement.label.startswith("SELECT"):
             (seen[statement.label.encode()],) = await look_at(session, statement)
     assert seen[FIND_KNOWN].rows == seen[FIND_WAITS].rows == 10
@@ -155,7 +155,7 @@ async def test_locking_buckets_touches_no_others(session: Session, template: byt
 
 async def test_delivering_touches_the_runs_it_is_for(session: Session) -> None:
     letters = [EventInboxRow(run, 1, "ship", 99_999) for run in BORN]
-    statements = [statement for statement in deliver(letters) if "sql_mode" not in statement.label]
+    statements = [statement for statement in insert_event_items(letters) if "sql_mode" not in statement.label]
     assert len(statements) == 4
     for seen in await look_at(session, *statements):
         assert seen.reads <= 80
@@ -163,8 +163,8 @@ async def test_delivering_touches_the_runs_it_is_for(session: Session) -> None:
 
 @pytest.mark.parametrize("template", [DROP_WAIT, END_WAITS])
 async def test_ending_waits_touches_the_runs_they_are_of(session: Session, template: bytes) -> None:
-    rows = [b"SELECT %b AS run_id, 'ship' AS step" % text(run) for run in BORN]
-    (seen,) = await look_at(session, *joins(template, rows))
+    rows = [b"SELECT %b AS run_id, 'ship' AS step" % quote_text(run) for run in BORN]
+    (seen,) = await look_at(session, *join_values(template, rows))
     assert seen.reads <= 60
 
 
@@ -228,7 +228,7 @@ async def test_looking_for_keys_of_old_events_ends_where_the_young_ones_begin(se
 
 async def test_deleting_keys_touches_those_of_its_events(session: Session) -> None:
     rows = [b"SELECT %d AS seq" % seq for seq in range(2_000, 2_010)]
-    (seen,) = await look_at(session, *joins(DELETE_KEYS, rows))
+    (seen,) = await look_at(session, *join_values(DELETE_KEYS, rows))
     assert seen.reads <= 120
 
 
@@ -244,7 +244,7 @@ async def test_what_keeps_an_event_is_looked_up_event_by_event(session: Session)
     seen = await look(session, FIND_USED, seqs, seqs)
     assert seen.rows == 3
     assert seen.reads <= 60
-    (seen,) = await look_at(session, *joins(DELETE_EVENTS, [b"SELECT %d AS seq" % seq for seq in range(1, 11)]))
+    (seen,) = await look_at(session, *join_values(DELETE_EVENTS, [b"SELECT %d AS seq" % seq for seq in range(1, 11)]))
     assert seen.reads <= 60
 
 
@@ -254,7 +254,7 @@ async def test_letters_are_found_from_the_oldest_on(session: Session) -> None:
     assert "edda_delivery_at" in seen.plan
     assert seen.reads <= 50 * 5
     rows = [b"SELECT 'reader' AS run_id, %d AS n" % n for n in range(1, 11)]
-    (seen,) = await look_at(session, *joins(DELETE_LETTERS, rows))
+    (seen,) = await look_at(session, *join_values(DELETE_LETTERS, rows))
     assert seen.reads <= 60
 
 
@@ -265,5 +265,5 @@ async def test_ended_runs_are_found_from_the_oldest_on_and_deleted_one_by_one(se
     assert seen.reads <= 60
     rows = selects("run_id", [f"ended{i}" for i in range(10)])
     for template in DELETE_OF_RUNS:
-        (deleted,) = await look_at(session, *joins(template, rows))
+        (deleted,) = await look_at(session, *join_values(template, rows))
         assert deleted.reads <= 80

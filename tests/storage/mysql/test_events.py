@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from edda.core.model import RunWrite, Event, EventKey, NewEvent, Suspend, RunId
+from edda.core.model import Event, EventKey, NewEvent, RunId, RunWrite, Suspend
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError
 from edda.storage.mysql import MySQLStorage
@@ -84,7 +84,7 @@ async def test_letters_bring_the_right_events_where_numbers_are_not_given_out_on
     await storage.accept([incoming(f"for {run}", run, starts=[start(f"by {run}")]) for run in ("c", "a", "b")], {})
     numbers = {run: await number_of(storage, f"for {run}") for run in ("a", "b", "c")}
     assert numbers["c"] + 6 == numbers["a"] + 3 == numbers["b"]
-    assert {(letter.run_id, letter.event) for letter in await storage.mail(worker.id)} == set(numbers.items())
+    assert {(letter.run_id, letter.event) for letter in await storage.read_inboxes(worker.id)} == set(numbers.items())
     started = (await worker.claim()).runs
     assert {run.run_id: run.start_seq for run in started} == {f"by {run}": n for run, n in numbers.items()}
 
@@ -100,7 +100,7 @@ async def test_a_post_larger_than_a_packet_is_still_one_commit(storage: MySQLSto
     assert await storage.accept(post, {}) is not None
     numbers = {run: await number_of(storage, f"for {run}") for run in runs}
     assert sorted(numbers, key=lambda run: numbers[run]) == runs[::-1]
-    assert {(letter.run_id, letter.event) for letter in await storage.mail(worker.id)} == set(numbers.items())
+    assert {(letter.run_id, letter.event) for letter in await storage.read_inboxes(worker.id)} == set(numbers.items())
     assert {run.start_seq for run in (await worker.claim()).runs} == set(numbers.values())
 
 
@@ -150,11 +150,11 @@ async def test_learning_a_shape_waits_for_those_who_store_events_of_its_type(
     await stranger.send(bind(BEGIN), bind(SHARE, sorted(of_types([TYPE]))))
     assert await storage.accept([incoming("1")], {}) is not None
     with pytest.raises(StorageConflictError):
-        await storage.learn(TYPE, "order")
+        await storage.register_match_paths(TYPE, "order")
     newest = await number_of(storage, "1")
-    assert await storage.learn("another type", "order") == newest
+    assert await storage.register_match_paths("another type", "order") == newest
     await stranger.rollback()
-    assert await storage.learn(TYPE, "order") == newest
+    assert await storage.register_match_paths(TYPE, "order") == newest
 
 
 async def test_an_event_pruned_between_finding_and_delivering_it_is_a_conflict(

@@ -13,11 +13,11 @@ import pytest
 
 from edda import EddaApp, RetryPolicy, WorkflowContext, activity, workflow
 from edda.cli.doctor import _look_at_cluster
-from edda.core.model import StepCommit, RunId, Sent, StoredEvent, EndWatcher
+from edda.core.model import EndWatcher, RunId, Sent, StepCommit, StoredEvent
 from edda.errors import LeaseLostError, StorageConflictError, StorageError
 from edda.storage import joint as joints
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.session import BEGIN, COMMIT, EXPECT, Session, _refuse_group_replication
+from edda.storage.mysql.session import ASSERT_ROW_COUNT, BEGIN, COMMIT, Session, _refuse_group_replication
 from edda.storage.mysql.statement import bind
 from edda.storage.ports import Storage
 from edda.storage.step_faults import is_conflict
@@ -101,10 +101,10 @@ async def test_a_transaction_that_another_node_aborts_leaves_nothing(urls: tuple
                 await session.send(
                     bind(BEGIN),
                     bind(b"UPDATE tally SET v = v + 1 WHERE b = 1"),
-                    bind(EXPECT, 1),
+                    bind(ASSERT_ROW_COUNT, 1),
                     bind(b"INSERT INTO mark VALUES (%b, 1)", mark),
                     bind(b"UPDATE tally SET v = v + 1 WHERE b = 2"),
-                    bind(EXPECT, 1),
+                    bind(ASSERT_ROW_COUNT, 1),
                     bind(b"INSERT INTO mark VALUES (%b, 2)", mark),
                     bind(COMMIT),
                 )
@@ -158,7 +158,7 @@ async def test_no_wake_up_is_lost_between_a_wait_at_one_node_and_its_event_at_th
         )
         assert written is not None
         if run in written.unmet:  # it found the event, and has it in its inbox
-            reached = run in {letter.run_id for letter in await one.mail(worker.id)}
+            reached = run in {letter.run_id for letter in await one.read_inboxes(worker.id)}
         else:  # the event found the wait, and made the run ready
             reached = run in {claimed.run_id for claimed in (await worker.claim()).runs}
         if not reached:
@@ -173,7 +173,9 @@ async def test_events_of_one_key_appear_in_the_order_of_their_numbers(
 
     async def read() -> None:
         while len(seen) < 60:
-            found: tuple[StoredEvent, ...] = await storages[0].page(key("paid"), seen[-1] if seen else 0, 100)
+            found: tuple[StoredEvent, ...] = await storages[0].events_under_key(
+                key("paid"), seen[-1] if seen else 0, 100
+            )
             seen.extend(event.seq for event in found)
 
     async def bring(storage: Storage, name: str) -> None:
@@ -216,7 +218,8 @@ async def test_a_shape_learned_at_one_node_turns_away_acceptors_of_the_other(
     for n in range(25):
         kind = f"type-{n}"
         accepted, filled_from = await asyncio.gather(
-            patiently(two.accept, [incoming(f"e{n}", type=kind)], {}), patiently(one.learn, kind, "shape")
+            patiently(two.accept, [incoming(f"e{n}", type=kind)], {}),
+            patiently(one.register_match_paths, kind, "shape"),
         )
         if accepted is not None:
             stored = await one.find_event(SOURCE, f"e{n}")
@@ -229,7 +232,7 @@ async def test_of_two_nodes_one_takes_a_message(storages: tuple[MySQLStorage, My
     taken = Counter[bytes]()
 
     async def take(storage: Storage) -> None:
-        while (offer := await patiently(storage.take, key("jobs"), 10**9)) is not None:
+        while (offer := await patiently(storage.take_message, key("jobs"), 10**9)) is not None:
             taken[offer.body] += 1
 
     async with asyncio.timeout(60):
@@ -249,7 +252,7 @@ async def test_a_worker_that_is_taken_over_at_the_other_node_claims_nothing(
         lapsed = await worker_at(one, f"lapsed-{n}", LAPSED)
         await one.start([start(f"run-{n}")])
         await asyncio.gather(patiently(lapsed.claim), patiently(two.take_over, heir.id))
-        assert await two.owned(lapsed.id) == {} or await one.read_fence(lapsed.id) is not None
+        assert await two.owned_runs(lapsed.id) == {} or await one.read_fence(lapsed.id) is not None
         while await two.take_over(heir.id):
             pass
         claimed = [run.run_id for run in (await patiently(heir.claim)).runs]
@@ -282,7 +285,7 @@ async def test_of_an_end_and_a_watcher_at_two_nodes_one_sees_the_other(
         await worker.write(born(run))
         written, record = await asyncio.gather(
             worker.send(bundle(run, move=done(), letters=[letter("watcher", run.encode())])),
-            two.watch(run, EndWatcher(RunId("watcher"), run)),
+            two.add_watcher(run, EndWatcher(RunId("watcher"), run)),
         )
         assert written is not None
         assert record is not None
@@ -299,7 +302,7 @@ async def test_a_step_is_recorded_before_its_run_is_taken_away_at_the_other_node
         joint = await one.begin()
         step = joints.StepCommitWrite(owner.id, RunId(run), epoch, 0, StepCommit("pay:1", 1, b"paid", 7))
         try:
-            await joints.record(joint, step)
+            await joints.write_step_commit(joint, step)
             await joint.commit()
         except LeaseLostError:
             await joint.rollback()
@@ -313,7 +316,7 @@ async def test_a_step_is_recorded_before_its_run_is_taken_away_at_the_other_node
 
     async def steal(run: str, pause: float) -> tuple[StepCommit, ...]:
         await asyncio.sleep(pause)
-        assert await patiently(two.disown, RunId(run))
+        assert await patiently(two.release_run, RunId(run))
         while not (runs := (await patiently(heir.claim)).runs):
             pass
         found: tuple[StepCommit, ...] = runs[0].done
@@ -349,9 +352,9 @@ async def test_relayers_of_two_nodes_send_the_events_of_one_key_in_order(
 
     async def relay(storage: Storage, limit: int) -> None:
         while len(sent) < 30:
-            for record in await patiently(storage.claim_outgoing, limit, 10**9):
+            for record in await patiently(storage.claim_outbox, limit, 10**9):
                 sent.append((record.event.key, record.event.id))
-                await patiently(storage.settle_outgoing, [Sent(record.seq)])
+                await patiently(storage.record_send_results, [Sent(record.seq)])
 
     async with asyncio.timeout(60):
         await asyncio.gather(relay(storages[0], 2), relay(storages[1], 3))

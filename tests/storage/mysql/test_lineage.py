@@ -10,11 +10,22 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from edda.core.model import AckInbox, RunWrite, Fence, RunSignal, Transition, RunId, Start, EndWatcher, WorkerId, BatchResult
+from edda.core.model import (
+    AckInbox,
+    BatchResult,
+    EndWatcher,
+    Fence,
+    RunId,
+    RunSignal,
+    RunWrite,
+    Start,
+    Transition,
+    WorkerId,
+)
 from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.batch import compose
+from edda.storage.mysql.batch import build_batch
 from edda.storage.mysql.births import COUNT_EXISTING, FIND_EXISTING, READ_NEWEST
 from edda.storage.mysql.judgement import BatchDecision
 from edda.storage.mysql.moves import LockedRun
@@ -30,7 +41,7 @@ from edda.storage.mysql.runs import (
     WATCHERS,
 )
 from edda.storage.mysql.session import BEGIN, COMMIT, Session
-from edda.storage.mysql.statement import bind, joins, text
+from edda.storage.mysql.statement import bind, join_values, quote_text
 from tests.storage.probes import Listener
 from tests.storage.records import ASLEEP, again, born, bundle, child, done, entry, letter, start, stop
 from tests.storage.worker import Worker
@@ -62,7 +73,7 @@ async def colleague(elsewhere: MySQLStorage) -> Worker:
 
 
 async def numbers(storage: MySQLStorage, worker: Worker) -> list[tuple[RunId, int]]:
-    return [(letter.run_id, letter.n) for letter in await storage.mail(worker.id)]
+    return [(letter.run_id, letter.n) for letter in await storage.read_inboxes(worker.id)]
 
 
 # Messages
@@ -72,7 +83,7 @@ async def test_a_batch_takes_a_second_message_only_if_something_depends_on_what_
     storage: MySQLStorage, worker: Worker, listener: Listener
 ) -> None:
     await worker.write(*(born(run) for run in ("a", "b", "c", "d", "mother")))
-    await storage.watch(RunId("c"), WATCHER)
+    await storage.add_watcher(RunId("c"), WATCHER)
 
     async def messages(*batch: RunWrite) -> int:
         listener.heard.clear()
@@ -94,7 +105,7 @@ async def test_a_batch_that_hoped_in_vain_is_taken_back_and_written_with_care(
     storage: MySQLStorage, worker: Worker, stranger: Session, letters: list[RunSignal]
 ) -> None:
     await worker.write(born("run", entry(1)), born("other"), born("third"))
-    await storage.watch(RunId("run"), WATCHER)
+    await storage.add_watcher(RunId("run"), WATCHER)
     await storage.start([start("old")])
     ending = bundle("run", entry(2), move=done(), letters=letters, children=[child("old", "run"), child("new", "run")])
     written = await worker.send(ending, bundle("third", entry(1), move=ASLEEP))
@@ -103,7 +114,7 @@ async def test_a_batch_that_hoped_in_vain_is_taken_back_and_written_with_care(
     assert await storage.read_fence(worker.id) == worker.fence
     assert await numbers(storage, worker) == []
     assert {run.run_id: run.parent for run in (await worker.claim()).runs} == {"old": None, "new": "run"}
-    assert await storage.owned(worker.id) == {"run": 1, "other": 1, "old": 1, "new": 1}
+    assert await storage.owned_runs(worker.id) == {"run": 1, "other": 1, "old": 1, "new": 1}
 
 
 async def test_a_lost_fence_is_told_whatever_the_batch_hopes_for(storage: MySQLStorage, worker: Worker) -> None:
@@ -138,7 +149,7 @@ async def test_letters_and_inputs_larger_than_a_packet_together_are_one_commit(
     large = replace(again(), input=b"i" * size)
     batch = [bundle(run, move=large, letters=[letter("mother", run.encode() + b"v" * size)]) for run in runs]
     assert await worker.send(*batch) == BatchResult()
-    mail = await storage.mail(worker.id)
+    mail = await storage.read_inboxes(worker.id)
     assert [(m.n, m.value[:4], len(m.value)) for m in mail] == [
         (n, run.encode(), size + 4) for n, run in enumerate(runs, 1)
     ]
@@ -152,8 +163,8 @@ async def test_a_thousand_children_and_their_ends_fit_into_batches(storage: MySQ
     assert len((await worker.claim(limit=1000)).runs) == 1000
     ends = [bundle(kid, entry(1), move=done(), letters=[letter("mother", kid.encode())]) for kid in kids]
     assert await worker.send(*ends) == BatchResult()
-    assert [m.value.decode() for m in await storage.mail(worker.id)] == kids
-    assert await storage.owned(worker.id) == {"mother": 1}
+    assert [m.value.decode() for m in await storage.read_inboxes(worker.id)] == kids
+    assert await storage.owned_runs(worker.id) == {"mother": 1}
 
 
 # Locks
@@ -182,7 +193,7 @@ async def test_a_watcher_sees_an_end_that_was_first(
     await stranger.send(bind(BEGIN), bind(LOCK_RUN, "run that is locked later"))
     batch = [bundle("run", move=done()), bundle("run that is locked later", move=done())]
     ending = await waiting(stranger, storage._journal, worker.send(*batch))
-    watching = await waiting(stranger, elsewhere._pool, elsewhere.watch(RunId("run"), WATCHER))
+    watching = await waiting(stranger, elsewhere._pool, elsewhere.add_watcher(RunId("run"), WATCHER))
     await stranger.run(COMMIT)
     assert await ending == BatchResult()
     record = await watching
@@ -196,7 +207,7 @@ async def test_a_watcher_that_asks_twice_at_once_counts_once(
 ) -> None:
     await worker.write(*(born(f"run{i}") for i in range(20)))
     runs = [RunId(f"run{i}") for i in range(20)]
-    await asyncio.gather(*(by.watch(run, WATCHER) for run in runs for by in (storage, elsewhere)))
+    await asyncio.gather(*(by.add_watcher(run, WATCHER) for run in runs for by in (storage, elsewhere)))
     assert await worker.send(*(bundle(run, move=done(watchers=1)) for run in runs)) == BatchResult()
 
 
@@ -263,7 +274,7 @@ async def test_a_letter_waits_for_nobodys_run_but_the_one_it_is_for(
     storage: MySQLStorage, worker: Worker, stranger: Session
 ) -> None:
     await worker.write(*(born(run) for run in ("a", "b", "c", "theirs", "x", "y")))
-    await storage.watch(RunId("y"), WATCHER)
+    await storage.add_watcher(RunId("y"), WATCHER)
     await storage._journal.run(b"SET SESSION innodb_lock_wait_timeout = 1")
     await stranger.send(bind(BEGIN), bind(LOCK_RUN, "theirs"))
     batch = [
@@ -324,7 +335,7 @@ SEEDS = (
     "ANALYZE TABLE edda_sched, edda_run, edda_hist, edda_watcher, edda_past",
 )
 FOLLOWED = [f"run{10040 + i:08}" for i in range(10)]
-SELECTED = [b"SELECT %b AS run_id, 0 AS gen" % text(run) for run in FOLLOWED]
+SELECTED = [b"SELECT %b AS run_id, 0 AS gen" % quote_text(run) for run in FOLLOWED]
 
 
 async def test_a_batch_with_children_letters_and_generations_touches_the_runs_it_is_about(session: Session) -> None:
@@ -341,7 +352,7 @@ async def test_a_batch_with_children_letters_and_generations_touches_the_runs_it
         for i, run in enumerate(OWNED_BY_SMALL)
     ]
     judgement = BatchDecision(batch, {run: LockedRun(0, 1, 0) for run in (*OWNED_BY_SMALL, *targets)}, [])
-    statements = [*compose(Fence(WorkerId("busy0"), 0, 0), batch, 1_000_000), *judgement.statements(1_000_000)]
+    statements = [*build_batch(Fence(WorkerId("busy0"), 0, 0), batch, 1_000_000), *judgement.statements(1_000_000)]
     touching = [s for s in statements if "edda_" in s.label and "edda_fence" not in s.label and "@edda" not in s.label]
     assert len({statement.label for statement in touching}) == 18
     await session.run(READ_NEWEST)
@@ -392,7 +403,7 @@ async def test_old_generations_are_found_from_the_oldest_on_and_deleted_one_by_o
     assert "edda_past_ended" in seen.plan
     assert seen.reads <= 40
     for template in (*DELETE_GENERATIONS, *DELETE_OF_RUNS):
-        (deleted,) = await look_at(session, *joins(template, SELECTED))
+        (deleted,) = await look_at(session, *join_values(template, SELECTED))
         assert deleted.reads <= 80
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from edda.core.model import RunWrite, End, Fence, Suspend, RunId, WorkerId
+from edda.core.model import End, Fence, RunId, RunWrite, Suspend, WorkerId
 from edda.core.states import RunStatus
-from edda.storage.mysql.batch import compose
+from edda.storage.mysql.batch import build_batch
 from edda.storage.mysql.journal import OWNED
 from edda.storage.mysql.queue import (
     FIND_DUE,
@@ -158,7 +158,7 @@ async def test_a_batch_touches_the_runs_it_is_about(session: Session) -> None:
     release = Suspend(0, None, RunStatus.WAITING_FOR_EVENT)
     end = End(RunStatus.COMPLETED, b"", 1)
     batch = [RunWrite(run, 1, 0, move=release if i % 2 else end) for i, run in enumerate(OWNED_BY_SMALL)]
-    statements = compose(Fence(WorkerId("busy0"), 0, 0), batch, 1_000_000)
+    statements = build_batch(Fence(WorkerId("busy0"), 0, 0), batch, 1_000_000)
     on_sched = [statement for statement in statements if b"edda_sched" in statement.body]
     assert len(on_sched) == 3  # lock, release, end
     for seen in await look_at(session, *on_sched):

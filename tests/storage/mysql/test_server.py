@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from edda.core.model import AckInbox, Transition, Suspend, RunId, WorkerId
+from edda.core.model import AckInbox, RunId, Suspend, Transition, WorkerId
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.migrate import migrations
 from edda.storage.mysql import MySQLStorage
 from edda.storage.mysql.pool import ConnectionFactory
-from edda.storage.mysql.session import BEGIN, EXPECT, AssertionFailedError, Session
-from edda.storage.mysql.statement import Statement, bind, groups, inserts, messages
+from edda.storage.mysql.session import ASSERT_ROW_COUNT, BEGIN, AssertionFailedError, Session
+from edda.storage.mysql.statement import Statement, bind, inserts, pack_messages, split_rows
 from edda.storage.mysql.storage import _check_version
 from tests.conftest import MakeDatabase
 from tests.storage.probes import Trap
@@ -59,7 +59,10 @@ async def test_a_client_that_stops_inside_a_transaction_does_not_hold_its_locks_
 async def test_the_statements_behind_a_missed_expectation_do_not_run(storage: MySQLStorage, worker: Worker) -> None:
     with pytest.raises(AssertionFailedError):
         await storage._pool.send(
-            bind(BEGIN), bind(b"DELETE FROM edda_worker"), bind(EXPECT, 7), bind(b"DELETE FROM edda_fence; COMMIT")
+            bind(BEGIN),
+            bind(b"DELETE FROM edda_worker"),
+            bind(ASSERT_ROW_COUNT, 7),
+            bind(b"DELETE FROM edda_fence; COMMIT"),
         )
     assert await storage.read_fence(worker.id) == worker.fence
     assert await worker.beat() is not None  # rolled back, and not left open to block others
@@ -188,20 +191,20 @@ async def test_a_thousand_moves_of_every_kind_fit_into_a_batch(storage: MySQLSto
     moves: list[Transition] = [AckInbox(0), REST, Suspend(0, 0, RunStatus.PARKED, "it's \\ why"), done()]
     again = await worker.write(*(bundle(run, entry(1), move=moves[i % 4]) for i, run in enumerate(runs)))
     assert again == frozenset({RunId("run0001")})
-    assert len(await storage.owned(worker.id)) == 250
+    assert len(await storage.owned_runs(worker.id)) == 250
     assert len((await worker.claim(limit=1000)).runs) == 251
 
 
 def test_statements_are_packed_into_as_few_messages_as_fit() -> None:
     statements = [Statement("s", b"x" * 40) for _ in range(5)]
-    assert [len(message.body) for message in messages(statements, 100)] == [82, 82, 40]
+    assert [len(message.body) for message in pack_messages(statements, 100)] == [82, 82, 40]
 
 
 def test_rows_are_packed_into_as_few_inserts_as_fit() -> None:
     assert [s.body for s in inserts(b"INSERT ", [b"(1)", b"(2)", b"(3)"], 16)] == [b"INSERT (1),(2)", b"INSERT (3)"]
     assert list(inserts(b"INSERT ", [], 16)) == []
     with pytest.raises(StorageRejectedError):
-        list(groups([b"(1)", b"(12345678)"], 10))
+        list(split_rows([b"(1)", b"(12345678)"], 10))
 
 
 # Locks
@@ -235,7 +238,7 @@ async def test_unparking_waits_for_nobody_elses_run(storage: MySQLStorage, worke
     await worker.write(born("a", move=Suspend(0, LATER, RunStatus.PARKED)), born("b", move=REST))
     await shorten_lock_waits(storage._pool)
     await stranger.send(bind(BEGIN), bind(LOCK_RUN, "b"))
-    assert await storage.unpark(["checkout"]) == 1
+    assert await storage.wake_parked(["checkout"]) == 1
     await stranger.rollback()
 
 
@@ -258,7 +261,7 @@ async def test_more_runs_than_one_transaction_frees_are_found_as_orphans(
     assert takeover.moved == 2
     assert await storage.free_orphans() == 3
     assert await storage.free_orphans() == 0
-    assert await storage.owned(WorkerId("worker-0")) == {}
+    assert await storage.owned_runs(WorkerId("worker-0")) == {}
 
 
 def test_a_storage_can_be_opened_again_on_another_loop(url: str) -> None:
@@ -266,7 +269,9 @@ def test_a_storage_can_be_opened_again_on_another_loop(url: str) -> None:
 
     async def live() -> None:
         await storage.open()
-        await asyncio.gather(storage.news(0.1), storage.now(), storage.now())  # of one connection, so one waits
+        await asyncio.gather(
+            storage.wait_for_notification(0.1), storage.now(), storage.now()
+        )  # of one connection, so one waits
         await storage.close()
 
     for _ in range(2):

@@ -19,7 +19,7 @@ from edda.storage.mysql.figures import (
     WAITING,
     due,
 )
-from edda.storage.mysql.search import GENERATIONS, GLANCE, pages, tallies
+from edda.storage.mysql.search import GENERATIONS, SCAN_LIMIT, count_statements, pages
 from edda.storage.mysql.session import Session
 from edda.storage.mysql.statement import Statement, bind
 from edda.storage.mysql.steering import LOCK_ENDED, RESUME, _reopening
@@ -71,7 +71,7 @@ async def ready_of(session: Session, template: bytes) -> Statement:
     ids=["newest", "of a workflow", "of a rare one", "of none", "children", "by id", "waiting"],
 )
 async def test_a_page_reads_few_runs_besides_its_own(session: Session, query: RunQuery) -> None:
-    assert sum(seen.reads for seen in await look_for(session, query)) < GLANCE * 9
+    assert sum(seen.reads for seen in await look_for(session, query)) < SCAN_LIMIT * 9
 
 
 async def test_a_page_from_the_middle_begins_there(session: Session) -> None:
@@ -89,7 +89,7 @@ async def test_a_page_from_the_middle_begins_there(session: Session) -> None:
 async def test_a_rare_end_is_found_by_its_index(session: Session, status: RunStatus) -> None:
     glance, gathered = await look_for(session, of(status))
     assert "edda_result_status" in gathered.plan
-    assert glance.reads < GLANCE * 9
+    assert glance.reads < SCAN_LIMIT * 9
     assert gathered.reads < 500
 
 
@@ -107,12 +107,12 @@ async def test_what_completed_is_found_behind_all_that_wait(session: Session) ->
 
 async def test_counting_stops_where_nobody_reads_on(session: Session) -> None:
     for query in (RunQuery(), RunQuery(workflow="workflow3"), RunQuery(id_prefix="run0000")):
-        looks = await look_at(session, *tallies(query))
+        looks = await look_at(session, *count_statements(query))
         assert sum(seen.reads for seen in looks) < 120_000
 
 
 async def test_counting_what_is_rare_reads_no_more_than_that(session: Session) -> None:
-    (seen,) = await look_at(session, *tallies(of(RunStatus.FAILED)))
+    (seen,) = await look_at(session, *count_statements(of(RunStatus.FAILED)))
     assert seen.reads < 100
 
 
@@ -146,9 +146,9 @@ async def test_the_figures_read_what_they_speak_of(session: Session) -> None:
         await look(session, STARTED, *span),
         await look(session, ENDED, *span),
         await look(session, DURATIONS, since, 1_000),
-        await look(session, OLDEST_OF_FEW, GLANCE),
+        await look(session, OLDEST_OF_FEW, SCAN_LIMIT),
     ]
-    assert max(seen.reads for seen in looks) < GLANCE * 9
+    assert max(seen.reads for seen in looks) < SCAN_LIMIT * 9
     ready, waiting = await look_at(session, await ready_of(session, READY), bind(WAITING, 10_000))
     assert ready.reads < 100
     assert waiting.reads < OPEN_RUNS * 3

@@ -12,12 +12,12 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from edda.core.model import StagedEvent, StagedKind, EntryKind, RunValue, OutboxEvent, SendLater, RunId, BatchResult
+from edda.core.model import BatchResult, EntryKind, OutboxEvent, RunId, RunValue, SendLater, StagedEvent, StagedKind
 from edda.errors import LeaseLostError
 from edda.storage import joint as joints
-from edda.storage.alchemy import join
+from edda.storage.alchemy import caller_transaction
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.buckets import HOLD, SHARE, lock
+from edda.storage.mysql.buckets import HOLD, SHARE, lock_mixed
 from edda.storage.mysql.joints import MySQLJoint
 from edda.storage.mysql.parameters import pyformat
 from edda.storage.mysql.session import BEGIN, COMMIT, Session
@@ -59,7 +59,7 @@ async def theirs(url: str, storage: MySQLStorage) -> AsyncIterator[AsyncSession]
 
 
 async def kinds(storage: MySQLStorage, worker: Worker) -> dict[RunId, EntryKind]:
-    return {letter.run_id: letter.kind for letter in await storage.mail(worker.id)}
+    return {letter.run_id: letter.kind for letter in await storage.read_inboxes(worker.id)}
 
 
 # Messages to the server
@@ -106,9 +106,9 @@ async def test_a_run_that_is_born_asking_for_a_message_takes_two_messages(worker
 
 
 def test_buckets_of_both_kinds_are_locked_in_one_order() -> None:
-    statements = list(lock({1, 2, 5, 6, 9}, {5, 9}))
+    statements = list(lock_mixed({1, 2, 5, 6, 9}, {5, 9}))
     assert statements == [bind(SHARE, [1, 2]), bind(HOLD, [5]), bind(SHARE, [6]), bind(HOLD, [9])]
-    assert list(lock({2, 1}, set())) == [bind(SHARE, [1, 2])]
+    assert list(lock_mixed({2, 1}, set())) == [bind(SHARE, [1, 2])]
 
 
 async def test_a_message_passes_by_who_stopped_waiting_while_it_came_in(
@@ -122,7 +122,7 @@ async def test_a_message_passes_by_who_stopped_waiting_while_it_came_in(
     assert accepted is not None
     assert accepted.woke
     assert await kinds(storage, worker) == {RunId("b"): EntryKind.MESSAGE}
-    assert await storage.take(wait("c", "w", "jobs").key, HOUR) is None
+    assert await storage.take_message(wait("c", "w", "jobs").key, HOUR) is None
 
 
 async def test_a_message_is_kept_if_the_only_one_stopped_waiting_while_it_came_in(
@@ -135,7 +135,7 @@ async def test_a_message_is_kept_if_the_only_one_stopped_waiting_while_it_came_i
     accepted = await accepting
     assert accepted is not None
     assert not accepted.woke
-    offer = await storage.take(wait("c", "w", "jobs").key, HOUR)
+    offer = await storage.take_message(wait("c", "w", "jobs").key, HOUR)
     assert offer is not None
     assert (offer.kind, offer.body) == (StagedKind.OFFER, b"1")
 
@@ -163,28 +163,28 @@ async def test_nobody_waits_for_an_event_that_is_about_to_be_committed(storage: 
     await shorten_lock_waits(storage._pool)
     await shorten_lock_waits(storage._journal)
     joint = await storage.begin()
-    await joints.send(joint, [outgoing("theirs")])
-    first, *_ = await storage.claim_outgoing(10, HOUR)
-    await storage.settle_outgoing([SendLater(first.seq, first.attempts, LATER, "busy")])
+    await joints.insert_outbox(joint, [outgoing("theirs")])
+    first, *_ = await storage.claim_outbox(10, HOUR)
+    await storage.record_send_results([SendLater(first.seq, first.attempts, LATER, "busy")])
     await storage.enqueue([outgoing("c")])
     await worker.write(bundle("run-1", entry(1), outgoing=[outgoing("d")]))
-    assert await storage.retry_outgoing(None) == 0
-    assert await storage.prune_outgoing(LATER, 10) == 0
+    assert await storage.retry_outbox(None) == 0
+    assert await storage.prune_outbox(LATER, 10) == 0
     await joint.commit()
-    assert [record.event.id for record in await storage.find_outgoing()] == [
+    assert [record.event.id for record in await storage.find_outbox()] == [
         *("a", "b", "of another key", "theirs", "c", "d")
     ]
 
 
 async def test_nobody_waits_for_a_dispatch_that_is_about_to_be_committed(storage: MySQLStorage, worker: Worker) -> None:
     await worker.write(replace(born("run-1"), dispatches=(dispatch("a"), dispatch("b"))))
-    ours = [one.seq for one in await storage.dispatches(10)]
+    ours = [one.seq for one in await storage.staged_events(10)]
     await shorten_lock_waits(storage._pool)
     joint = await storage.begin()
     await joints.dispatch(joint, [dispatch("theirs")])
     assert await storage.accept([incoming("1")], {}, ours) is not None
     await joint.commit()
-    assert [one.body for one in await storage.dispatches(10)] == [dispatch("theirs").body]
+    assert [one.body for one in await storage.staged_events(10)] == [dispatch("theirs").body]
 
 
 async def test_a_claim_of_events_for_others_waits_for_the_one_before_it(
@@ -192,7 +192,7 @@ async def test_a_claim_of_events_for_others_waits_for_the_one_before_it(
 ) -> None:
     await storage.enqueue([outgoing("a")])
     await stranger.send(bind(BEGIN), bind(HOLD, [768]))
-    claiming = await waiting(stranger, storage._pool, storage.claim_outgoing(10, HOUR))
+    claiming = await waiting(stranger, storage._pool, storage.claim_outbox(10, HOUR))
     await stranger.run(b"DELETE FROM edda_outbox")
     await stranger.run(COMMIT)
     assert await claiming == ()
@@ -204,10 +204,10 @@ async def test_a_claim_of_events_for_others_waits_for_the_one_before_it(
 async def test_more_rows_than_one_statement_takes_are_all_settled(storage: MySQLStorage) -> None:
     events = [outgoing(f"e{n:04}", f"k{n % 700}") for n in range(2_500)]
     await storage.enqueue(events)
-    claimed = await storage.claim_outgoing(3_000, HOUR)
+    claimed = await storage.claim_outbox(3_000, HOUR)
     assert [record.event for record in claimed] == events
-    await storage.settle_outgoing([SendLater(x.seq, 1, LATER, "busy") for x in claimed[:700]])
-    assert {record.due for record in await storage.find_outgoing(limit=3_000)} == {LATER}
+    await storage.record_send_results([SendLater(x.seq, 1, LATER, "busy") for x in claimed[:700]])
+    assert {record.due for record in await storage.find_outbox(limit=3_000)} == {LATER}
 
 
 async def test_an_event_larger_than_a_packet_is_refused_and_the_rest_of_its_kind_is_one_commit(
@@ -217,9 +217,9 @@ async def test_an_event_larger_than_a_packet_is_refused_and_the_rest_of_its_kind
     large = [replace(outgoing(f"e{n}"), body=b"'" * (packet // 5)) for n in range(5)]  # quotes are sent doubled
     with pytest.raises(Exception, match="max_allowed_packet"):
         await storage.enqueue([*large, replace(outgoing("huge"), body=b"x" * packet)])
-    assert await storage.find_outgoing() == ()
+    assert await storage.find_outbox() == ()
     await storage.enqueue(large)
-    assert [record.event.id for record in await storage.find_outgoing()] == [event.id for event in large]
+    assert [record.event.id for record in await storage.find_outbox()] == [event.id for event in large]
 
 
 async def test_text_that_is_too_long_is_refused_not_cut(storage: MySQLStorage, worker: Worker) -> None:
@@ -233,8 +233,8 @@ async def test_text_that_is_too_long_is_refused_not_cut(storage: MySQLStorage, w
             await worker.send(said)
     async with transaction(storage) as joint:
         with pytest.raises(Exception, match="too long"):
-            await joints.send(joint, [outgoing("a", long)])
-    assert await storage.find_outgoing() == ()
+            await joints.insert_outbox(joint, [outgoing("a", long)])
+    assert await storage.find_outbox() == ()
 
 
 # The user's connection
@@ -320,7 +320,7 @@ async def test_a_connection_that_is_killed_before_the_commit_commits_nothing(
     with pytest.raises(Exception, match=r"(?i)gone|closed|connect"):
         await joint.commit()
     await joint.rollback()
-    assert await storage.dispatches(1) == ()
+    assert await storage.staged_events(1) == ()
     async with transaction(storage) as again:
         assert (await again.fetch("SELECT 1", {}))[0][0] == 1
 
@@ -347,14 +347,14 @@ async def test_a_session_of_sqlalchemy_takes_all_that_edda_writes(
         dispatches=[StagedEvent(StagedKind.EVENT, ANY_BYTES)],
         outgoing=[event],
     )
-    joint = join(theirs)
+    joint = caller_transaction(theirs)
     assert await joints.start(joint, start("run-2", ready_at=1)) is True
     assert await joints.start(joint, start("run-2", ready_at=1)) is False
-    await joints.record(joint, said)
+    await joints.write_step_commit(joint, said)
     await theirs.commit()
-    assert await storage.done(R1, 0, "größer-🧾:1") == said.done
-    assert [one.body for one in await storage.dispatches(10)] == [ANY_BYTES]
-    assert [record.event for record in await storage.find_outgoing()] == [event]
+    assert await storage.find_step_commit(R1, 0, "größer-🧾:1") == said.done
+    assert [one.body for one in await storage.staged_events(10)] == [ANY_BYTES]
+    assert [record.event for record in await storage.find_outbox()] == [event]
     assert [run.run_id for run in (await worker.claim()).runs] == ["run-2"]
 
 
@@ -363,11 +363,11 @@ async def test_a_session_of_sqlalchemy_sees_that_the_run_is_somebody_elses(
 ) -> None:
     await worker.write(born("run-1"))
     await theirs.execute(text("SELECT * FROM edda_sched"))  # what it read then is not what counts
-    await storage.disown(R1)
+    await storage.release_run(R1)
     with pytest.raises((LeaseLostError, DBAPIError), match=r"no longer this worker's|changed since"):
-        await joints.record(join(theirs), step_record("run-1"))
+        await joints.write_step_commit(caller_transaction(theirs), step_record("run-1"))
     await theirs.rollback()
-    assert await storage.done(R1, 0, "pay:1") is None
+    assert await storage.find_step_commit(R1, 0, "pay:1") is None
 
 
 async def test_the_offer_of_a_message_is_confirmed_by_the_step_that_used_it(
@@ -375,9 +375,9 @@ async def test_the_offer_of_a_message_is_confirmed_by_the_step_that_used_it(
 ) -> None:
     await worker.write(born("run-1"))
     await storage.accept([incoming("1", once=["jobs"])], {})
-    offer = await storage.take(wait("c", "w", "jobs").key, -HOUR)
+    offer = await storage.take_message(wait("c", "w", "jobs").key, -HOUR)
     assert offer is not None
-    assert await storage.dispatches(10) == (offer,)  # its time is over
-    await joints.record(join(theirs), step_record("run-1", taken=[offer.seq]))
+    assert await storage.staged_events(10) == (offer,)  # its time is over
+    await joints.write_step_commit(caller_transaction(theirs), step_record("run-1", taken=[offer.seq]))
     await theirs.commit()
-    assert await storage.dispatches(10) == ()
+    assert await storage.staged_events(10) == ()

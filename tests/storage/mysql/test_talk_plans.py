@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from edda.core.model import AckInbox, RunWrite, Event, EventKey, NewEvent, RunId, Wait
-from edda.storage.mysql.acceptance import FIND_OF_RUN, FIND_SOME, WaitLookup, survey
-from edda.storage.mysql.claims import find_obstacles, find_page
+from edda.core.model import AckInbox, Event, EventKey, NewEvent, RunId, RunWrite, Wait
+from edda.storage.mysql.acceptance import FIND_OF_RUN, FIND_SOME, WaitLookup, lookup_statements
+from edda.storage.mysql.claims import find_blocking, find_due_page
 from edda.storage.mysql.dispatches import DISPATCHES, FIND_FIRST, TAKE, forward
 from edda.storage.mysql.facts import FACT, FACTS
 from edda.storage.mysql.joints import DONE
 from edda.storage.mysql.outbox import CLAIM, FIND, FIND_DEAD, FIND_IN_STATE, NEXT, READ
 from edda.storage.mysql.pruning import DELETE_SENT, FIND_SENT
 from edda.storage.mysql.queue import READ_DONE
-from edda.storage.mysql.receipts import DEFER, FIND_HELD, FIND_OF_KEY, POSTPONE, REFUSED, SENT
+from edda.storage.mysql.receipts import DELAY_KEY, FIND_HELD, FIND_OF_KEY, POSTPONE, REFUSED, SENT
 from edda.storage.mysql.session import Session
-from edda.storage.mysql.statement import Statement, joins
+from edda.storage.mysql.statement import Statement, join_values
 from edda.storage.mysql.stock import ExclusiveMessages
-from edda.storage.mysql.talk import say
+from edda.storage.mysql.talk import insert_side_effects
 from edda.storage.mysql.waits import find_events
 
 from .test_plans import NUMBERS, look, look_at
@@ -56,7 +56,7 @@ async def key(session: Session, name: str) -> bytes:
 
 
 async def test_a_page_of_new_events_is_read_in_order_and_no_further(session: Session) -> None:
-    (seen,) = await look_at(session, find_page(0, (), 50))
+    (seen,) = await look_at(session, find_due_page(0, (), 50))
     assert seen.rows == 50
     assert "edda_outbox_due" in seen.plan
     assert seen.reads <= 1_000 + 6 * 50  # those that were tried and are due again are sorted
@@ -64,7 +64,7 @@ async def test_a_page_of_new_events_is_read_in_order_and_no_further(session: Ses
 
 def at_the_beginning_of_time() -> Statement:
     """A page when nothing is new, and nothing due."""
-    body = find_page(0, (), 50).body.replace(b"due = 0", b"due = -1").replace(b"UTC_TIMESTAMP(6)", b"'1970-01-01'")
+    body = find_due_page(0, (), 50).body.replace(b"due = 0", b"due = -1").replace(b"UTC_TIMESTAMP(6)", b"'1970-01-01'")
     assert b"due = -1" in body
     assert b"'1970-01-01')" in body
     return Statement("", body)
@@ -83,23 +83,23 @@ async def test_the_control_a_page_without_its_index_reads_all_that_is_pending(se
 
 
 async def test_what_is_behind_another_is_passed_over_within_the_index(session: Session) -> None:
-    (seen,) = await look_at(session, find_page(0, [b"busy"], 50))
+    (seen,) = await look_at(session, find_due_page(0, [b"busy"], 50))
     assert seen.rows == 50
     assert seen.reads <= 2_000
 
 
 async def test_an_obstacle_is_looked_for_among_the_first_of_its_key(session: Session) -> None:
-    (free,) = await look_at(session, *find_obstacles({b"busy": 500}, LATE // 2))
+    (free,) = await look_at(session, *find_blocking({b"busy": 500}, LATE // 2))
     assert free.rows == 0
     assert free.reads <= 60  # what of the key is before it
-    (held,) = await look_at(session, *find_obstacles({b"late%d" % n: 2**40 for n in range(21, 51)}, LATE // 2))
+    (held,) = await look_at(session, *find_blocking({b"late%d" % n: 2**40 for n in range(21, 51)}, LATE // 2))
     assert held.rows == 30
     assert held.reads <= 4 * 30
 
 
 async def test_events_are_read_and_claimed_by_their_numbers(session: Session) -> None:
     numbers = range(1, 2_000, 20)
-    for template, values in ((READ, ()), (CLAIM, (5,)), (DEFER, (5,)), (SENT, ())):
+    for template, values in ((READ, ()), (CLAIM, (5,)), (DELAY_KEY, (5,)), (SENT, ())):
         seen = await look(session, template, *values, numbers)
         assert "ALL" not in seen.plan
         assert seen.reads <= 4 * len(numbers)
@@ -108,7 +108,7 @@ async def test_events_are_read_and_claimed_by_their_numbers(session: Session) ->
 async def test_receipts_touch_the_events_they_are_of(session: Session) -> None:
     rows = [b"SELECT %d AS seq, 0 AS attempts, 5 AS due, 'why' AS reason" % seq for seq in range(1, 2_000, 20)]
     for template in (REFUSED, FIND_HELD, POSTPONE):
-        (seen,) = await look_at(session, *joins(template, rows))
+        (seen,) = await look_at(session, *join_values(template, rows))
         assert seen.reads <= 8 * len(rows)
 
 
@@ -147,7 +147,7 @@ async def test_what_is_pruned_is_found_by_its_end(session: Session) -> None:
     assert "edda_outbox_ended" in seen.plan
     assert seen.reads <= 2 * 102
     assert (await look(session, FIND_SENT, 50, 100)).reads <= 4
-    (seen,) = await look_at(session, *joins(DELETE_SENT, [b"SELECT %d AS seq" % seq for seq in range(60, 99)]))
+    (seen,) = await look_at(session, *join_values(DELETE_SENT, [b"SELECT %d AS seq" % seq for seq in range(60, 99)]))
     assert seen.reads <= 8 * 39
 
 
@@ -176,7 +176,7 @@ async def test_a_message_looks_at_a_few_of_those_who_compete(session: Session) -
         NewEvent(Event("shop", "2", "type", RUNS[5], b""), (EventKey(jobs, b"x" * 16, once=True),)),
     ]
     seen = {}
-    for statement in survey(WaitLookup(post, 8), ()):
+    for statement in lookup_statements(WaitLookup(post, 8), ()):
         if statement.label.encode() in (FIND_SOME, FIND_OF_RUN):
             (seen[statement.label.encode()],) = await look_at(session, statement)
     assert seen[FIND_SOME].rows == 10
@@ -195,7 +195,7 @@ async def test_who_asks_for_a_message_reads_the_first_ones(session: Session) -> 
     assert sum(each.rows for each in seen) == sum(range(1, 11))
     assert sum(each.reads for each in seen) <= 6 * sum(range(1, 11))
     found = ExclusiveMessages(row for reply in await session.send(*statements) for row in reply.rows)
-    assert [found.take(i, ()) for i in range(10)] == list(range(1, 11))
+    assert [found.take_lowest(i, ()) for i in range(10)] == list(range(1, 11))
     (delete, _) = found.statements()
     (seen_by_delete,) = await look_at(session, delete)
     assert seen_by_delete.reads <= 8 * 10
@@ -218,7 +218,9 @@ async def test_steps_that_are_done_are_found_run_by_run(session: Session) -> Non
     assert "ALL" not in seen.plan
     assert seen.reads <= 60
     assert (await look(session, DONE, RUNS[0], 0, "pay:1")).reads <= 2
-    (seen,) = await look_at(session, *say([RunWrite(run, 1, 0, recorded=("pay:1",)) for run in RUNS], 1_000_000))
+    (seen,) = await look_at(
+        session, *insert_side_effects([RunWrite(run, 1, 0, recorded=("pay:1",)) for run in RUNS], 1_000_000)
+    )
     assert seen.reads <= 60
 
 

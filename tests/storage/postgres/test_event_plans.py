@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edda.core.model import RunWrite, Event, EventKey, NewEvent, Suspend, RunId, Start, Wait, WorkerId
+from edda.core.model import Event, EventKey, NewEvent, RunId, RunWrite, Start, Suspend, Wait, WorkerId
 from edda.core.states import RunStatus
 from edda.storage.postgres.accept import ACCEPT, ACCEPT_AND_START, GIVE_MORE, AcceptBatch
-from edda.storage.postgres.batch import compose
+from edda.storage.postgres.batch import build_batch
 from edda.storage.postgres.events import FILL, FIND_EVENT, LAST_EVENT_BEFORE, LEARN, LOG, PAGE, SHAPES, WAITS
 from edda.storage.postgres.pruning import (
     DELETE_EVENTS,
@@ -103,7 +103,7 @@ def idle(count: int) -> Iterable[tuple[int, str]]:
 async def register(session: Session, waits: Iterable[tuple[str, Wait]]) -> Look:
     release = Suspend(1, None, RunStatus.WAITING_FOR_EVENT)
     batch = [RunWrite(RunId(run), 1, 0, move=release, waits=(wait,)) for run, wait in waits]
-    statement, values = compose(WorkerId("busy"), batch)
+    statement, values = build_batch(WorkerId("busy"), batch)
     return await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
 
 
@@ -173,7 +173,7 @@ async def test_a_run_that_had_an_event_steps_over_that_one_alone(session: Sessio
 async def test_drops_and_frees_touch_their_own_rows(session: Session) -> None:
     move = Suspend(2, None, RunStatus.WAITING_FOR_TIMER)
     batch = [RunWrite(RunId(run), 1, 0, move=move, drops=("1",), frees=(2,)) for run in OWNED[:50]]
-    statement, values = compose(WorkerId("busy"), batch)
+    statement, values = build_batch(WorkerId("busy"), batch)
     seen = await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
     assert {"edda_wait_pkey", "edda_delivery_pkey"} <= seen.indexes
     assert not seen.read_whole

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-from edda.core.model import AckInbox, RunId, BatchResult
+from edda.core.model import AckInbox, BatchResult, RunId
 from edda.errors import StorageConflictError
 from edda.storage.ports import Storage
 from edda.storage.postgres import pool
@@ -95,7 +95,7 @@ async def test_a_wait_looks_only_when_the_post_under_its_key_is_in(
     await outsider.execute("INSERT INTO edda_event_key VALUES ($1, $2)", key("order"), number)
     await post.commit()
     assert await waiting == BatchResult(unmet={RunId("a"): frozenset({"w"})})
-    assert [letter.value for letter in await storage.mail(worker.id)] == [b"body"]
+    assert [letter.value for letter in await storage.read_inboxes(worker.id)] == [b"body"]
 
 
 async def test_a_post_looks_only_when_the_wait_under_its_key_is_in(
@@ -112,7 +112,7 @@ async def test_a_post_looks_only_when_the_wait_under_its_key_is_in(
     accepted = await accepting
     assert accepted is not None
     assert accepted.woke
-    assert [letter.step for letter in await storage.mail(worker.id)] == ["w"]
+    assert [letter.step for letter in await storage.read_inboxes(worker.id)] == ["w"]
 
 
 async def test_a_wait_for_an_event_to_this_run_alone_looks_when_the_post_is_in(
@@ -138,7 +138,7 @@ async def test_a_shape_is_learned_only_when_the_posts_of_its_type_are_in(storage
     post = outsider.transaction()
     await post.start()
     await share(outsider, TYPES, TYPE.encode())
-    learning = asyncio.create_task(storage.learn(TYPE, "order"))
+    learning = asyncio.create_task(storage.register_match_paths(TYPE, "order"))
     await become(lambda: outsider.fetchval(WAITING))
     await outsider.execute("INSERT INTO edda_event VALUES (4711, 's', 'e', $1, NULL, 1, '')", TYPE)
     await post.commit()
@@ -169,7 +169,7 @@ async def test_a_post_locks_runs_in_the_order_of_their_ids(
     await outsider.execute("SELECT 1 FROM edda_sched WHERE run_id = 'b' FOR UPDATE NOWAIT")
     await batch.rollback()
     await accepting
-    assert len(await storage.mail(worker.id)) == 2
+    assert len(await storage.read_inboxes(worker.id)) == 2
 
 
 async def test_a_wait_dropped_while_a_post_waits_for_its_run_leaves_the_event_to_another_wait(
@@ -184,7 +184,7 @@ async def test_a_wait_dropped_while_a_post_waits_for_its_run_leaves_the_event_to
     await outsider.execute("DELETE FROM edda_wait WHERE step = 'v'")
     await batch.commit()
     await accepting
-    assert [(letter.n, letter.step) for letter in await storage.mail(worker.id)] == [(1, "w")]
+    assert [(letter.n, letter.step) for letter in await storage.read_inboxes(worker.id)] == [(1, "w")]
 
 
 async def test_waits_left_behind_without_a_run_do_not_hold_up_a_post(storage: Storage, outsider: Outsider) -> None:
@@ -206,7 +206,7 @@ async def test_locks_that_do_not_come_are_a_conflict_and_leave_nothing_open(
         for call in (
             worker.send(born("a", waits=[wait("a", "w", "order")])),
             storage.accept([incoming("e", "order")], {}),
-            storage.learn(TYPE, "order"),
+            storage.register_match_paths(TYPE, "order"),
         ):
             with pytest.raises(StorageConflictError):
                 await call

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from edda.core.model import AckInbox, CancelOutcome, EntryKind, Suspend, RunId, EndWatcher, BatchResult
+from edda.core.model import AckInbox, BatchResult, CancelOutcome, EndWatcher, EntryKind, RunId, Suspend
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from edda.storage.postgres.runs import WATCH
@@ -72,7 +72,7 @@ async def test_a_batch_with_everything_between_runs_is_one_statement(
     log = Log()
     worker = await make_worker("worker-1", on=await make_storage(log))
     await worker.send(*(born(run) for run in "abcde"))
-    await storage.watch(A, SOMEBODY)
+    await storage.add_watcher(A, SOMEBODY)
     del log.sent[:]
     written = await worker.send(
         bundle("a", move=done(watchers=1), letters=[letter("d"), stop("e")]),
@@ -90,7 +90,7 @@ async def test_a_batch_with_waits_and_letters_is_one_statement_between_its_locks
     log = Log()
     worker = await make_worker("worker-1", on=await make_storage(log))
     await worker.send(*(born(run) for run in "abcd"))
-    await storage.watch(B, EndWatcher(RunId("d"), "child:1"))
+    await storage.add_watcher(B, EndWatcher(RunId("d"), "child:1"))
     del log.sent[:]
     written = await worker.send(
         bundle("a", move=ASLEEP, waits=[wait("a", "w", "order")], letters=[letter("d", b"from a")]),
@@ -116,7 +116,7 @@ async def test_an_end_sees_who_began_to_watch_while_it_waited(
         "UPDATE edda_sched SET watchers = 1 WHERE run_id = 'a'",
     )
     assert written == BatchResult(unmet={A: frozenset()})
-    assert await storage.owned(worker.id) == {A: 1, B: 1}
+    assert await storage.owned_runs(worker.id) == {A: 1, B: 1}
     assert await outsider.fetchval("SELECT count(*) FROM edda_result") == 0
     assert await inbox(outsider, "b") == []
     assert await storage.history(A) == (entry(1),)
@@ -126,7 +126,7 @@ async def test_who_watches_sees_the_end_it_waited_for(storage: Storage, worker: 
     await worker.send(born("a"))
     record = await wait_for(
         outsider,
-        storage.watch(A, SOMEBODY),
+        storage.add_watcher(A, SOMEBODY),
         "DELETE FROM edda_sched WHERE run_id = 'a'",
         "INSERT INTO edda_result VALUES ('a', 0, 'completed', 'result', 1)",
     )
@@ -147,7 +147,7 @@ async def test_a_run_that_starts_while_it_is_asked_for_was_not_there(
                 database.execute("INSERT INTO edda_sched VALUES ('a', 'w', 'running', NULL, 0, 0, 0, 0)")
 
     early = await make_storage(Meanwhile())
-    assert await early.watch(A, SOMEBODY) is None
+    assert await early.add_watcher(A, SOMEBODY) is None
     assert await storage.get(A) is not None
     assert await storage.watchers(A) == ()
 
@@ -159,7 +159,7 @@ async def test_ends_and_watchers_at_once_always_see_each_other(
     for number in range(ROUNDS):
         run = RunId(f"run-{number}")
         await worker.send(born(run))
-        written, record = await asyncio.gather(worker.send(bundle(run, move=done())), other.watch(run, SOMEBODY))
+        written, record = await asyncio.gather(worker.send(bundle(run, move=done())), other.add_watcher(run, SOMEBODY))
         assert written is not None
         assert record is not None
         assert (record.status is RunStatus.COMPLETED) == (run not in written.unmet)
@@ -221,7 +221,7 @@ async def test_a_letter_that_its_end_holds_back_leaves_the_cancel_to_another(
     storage: Storage, worker: Worker, outsider: Outsider
 ) -> None:
     await worker.send(born("a"), born("b"), born("c"))
-    await storage.watch(A, SOMEBODY)
+    await storage.add_watcher(A, SOMEBODY)
     await worker.send(
         bundle("a", move=done(), letters=[stop("c", b"from a")]),
         bundle("b", move=done(), letters=[stop("c", b"from b")]),
@@ -281,11 +281,14 @@ async def test_batches_that_write_to_each_others_runs_do_not_deadlock(
                 *(bundle(run, move=AckInbox(0), letters=[letter(to)]) for run, to in zip(mine, theirs, strict=True))
             ),
             other.send(
-                *(bundle(run, move=AckInbox(0), letters=[letter(to)]) for run, to in zip(theirs, mine[::-1], strict=True))
+                *(
+                    bundle(run, move=AckInbox(0), letters=[letter(to)])
+                    for run, to in zip(theirs, mine[::-1], strict=True)
+                )
             ),
         )
     for owner in (worker, other):
-        assert len(await storage.mail(owner.id)) == MANY * ROUNDS
+        assert len(await storage.read_inboxes(owner.id)) == MANY * ROUNDS
 
 
 async def test_children_are_started_before_any_run_is_locked(worker: Worker, outsider: Outsider) -> None:
@@ -295,7 +298,9 @@ async def test_children_are_started_before_any_run_is_locked(worker: Worker, out
     await starting.start()
     await outsider.execute("INSERT INTO edda_run VALUES ('kid', 0, 'w', '', 1)")
     sending = asyncio.create_task(
-        worker.send(bundle("b", move=AckInbox(0), children=[child("kid", "b"), child("new", "b")], letters=[letter("a")]))
+        worker.send(
+            bundle("b", move=AckInbox(0), children=[child("kid", "b"), child("new", "b")], letters=[letter("a")])
+        )
     )
     await become(lambda: outsider.fetchval(WAITING))
     await outsider.execute(LOCK_A + " NOWAIT")

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from edda.core.model import AckInbox, RunWrite, Recur, RunId, WorkerId
-from edda.storage.postgres.batch import compose
+from edda.core.model import AckInbox, Recur, RunId, RunWrite, WorkerId
+from edda.storage.postgres.batch import build_batch
 from edda.storage.postgres.births import start_row
 from edda.storage.postgres.pruning import DELETE_GENERATIONS, DELETE_RUNS, OLD_GENERATIONS
 from edda.storage.postgres.runs import START, WATCH, WATCHERS
@@ -52,7 +52,7 @@ def run(number: int) -> str:
 
 
 async def write(session: Session, batch: Iterable[RunWrite]) -> Look:
-    statement, values = compose(WorkerId("busy"), list(batch))
+    statement, values = build_batch(WorkerId("busy"), list(batch))
     return await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
 
 

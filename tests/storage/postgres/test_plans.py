@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from edda.core.model import RunWrite, End, Suspend, RunId, WorkerId
+from edda.core.model import End, RunId, RunWrite, Suspend, WorkerId
 from edda.core.states import RunStatus
-from edda.storage.postgres.batch import compose
+from edda.storage.postgres.batch import build_batch
 from edda.storage.postgres.journal import OWNED
 from edda.storage.postgres.queue import CLAIM_FEW, CLAIM_MANY, MAIL, NEXT_DUE, UNPARK
 from edda.storage.postgres.runs import FIND_ANY
@@ -118,7 +118,7 @@ async def test_a_batch_touches_the_runs_it_is_about(session: Session) -> None:
     batch = [
         RunWrite(run, 1, 0, move=release if i % 2 else End(RunStatus.COMPLETED, b"", 1)) for i, run in enumerate(owned)
     ]
-    statement, values = compose(WorkerId("busy0"), batch)
+    statement, values = build_batch(WorkerId("busy0"), batch)
     seen = await look(session, statement, "busy0", 0, 0, 0, 0, 0, *values)
     assert seen.rows == 1
     assert "edda_sched_pkey" in seen.indexes

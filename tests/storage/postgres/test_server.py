@@ -106,7 +106,7 @@ async def test_a_takeover_waits_for_the_batch_in_flight_and_takes_what_that_wrot
     taken = await takeover
     assert taken is not None
     assert taken.moved == 1
-    assert await storage.owned(WorkerId("dead")) == {}
+    assert await storage.owned_runs(WorkerId("dead")) == {}
 
 
 async def test_a_takeover_waits_for_the_claim_in_flight(
@@ -180,7 +180,7 @@ async def test_a_worker_with_very_many_runs_is_freed_in_steps(
 
 
 async def test_every_connection_that_is_cut_comes_back(storage: Storage, worker: Worker, outsider: Outsider) -> None:
-    pulse = await storage.pulse()
+    pulse = await storage.open_heartbeat()
     await pulse.beat(worker.id, HOUR)
     await outsider.execute(CUT)
     await worker.write(born("a"))
@@ -195,7 +195,7 @@ async def test_a_statement_that_is_cut_off_reports_no_answer(session: Session, o
     await outsider.execute(CUT)
     with pytest.raises(StorageUnavailableError):
         await statement
-    assert not session.usable
+    assert not session.is_open
 
 
 async def test_a_connection_cancelled_in_the_middle_is_never_used_again(
@@ -224,7 +224,7 @@ async def test_a_conflict_inside_a_transaction_leaves_the_connection_in_order(
         with pytest.raises(StorageConflictError):
             async with session.transaction():
                 await session.execute("SELECT 1 FROM edda_fence FOR UPDATE NOWAIT")
-    assert session.usable
+    assert session.is_open
     async with session.transaction():
         assert (await session.fetch("SELECT 1"))[0][0] == 1
 
@@ -290,7 +290,7 @@ async def test_kill_also_ends_the_heartbeat_of_another_thread(
     beaten, killed, trouble = threading.Event(), threading.Event(), []
 
     async def heart() -> None:
-        pulse = await storage.pulse()
+        pulse = await storage.open_heartbeat()
         await pulse.beat(worker.id, HOUR)
         beaten.set()
         await asyncio.to_thread(killed.wait, 10)
@@ -357,32 +357,32 @@ async def test_it_works_without_prepared_statements(database: OnPostgres, storag
 async def test_announcements_made_at_once_share_one_notification(make_storage: MakeStorage, storage: Storage) -> None:
     log = Log()
     teller = await make_storage(log)
-    await asyncio.gather(*(teller.announce() for _ in range(50)))
+    await asyncio.gather(*(teller.notify() for _ in range(50)))
     assert 1 <= log.sent.count(NOTIFY) <= 2
-    await asyncio.wait_for(storage.news(30), 10)
+    await asyncio.wait_for(storage.wait_for_notification(30), 10)
 
 
 async def test_an_announcement_does_not_come_back_to_its_own_process(
     storage: Storage,
 ) -> None:
-    await storage.announce()
-    await storage.news(30)  # told directly
+    await storage.notify()
+    await storage.wait_for_notification(30)  # told directly
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(storage.news(30), 0.2)  # an echo would be here long before
+        await asyncio.wait_for(storage.wait_for_notification(30), 0.2)  # an echo would be here long before
 
 
 async def test_news_survive_a_cut_connection(make_storage: MakeStorage, storage: Storage, outsider: Outsider) -> None:
     await outsider.execute(CUT)
-    await asyncio.wait_for(storage.news(30), 10)  # something may have been missed, so look
-    listening = asyncio.create_task(storage.news(30))
+    await asyncio.wait_for(storage.wait_for_notification(30), 10)  # something may have been missed, so look
+    listening = asyncio.create_task(storage.wait_for_notification(30))
     await become(lambda: outsider.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
-    await (await make_storage()).announce()
+    await (await make_storage()).notify()
     await asyncio.wait_for(listening, 10)
 
 
 async def test_an_announcement_without_a_database_is_only_a_hint_lost(storage: Storage) -> None:
     storage.kill()
-    await storage.announce()
+    await storage.notify()
 
 
 async def test_an_empty_batch_still_moves_the_fence(storage: Storage, worker: Worker) -> None:

@@ -11,9 +11,9 @@ from edda.core.states import RunStatus
 from edda.core.survey import EventQuery, RunQuery
 from edda.storage.postgres import search, survey
 from edda.storage.postgres.figures import BACKLOG, DURATIONS, ENDED, PULSE_MARK, STARTED
-from edda.storage.postgres.parameters import fill
+from edda.storage.postgres.parameters import bind
 from edda.storage.postgres.pool import ConnectionFactory
-from edda.storage.postgres.search import GENERATIONS, pages, tally
+from edda.storage.postgres.search import GENERATIONS, count_statement, pages
 from edda.storage.postgres.session import Session
 from edda.storage.postgres.steering import AUDITS, IS_OPEN, LOCK_ENDED, REOPEN, RESUME
 from edda.storage.postgres.survey import CONSUMERS, CREW, EVENT, STANDING, event_page
@@ -40,7 +40,7 @@ async def look_for(session: Session, query: RunQuery) -> list[Look]:
     """All that is asked, as far as the pages are not full."""
     looks = []
     for page in pages(query):
-        statement, values = fill(page, search._values(query))
+        statement, values = bind(page, search._values(query))
         looks.append(await look(session, statement, *values))
         if looks[-1].rows >= query.limit:
             break
@@ -48,7 +48,7 @@ async def look_for(session: Session, query: RunQuery) -> list[Look]:
 
 
 async def count(session: Session, query: RunQuery) -> Look:
-    statement, values = fill(tally(query), search._values(query))
+    statement, values = bind(count_statement(query), search._values(query))
     return await look(session, statement, *values)
 
 
@@ -78,7 +78,7 @@ async def moment(session: Session, place: int) -> int:
 async def test_a_page_reads_few_runs_besides_its_own(session: Session, query: RunQuery) -> None:
     looks = await look_for(session, query)
     assert not any(seen.read_whole for seen in looks)
-    assert sum(seen.work for seen in looks) < search.GLANCE * 9
+    assert sum(seen.work for seen in looks) < search.SCAN_LIMIT * 9
 
 
 async def test_a_page_from_the_middle_begins_there(session: Session) -> None:
@@ -106,7 +106,7 @@ async def test_a_rare_end_is_found_by_its_index(session: Session, status: RunSta
     glance, gathered = await look_for(session, of(status))
     assert not glance.read_whole | gathered.read_whole
     assert "edda_result_status" in gathered.indexes
-    assert glance.work < search.GLANCE * 9
+    assert glance.work < search.SCAN_LIMIT * 9
     assert gathered.work < 500
 
 
@@ -145,7 +145,7 @@ async def test_events_are_read_from_the_newest_on(session: Session) -> None:
         EventQuery(before=1_000),
         EventQuery(messages=True),
     ):
-        statement, values = fill(event_page(query), survey._values(query))
+        statement, values = bind(event_page(query), survey._values(query))
         seen = await look(session, statement, *values)
         assert not seen.read_whole
         assert seen.pages < 300

@@ -8,14 +8,14 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
-from edda.core.model import EntryKind, Suspend, RunId, BatchResult
+from edda.core.model import BatchResult, EntryKind, RunId, Suspend
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageUnavailableError
 from edda.storage import joint as joints
 from edda.storage.ports import Storage
 from edda.storage.postgres import PostgresStorage
-from edda.storage.postgres.consumers import AT_ONCE
-from edda.storage.postgres.parameters import fill
+from edda.storage.postgres.consumers import MAX_PER_KEY
+from edda.storage.postgres.parameters import bind
 from tests.conftest import MakeDatabase, MakeStorage, OnPostgres
 from tests.storage.conftest import MakeWorker
 from tests.storage.joints import step_record, transaction
@@ -85,7 +85,7 @@ async def test_a_run_that_is_born_with_a_message_costs_one_statement_more(
     written = await worker.send(born("a", move=ASLEEP, waits=[wait("a", "w", "jobs", once=True)]))
     assert len(log.sent) == 4
     assert written == BatchResult(unmet={A: frozenset({"w"})})
-    assert await storage.owned(worker.id) == {A: 1}
+    assert await storage.owned_runs(worker.id) == {A: 1}
 
 
 async def test_a_post_of_messages_is_one_statement_between_its_locks_and_the_commit(
@@ -152,7 +152,7 @@ async def test_a_message_whose_wait_is_dropped_meanwhile_goes_to_another_run(
     accepted = await accepting
     assert accepted is not None
     assert accepted.woke
-    assert [letter.kind for letter in await storage.mail(worker.id)] == [EntryKind.MESSAGE]
+    assert [letter.kind for letter in await storage.read_inboxes(worker.id)] == [EntryKind.MESSAGE]
     assert await outsider.fetchval("SELECT count(*) FROM edda_wait") == 0
     assert await outsider.fetchval("SELECT count(*) FROM edda_event_key") == 0
 
@@ -184,13 +184,13 @@ async def test_waits_left_behind_without_a_run_get_no_message(storage: Storage, 
     assert await outsider.fetchval("SELECT count(*) FROM edda_event_key") == 2
 
 
-@pytest.mark.parametrize("waiting", [0, 1, AT_ONCE, 3 * AT_ONCE])
+@pytest.mark.parametrize("waiting", [0, 1, MAX_PER_KEY, 3 * MAX_PER_KEY])
 async def test_as_many_messages_as_there_are_waits_go_out_in_one_post(
     storage: Storage, worker: Worker, outsider: Outsider, waiting: int
 ) -> None:
     runs = [f"run{i}" for i in range(waiting)]
     await worker.send(*(born(run, waits=[wait(run, "w", "jobs", once=True)]) for run in runs))
-    post = [incoming(f"m{i}", once=["jobs"]) for i in range(2 * AT_ONCE)]
+    post = [incoming(f"m{i}", once=["jobs"]) for i in range(2 * MAX_PER_KEY)]
     await storage.accept(post, {})
     letters = await inbox(outsider)
     met = min(waiting, len(post))
@@ -259,7 +259,7 @@ async def test_a_claim_of_the_outbox_looks_only_when_what_goes_before_it_is_sett
     settling = outsider.transaction()
     await settling.start()
     await outsider.execute(OUTBOX)
-    claiming = asyncio.create_task(storage.claim_outgoing(10, HOUR))
+    claiming = asyncio.create_task(storage.claim_outbox(10, HOUR))
     await become(lambda: outsider.fetchval(WAITING))
     await outsider.execute("UPDATE edda_outbox SET due = $1 WHERE id = 'e1'", 4 * 10**15)
     await settling.commit()
@@ -268,9 +268,9 @@ async def test_a_claim_of_the_outbox_looks_only_when_what_goes_before_it_is_sett
 
 async def test_a_claim_that_finds_nothing_writes_nothing(storage: Storage, outsider: Outsider) -> None:
     await storage.enqueue([outgoing("e1"), outgoing("e2")])
-    await storage.claim_outgoing(1, HOUR)
+    await storage.claim_outbox(1, HOUR)
     before = await outsider.fetch("SELECT xmin, ctid FROM edda_outbox")
-    assert await storage.claim_outgoing(10, HOUR) == ()
+    assert await storage.claim_outbox(10, HOUR) == ()
     assert await outsider.fetch("SELECT xmin, ctid FROM edda_outbox") == before
 
 
@@ -317,12 +317,12 @@ async def test_a_commit_after_a_statement_that_failed_is_no_success(storage: Sto
     """The server rolls back and says so, but it is no error to it."""
     await worker.send(born("a"))
     joint = await storage.begin()
-    await joints.record(joint, step_record("a"))
+    await joints.write_step_commit(joint, step_record("a"))
     with pytest.raises(asyncpg.DivisionByZeroError):
         await joint.fetch("SELECT 1 / 0", {})
     with pytest.raises(asyncpg.InFailedSQLTransactionError):
         await joint.commit()
-    assert await storage.done(A, 0, "pay:1") is None
+    assert await storage.find_step_commit(A, 0, "pay:1") is None
 
 
 async def test_a_commit_that_the_server_refuses_is_its_own_error(storage: Storage, outsider: Outsider) -> None:
@@ -344,13 +344,13 @@ async def test_who_ends_the_transaction_himself_is_told(storage: Storage, worker
     joint = await storage.begin()
     await joint.connection.execute(end)
     with pytest.raises(asyncpg.NoActiveSQLTransactionError):
-        await joints.record(joint, step_record("a"))
+        await joints.write_step_commit(joint, step_record("a"))
     with pytest.raises(asyncpg.NoActiveSQLTransactionError):
         await joint.commit()
     await joint.rollback()
-    assert await storage.done(A, 0, "pay:1") is None
+    assert await storage.find_step_commit(A, 0, "pay:1") is None
     async with transaction(storage) as joint:
-        await joints.record(joint, step_record("a"))
+        await joints.write_step_commit(joint, step_record("a"))
 
 
 async def test_a_cut_connection_is_replaced(storage: Storage, outsider: Outsider) -> None:
@@ -416,10 +416,10 @@ async def test_a_forwarder_waits_for_a_step_that_uses_its_offer(
 ) -> None:
     await worker.send(born("a"))
     await storage.accept([incoming("m", once=["jobs"])], {})
-    offer = await storage.take(key("jobs"), -HOUR)
+    offer = await storage.take_message(key("jobs"), -HOUR)
     assert offer is not None
     joint = await storage.begin()
-    await joints.record(joint, step_record("a", taken=[offer.seq]))
+    await joints.write_step_commit(joint, step_record("a", taken=[offer.seq]))
     forwarding = asyncio.create_task(storage.accept([incoming("again", once=["jobs"])], {}, [offer.seq]))
     await become(lambda: outsider.fetchval(WAITING))
     await joint.commit()
@@ -433,7 +433,7 @@ def test_a_storage_that_was_open_on_another_loop_can_be_opened_again(make_databa
 
     async def live() -> None:
         await storage.open()
-        await asyncio.gather(*(storage.get(RunId(f"{i}")) for i in range(20)), storage.news(0.1))
+        await asyncio.gather(*(storage.get(RunId(f"{i}")) for i in range(20)), storage.wait_for_notification(0.1))
         async with transaction(storage) as joint:
             await joint.fetch("SELECT 1", {})
         await storage.close()
@@ -457,8 +457,8 @@ def test_a_storage_that_was_open_on_another_loop_can_be_opened_again(make_databa
     ],
 )
 def test_names_become_numbers_where_they_are_values(sql: str, expected: str) -> None:
-    assert fill(sql, {"a": 1, "b": 2})[0] == expected
+    assert bind(sql, {"a": 1, "b": 2})[0] == expected
 
 
 def test_values_come_in_the_order_of_their_numbers() -> None:
-    assert fill("SELECT :b, :a, :b", {"a": 1, "b": 2, "c": 3}) == ("SELECT $1, $2, $1", [2, 1])
+    assert bind("SELECT :b, :a, :b", {"a": 1, "b": 2, "c": 3}) == ("SELECT $1, $2, $1", [2, 1])

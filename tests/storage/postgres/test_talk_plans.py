@@ -8,23 +8,23 @@ from contextlib import asynccontextmanager
 import pytest
 
 from edda.core.model import (
-    RunWrite,
-    StagedEvent,
-    StagedKind,
     Event,
     EventKey,
-    RunValue,
     NewEvent,
     OutboxEvent,
     OutboxState,
-    Suspend,
     RunId,
+    RunValue,
+    RunWrite,
+    StagedEvent,
+    StagedKind,
+    Suspend,
     Wait,
     WorkerId,
 )
 from edda.core.states import RunStatus
 from edda.storage.postgres.accept import GIVE_MORE_MESSAGES, AcceptBatch
-from edda.storage.postgres.batch import compose
+from edda.storage.postgres.batch import build_batch
 from edda.storage.postgres.dispatches import DISPATCHES, FORWARD, TAKE
 from edda.storage.postgres.facts import FACT, FACTS
 from edda.storage.postgres.joints import DONE
@@ -103,7 +103,7 @@ def run(number: int) -> RunId:
 
 
 async def write(session: Session, batch: Iterable[RunWrite]) -> Look:
-    statement, values = compose(WorkerId("busy"), list(batch))
+    statement, values = build_batch(WorkerId("busy"), list(batch))
     return await look(session, statement, "busy", 0, 0, 0, 0, 0, *values)
 
 

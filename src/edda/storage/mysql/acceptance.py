@@ -11,16 +11,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from edda.core.model import AcceptResult, NewEvent, RunId, Start
 from edda.errors import StorageConflictError
 
-from .births import FIND_EXISTING, insert_ready
+from .births import FIND_EXISTING, insert_unowned
 from .buckets import hold_events, share_types
 from .clock import READ_CLOCK
 from .dispatches import forward
-from .letters import EventInboxRow, deliver
-from .matching import Match, WaitRow, match, shared_keys, single_keys
+from .letters import EventInboxRow, insert_event_items
+from .matching import Match, WaitRow, match_events, shared_keys, unmatched_exclusive_keys
 from .moves import LOCK_SCHED
 from .rows import run_id
-from .session import BEGIN, COMMIT, ROLLBACK, ReplyRows, AssertionFailedError, Session
-from .statement import Statement, binary, bind, groups, inserts, joins, number, optional, text
+from .session import BEGIN, COMMIT, ROLLBACK, AssertionFailedError, ReplyRows, Session
+from .statement import (
+    Statement,
+    bind,
+    inserts,
+    int_or_null,
+    join_values,
+    quote_bytes,
+    quote_text,
+    split_rows,
+    text_or_null,
+)
 
 VERSIONS = b"SELECT type, version FROM edda_event_type WHERE type IN (%b)"
 FIND_KNOWN = b"""SELECT v.i FROM (%b) v
@@ -36,7 +46,7 @@ INSERT_KEY = b"INSERT INTO edda_event_key (`key`, seq) VALUES "
 NUMBERS = b"SELECT LAST_INSERT_ID(), @@auto_increment_increment, %b"
 NUMBER = b"LAST_INSERT_ID() + %d * @@auto_increment_increment"
 
-_SPARE = 8
+_EXTRA_WAITS = 8
 """So many more than messages are looked at of those who wait for one: some may get it by another key."""
 
 
@@ -45,21 +55,23 @@ async def accept(
 ) -> AcceptResult | None:
     """Misses its expectation if somebody else starts one of its runs meanwhile, or if those it looked at no longer wait
     for a message that others may wait for; with each attempt it looks at more of them."""
-    look = WaitLookup(post, _SPARE << 6 * attempt)
-    survey = await _survey(session, look, forwarded)
-    current = {type.decode(): version for type, version in survey.to(VERSIONS)}
+    look = WaitLookup(post, _EXTRA_WAITS << 6 * attempt)
+    lookup_statements = await _survey(session, look, forwarded)
+    current = {type.decode(): version for type, version in lookup_statements.rows_of(VERSIONS)}
     if any(current.get(type, 0) != versions.get(type, 0) for type in _types(post)):
         await session.run(ROLLBACK)
         return None
-    known = {i for (i,) in survey.to(FIND_KNOWN)}
+    known = {i for (i,) in lookup_statements.rows_of(FIND_KNOWN)}
     fresh = [i for i in _first_of_each(post) if i not in known]
     events = [post[i] for i in fresh]
-    births = _births(events, {run_id(row[0]) for row in survey.to(FIND_EXISTING)})
-    waiting = look.found(survey)
-    matches = match(events, waiting)
+    births = _runs_to_start(events, {run_id(row[0]) for row in lookup_statements.rows_of(FIND_EXISTING)})
+    waiting = look.found(lookup_statements)
+    matches = match_events(events, waiting)
     # Whether a message is kept is known when the runs are locked, or at once if nobody waits for anything.
-    kept = shared_keys(events) if matches else [*shared_keys(events), *look.unclaimed(events, matches, waiting)]
-    storing = _store(events, kept, births, survey.to(READ_CLOCK)[0][0], session.limit)
+    kept = (
+        shared_keys(events) if matches else [*shared_keys(events), *look.unmatched_messages(events, matches, waiting)]
+    )
+    storing = _store(events, kept, births, lookup_statements.rows_of(READ_CLOCK)[0][0], session.limit)
     if not matches:
         await session.send(*storing, bind(COMMIT))
         return AcceptResult(frozenset(fresh), bool(births))
@@ -86,14 +98,14 @@ class WaitLookup:
             yield bind(FIND_OF_RUN, key, run, limit)
 
     def found(self, answers: ReplyRows) -> set[WaitRow]:
-        rows = (row for template in (FIND_WAITS, FIND_SOME, FIND_OF_RUN) for row in answers.to(template))
+        rows = (row for template in (FIND_WAITS, FIND_SOME, FIND_OF_RUN) for row in answers.rows_of(template))
         return {WaitRow(run_id(run), step.decode(), key) for run, step, key in rows}
 
-    def unclaimed(
+    def unmatched_messages(
         self, events: Sequence[NewEvent], matches: Iterable[Match], waiting: Iterable[WaitRow]
     ) -> list[tuple[bytes, int]]:
         """The messages that nobody waits for, as far as that can be said."""
-        keys = single_keys(events, matches)
+        keys = unmatched_exclusive_keys(events, matches)
         number = Counter(wait.key for wait in waiting)
         if any(kept in self._limits and number[kept] >= self._limits[kept] for kept, _ in keys):
             raise AssertionFailedError("more may wait for a message than were looked at")
@@ -102,24 +114,27 @@ class WaitLookup:
 
 async def _survey(session: Session, look: WaitLookup, forwarded: Sequence[int]) -> ReplyRows:
     try:
-        return await session.ask(*survey(look, forwarded, session.node))
+        return await session.query(*lookup_statements(look, forwarded, session.node))
     except AssertionFailedError as error:
         raise StorageConflictError("somebody else has forwarded one of the dispatches") from error
 
 
-def survey(look: WaitLookup, forwarded: Sequence[int], node: int | None = None) -> Iterator[Statement]:
+def lookup_statements(look: WaitLookup, forwarded: Sequence[int], node: int | None = None) -> Iterator[Statement]:
     """The locks, and what is there under them."""
     post = look.post
     events = [incoming.event for incoming in post]
     keys = {key for incoming in post for each in incoming.keys for key in (each.plain, each.kept)}
-    ids = [b"SELECT %d AS i, %b AS source, %b AS id" % (i, text(e.source), text(e.id)) for i, e in enumerate(events)]
+    ids = [
+        b"SELECT %d AS i, %b AS source, %b AS id" % (i, quote_text(e.source), quote_text(e.id))
+        for i, e in enumerate(events)
+    ]
     yield bind(BEGIN)
     yield share_types(_types(post), node)
     yield hold_events(keys, [(e.source, e.id) for e in events], node)
     yield from forward(forwarded)
     yield bind(READ_CLOCK)
     yield bind(VERSIONS, sorted(_types(post)))
-    yield from joins(FIND_KNOWN, ids)
+    yield from join_values(FIND_KNOWN, ids)
     yield from look.statements()
     yield bind(FIND_EXISTING, sorted({start.run_id for incoming in post for start in incoming.starts}))
 
@@ -135,7 +150,7 @@ def _first_of_each(post: Sequence[NewEvent]) -> list[int]:
     return list(first.values())
 
 
-def _births(events: Sequence[NewEvent], existing: set[RunId]) -> dict[RunId, tuple[Start, int]]:
+def _runs_to_start(events: Sequence[NewEvent], existing: set[RunId]) -> dict[RunId, tuple[Start, int]]:
     """The runs to be started, in lock order, with the position of the event that starts each."""
     births: dict[RunId, tuple[Start, int]] = {}
     for i, incoming in enumerate(events):
@@ -154,34 +169,45 @@ def _store(
 ) -> Iterator[Statement]:
     """What depends on an event's number stands right behind the INSERT that gave it out."""
     first = 0
-    for rows in groups([_event_row(incoming, now) for incoming in events], limit - len(INSERT_EVENT)):
+    for rows in split_rows([_event_row(incoming, now) for incoming in events], limit - len(INSERT_EVENT)):
         positions = range(first, first + len(rows))
         first += len(rows)
         yield Statement(INSERT_EVENT.decode(), INSERT_EVENT + b",".join(rows))
         yield bind(NUMBERS, len(rows))
         keys = [(key, NUMBER % (i - positions[0])) for key, i in kept if i in positions]
-        yield from inserts(INSERT_KEY, [b"(%b,%b)" % (binary(key), seq) for key, seq in keys], limit)
+        yield from inserts(INSERT_KEY, [b"(%b,%b)" % (quote_bytes(key), seq) for key, seq in keys], limit)
         started = [(start, NUMBER % (i - positions[0])) for start, i in births.values() if i in positions]
-        yield from insert_ready(started, number(now), limit)
+        yield from insert_unowned(started, int_or_null(now), limit)
 
 
 def _event_row(incoming: NewEvent, now: int) -> bytes:
     event = incoming.event
-    row = (text(event.source), text(event.id), text(event.type), optional(event.target), now, binary(event.body))
+    row = (
+        quote_text(event.source),
+        quote_text(event.id),
+        quote_text(event.type),
+        text_or_null(event.target),
+        now,
+        quote_bytes(event.body),
+    )
     return b"(%b,%b,%b,%b,%d,%b)" % row
 
 
 async def _deliver(
-    session: Session, storing: Iterable[Statement], events: Sequence[NewEvent], look: WaitLookup, candidates: Iterable[RunId]
+    session: Session,
+    storing: Iterable[Statement],
+    events: Sequence[NewEvent],
+    look: WaitLookup,
+    candidates: Iterable[RunId],
 ) -> int:
     """Store the events, lock the runs, and send what still fits; a wait may have ended before its run was locked."""
-    answers = await session.ask(*storing, bind(LOCK_SCHED, sorted(candidates)), *look.statements())
-    numbers = [first + i * step for first, step, size in answers.to(NUMBERS) for i in range(size)]
+    answers = await session.query(*storing, bind(LOCK_SCHED, sorted(candidates)), *look.statements())
+    numbers = [first + i * step for first, step, size in answers.rows_of(NUMBERS) for i in range(size)]
     waiting = look.found(answers)
-    matches = match(events, waiting)
-    letters = list(_letters(matches, {run_id(run): n for run, n in answers.to(LOCK_SCHED)}, numbers))
-    kept = [b"(%b,%d)" % (binary(key), numbers[i]) for key, i in look.unclaimed(events, matches, waiting)]
-    await session.send(*deliver(letters), *inserts(INSERT_KEY, kept, session.limit), bind(COMMIT))
+    matches = match_events(events, waiting)
+    letters = list(_letters(matches, {run_id(run): n for run, n in answers.rows_of(LOCK_SCHED)}, numbers))
+    kept = [b"(%b,%d)" % (quote_bytes(key), numbers[i]) for key, i in look.unmatched_messages(events, matches, waiting)]
+    await session.send(*insert_event_items(letters), *inserts(INSERT_KEY, kept, session.limit), bind(COMMIT))
     return len(letters)
 
 

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from edda.core.model import RunWrite, End, Fence, Recur, RunId, Start, WorkerId
+from edda.core.model import End, Fence, Recur, RunId, RunWrite, Start, WorkerId
 
 from .births import (
     COUNT_EXISTING,
@@ -16,20 +16,20 @@ from .births import (
     INSERT_SCHED,
     NEWEST,
     READ_NEWEST,
-    insert_ready,
+    insert_unowned,
     run_row,
     sched_row,
 )
 from .buckets import lock_waits
 from .clock import NOW
-from .generations import INSERT_PAST, first_line, next_row, past_row
+from .generations import INSERT_PAST, first_entry_row, next_row, old_generation_row
 from .history import INSERT_HIST, INSERT_RESULT, hist_rows, result_row
-from .judgement import awaits_judgement, depends
+from .judgement import is_decided_later, needs_locked_rows
 from .moves import DROP_WAIT, LOCK_AND_LOOK, LOCK_SCHED, UNDO, TransitionWriter
-from .session import BEGIN, COMMIT, EXPECT
-from .statement import Statement, bind, inserts, joins, text
-from .talk import say
-from .waits import INSERT_WAIT, OR_KEEP, asks, find_events, wait_key, wait_row
+from .session import ASSERT_ROW_COUNT, BEGIN, COMMIT
+from .statement import Statement, bind, inserts, join_values, quote_text
+from .talk import insert_side_effects
+from .waits import INSERT_WAIT, OR_KEEP, find_events, registers_waits, wait_key, wait_row
 
 # The count of claims is read without a lock: it only grows, and the claims that this worker knows of were acknowledged
 # before, so less than that was lost by the database.
@@ -40,25 +40,25 @@ FREE_LETTER = b"""UPDATE (%b) v STRAIGHT_JOIN edda_delivery d ON d.run_id = v.ru
     SET d.event = NULL, d.kind = 'stray'"""
 
 
-def compose(
+def build_batch(
     fence: Fence, batch: Sequence[RunWrite], limit: int, token: int = 0, node: int | None = None
 ) -> Iterator[Statement]:
     """All of a batch in which nothing depends on what is found; else all that does not depend on it, and the commit is
     still to come. It hopes for children that are new and ends that know who watches: an expectation is missed if not.
     """
-    yield from begin(fence, batch, token, node)
-    children = born_to(batch)
+    yield from lock_and_fence(fence, batch, token, node)
+    children = children_of(batch)
     if children:
         yield bind(COUNT_EXISTING, [child.run_id for child in children])
         yield bind(EXPECT_NONE)
-    if any(map(depends, batch)):
-        yield from compose_judged(fence.worker, batch, children, limit)
+    if any(map(needs_locked_rows, batch)):
+        yield from build_undecided(fence.worker, batch, children, limit)
     else:
         yield from _Rows(fence.worker, batch, children).statements(limit)
         yield bind(COMMIT)
 
 
-def begin(fence: Fence, batch: Sequence[RunWrite], token: int, node: int | None) -> Iterator[Statement]:
+def lock_and_fence(fence: Fence, batch: Sequence[RunWrite], token: int, node: int | None) -> Iterator[Statement]:
     yield bind(BEGIN)
     if waits := [wait for bundle in batch for wait in bundle.waits]:
         # Who takes a message away must be alone with its key.
@@ -66,18 +66,18 @@ def begin(fence: Fence, batch: Sequence[RunWrite], token: int, node: int | None)
         yield from lock_waits([key for wait in waits for key in (wait.key, wait.own_key)], single, node)
     known = (fence.worker, fence.batch_no, fence.moves, fence.token, fence.worker, fence.claims)
     yield bind(BUMP_FENCE, token, *known)
-    yield bind(EXPECT, 1)
+    yield bind(ASSERT_ROW_COUNT, 1)
 
 
-def compose_judged(
+def build_undecided(
     worker: WorkerId, batch: Sequence[RunWrite], children: Sequence[Start], limit: int
 ) -> Iterator[Statement]:
     """All that does not depend on what is found, and the look that decides the rest."""
     yield from _Rows(worker, batch, children, is_judged=True).statements(limit)
-    yield from find_events([bundle for bundle in batch if asks(bundle)])
+    yield from find_events([bundle for bundle in batch if registers_waits(bundle)])
 
 
-def born_to(batch: Sequence[RunWrite], existing: Collection[RunId] = ()) -> list[Start]:
+def children_of(batch: Sequence[RunWrite], existing: Collection[RunId] = ()) -> list[Start]:
     """The children to be stored, in lock order; of two with one id the first."""
     children = {child.run_id: child for bundle in reversed(batch) for child in reversed(bundle.children)}
     begun = {bundle.run_id for bundle in batch if bundle.start} if children else ()
@@ -91,7 +91,7 @@ class _Rows:
         self, worker: WorkerId, batch: Sequence[RunWrite], children: Sequence[Start], *, is_judged: bool = False
     ) -> None:
         self._batch = batch
-        self._worker = text(worker)
+        self._worker = quote_text(worker)
         self._children = [(child, NEWEST) for child in children]
         self._is_judged = is_judged
         self._runs: list[bytes] = []
@@ -106,19 +106,19 @@ class _Rows:
         self._undoing: list[bytes] = []
         self._moves = TransitionWriter()
         for bundle in sorted(batch, key=attrgetter("run_id")):
-            self._add(bundle, text(bundle.run_id))
+            self._add(bundle, quote_text(bundle.run_id))
 
     def _add(self, bundle: RunWrite, run_id: bytes) -> None:
         if bundle.entries:
             self._hist += hist_rows(run_id, bundle.gen, bundle.epoch, bundle.entries)
         if bundle.start:
-            self._bear(bundle, bundle.start, run_id)
+            self._add_new_run(bundle, bundle.start, run_id)
         elif bundle.move:
-            self._touch(bundle, run_id)
+            self._add_transition(bundle, run_id)
         if bundle.letters:
-            self._touched += [text(letter.run_id) for letter in bundle.letters]
+            self._touched += [quote_text(letter.run_id) for letter in bundle.letters]
 
-    def _bear(self, bundle: RunWrite, start: Start, run_id: bytes) -> None:
+    def _add_new_run(self, bundle: RunWrite, start: Start, run_id: bytes) -> None:
         self._runs.append(run_row(start, bundle.gen))
         match bundle.move:
             case End() as end:
@@ -126,29 +126,29 @@ class _Rows:
                 return
             case Recur() as recur:
                 self._runs.append(next_row(start, bundle.gen, recur))
-                self._past.append(past_row(run_id, bundle.gen, recur))
-                self._hist += first_line(run_id, bundle, recur)
+                self._past.append(old_generation_row(run_id, bundle.gen, recur))
+                self._hist += first_entry_row(run_id, bundle, recur)
             case _:
-                self._mark(bundle, run_id)
-        if asks(bundle):  # what it finds decides whether it is released
+                self._add_compensating(bundle, run_id)
+        if registers_waits(bundle):  # what it finds decides whether it is released
             self._born.append(sched_row(replace(bundle, move=None), start, self._worker))
             self._touched.append(run_id)
             return
         self._born.append(sched_row(bundle, start, self._worker))
         self._waits += [wait_row(run_id, wait) for wait in bundle.waits]
 
-    def _touch(self, bundle: RunWrite, run_id: bytes) -> None:
+    def _add_transition(self, bundle: RunWrite, run_id: bytes) -> None:
         self._touched.append(run_id)
         self._dropped += [wait_key(run_id, step) for step in bundle.drops]
         self._freed += [b"SELECT %b AS run_id, %d AS n" % (run_id, n) for n in bundle.frees]
-        self._mark(bundle, run_id)
-        if bundle.move is None or (self._is_judged and awaits_judgement(bundle)):
+        self._add_compensating(bundle, run_id)
+        if bundle.move is None or (self._is_judged and is_decided_later(bundle)):
             return
         if isinstance(bundle.move, End):
             self._results.append(result_row(run_id, bundle.gen, bundle.move))
         self._moves.add(run_id, bundle.move)
 
-    def _mark(self, bundle: RunWrite, run_id: bytes) -> None:
+    def _add_compensating(self, bundle: RunWrite, run_id: bytes) -> None:
         if bundle.undoing:
             self._undoing.append(b"SELECT %b AS run_id" % run_id)
 
@@ -156,17 +156,17 @@ class _Rows:
         yield from inserts(INSERT_RUN, self._runs, limit)
         if self._born or self._children:
             yield bind(READ_NEWEST)
-        yield from insert_ready(self._children, NOW, limit)
+        yield from insert_unowned(self._children, NOW, limit)
         yield from inserts(INSERT_SCHED, self._born, limit)
         if self._touched:
             lock = LOCK_AND_LOOK if self._is_judged else LOCK_SCHED
             yield Statement(lock.decode(), lock % b",".join(self._touched))
-        yield from joins(UNDO, self._undoing)
-        yield from joins(DROP_WAIT, self._dropped)
-        yield from joins(FREE_LETTER, self._freed)
+        yield from join_values(UNDO, self._undoing)
+        yield from join_values(DROP_WAIT, self._dropped)
+        yield from join_values(FREE_LETTER, self._freed)
         yield from inserts(INSERT_WAIT, self._waits, limit, OR_KEEP)
         yield from self._moves.statements()
         yield from inserts(INSERT_PAST, self._past, limit)
         yield from inserts(INSERT_HIST, self._hist, limit)
         yield from inserts(INSERT_RESULT, self._results, limit)
-        yield from say(self._batch, limit)
+        yield from insert_side_effects(self._batch, limit)

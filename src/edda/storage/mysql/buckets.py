@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Set
 from itertools import groupby
 from zlib import crc32
 
-from .statement import Statement, bind, text
+from .statement import Statement, bind, quote_text
 
 # FORCE: a scan of the whole table, which is small, would wait for everybody.
 SHARE = b"SELECT b FROM edda_bucket FORCE INDEX (PRIMARY) WHERE b IN (%b) ORDER BY b LOCK IN SHARE MODE"
@@ -32,7 +32,7 @@ _SLOTS = 8
 
 
 def of_types(types: Iterable[str]) -> set[int]:
-    return {crc32(text(type)) % _SIZE for type in types}
+    return {crc32(quote_text(type)) % _SIZE for type in types}
 
 
 def of_keys(keys: Iterable[bytes]) -> set[int]:
@@ -40,14 +40,14 @@ def of_keys(keys: Iterable[bytes]) -> set[int]:
 
 
 def of_ids(ids: Iterable[tuple[str, str]]) -> set[int]:
-    return {_IDS + crc32(text(source) + text(id)) % _SIZE for source, id in ids}
+    return {_IDS + crc32(quote_text(source) + quote_text(id)) % _SIZE for source, id in ids}
 
 
-def share(buckets: Iterable[int]) -> Statement:
+def lock_shared(buckets: Iterable[int]) -> Statement:
     return bind(SHARE, sorted(buckets))
 
 
-def hold(buckets: Iterable[int]) -> Statement:
+def lock_exclusive(buckets: Iterable[int]) -> Statement:
     return bind(HOLD, sorted(buckets))
 
 
@@ -64,14 +64,14 @@ def certify(bucket: int, node: int | None) -> Iterator[Statement]:
 def share_types(types: Iterable[str], node: int | None) -> Statement:
     """For who brings events. `node` is the session's, here and below: None outside of a cluster."""
     if node is None:
-        return share(of_types(types))
+        return lock_shared(of_types(types))
     return write(group + node % _SLOTS for group in _groups(types))
 
 
 def hold_type(type: str, node: int | None) -> Statement:
     """For who learns a shape."""
     if node is None:
-        return hold(of_types([type]))
+        return lock_exclusive(of_types([type]))
     return write(group + slot for group in _groups([type]) for slot in range(_SLOTS))
 
 
@@ -82,20 +82,20 @@ def _groups(types: Iterable[str]) -> set[int]:
 
 def hold_events(keys: Iterable[bytes], ids: Iterable[tuple[str, str]], node: int | None) -> Statement:
     """For who brings events."""
-    take = hold if node is None else write
+    take = lock_exclusive if node is None else write
     return take(of_keys(keys) | of_ids(ids))
 
 
 def lock_waits(keys: Iterable[bytes], single: Iterable[bytes], node: int | None) -> Iterator[Statement]:
     """For who registers waits: shared, but alone with keys whose messages it may take away."""
     if node is None:
-        yield from lock(of_keys(keys), of_keys(single))
+        yield from lock_mixed(of_keys(keys), of_keys(single))
     else:
         yield write(of_keys(keys))
 
 
-def lock(shared: Set[int], held: Set[int]) -> Iterator[Statement]:
+def lock_mixed(shared: Set[int], held: Set[int]) -> Iterator[Statement]:
     """Both kinds in one order: two statements, one for each, could wait for each other's second."""
     for is_held, buckets in groupby(sorted(shared | held), held.__contains__):
-        take = hold if is_held else share
+        take = lock_exclusive if is_held else lock_shared
         yield take(buckets)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from .buckets import OUTBOX, hold
+from .buckets import OUTBOX, lock_exclusive
 from .clock import NOW, READ_CLOCK
 from .session import BEGIN, Row, Session
-from .statement import Statement, binary, bind, literal
+from .statement import Statement, bind, literal, quote_bytes
 
 # In two parts: all that nobody has tried yet are due at one and the same time, so they are read in order and no further
 # than needed, however many there are. The others are sorted.
@@ -20,16 +20,18 @@ _PAGE = b"""(SELECT seq, order_key FROM edda_outbox FORCE INDEX (edda_outbox_due
 FIND_PAGE = (
     b" UNION ALL ".join([_PAGE % b"due = 0", _PAGE % (b"due <> 0 AND due <= " + NOW)]) + b" ORDER BY seq LIMIT %d"
 )
-EXCEPT = b" AND order_key NOT IN (%b)"
+NOT_KEYS = b" AND order_key NOT IN (%b)"
 FIND_OBSTACLE = b"""(SELECT order_key, seq FROM edda_outbox FORCE INDEX (edda_outbox_key)
     WHERE order_key = %b AND state = 'pending' AND seq < %d AND due > %d ORDER BY seq LIMIT 1)"""
 
 _BRANCHES = 100
 
 
-async def find_due(session: Session, limit: int) -> tuple[int, list[int]]:
+async def find_due_outbox(session: Session, limit: int) -> tuple[int, list[int]]:
     """The time, read before all else, and the numbers; the lock is held until the commit."""
-    *_, clock, reply = await session.send(bind(BEGIN), hold([OUTBOX]), bind(READ_CLOCK), find_page(0, (), limit))
+    *_, clock, reply = await session.send(
+        bind(BEGIN), lock_exclusive([OUTBOX]), bind(READ_CLOCK), find_due_page(0, (), limit)
+    )
     now, page = int(clock.rows[0][0]), reply.rows
     due: list[int] = []
     behind: set[bytes] = set()
@@ -39,24 +41,24 @@ async def find_due(session: Session, limit: int) -> tuple[int, list[int]]:
         behind.update(obstacles)  # all that is left of their keys is behind them
         if len(page) < limit or len(due) >= limit:
             break
-        (reply,) = await session.send(find_page(page[-1][0], behind, limit))
+        (reply,) = await session.send(find_due_page(page[-1][0], behind, limit))
         page = reply.rows
     return now, due[:limit]
 
 
-def find_page(after: int, behind: Collection[bytes], limit: int) -> Statement:
+def find_due_page(after: int, behind: Collection[bytes], limit: int) -> Statement:
     """The next that are due, whatever is before them, without those of some keys."""
-    part = (after, EXCEPT % literal(sorted(behind)) if behind else b"", limit)
+    part = (after, NOT_KEYS % literal(sorted(behind)) if behind else b"", limit)
     return Statement(FIND_PAGE.decode(), FIND_PAGE % (*part, *part, limit))
 
 
 async def _find_obstacles(session: Session, page: Sequence[Row], now: int) -> dict[bytes, int]:
     """For each key of a page the first that is not due, if there is one before the last of the page."""
-    replies = await session.send(*find_obstacles({key: seq for seq, key in page}, now))
+    replies = await session.send(*find_blocking({key: seq for seq, key in page}, now))
     return {key: seq for reply in replies for key, seq in reply.rows}
 
 
-def find_obstacles(last: Mapping[bytes, int], now: int) -> Iterator[Statement]:
-    branches = [FIND_OBSTACLE % (binary(key), seq, now) for key, seq in last.items()]
+def find_blocking(last: Mapping[bytes, int], now: int) -> Iterator[Statement]:
+    branches = [FIND_OBSTACLE % (quote_bytes(key), seq, now) for key, seq in last.items()]
     for i in range(0, len(branches), _BRANCHES):
         yield Statement(FIND_OBSTACLE.decode(), b" UNION ALL ".join(branches[i : i + _BRANCHES]))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edda.core.model import StagedEvent, StagedKind, StagedEventRow
+from edda.core.model import StagedEvent, StagedEventRow, StagedKind
 from edda.errors import StorageConflictError
 
-from .buckets import hold, of_keys
+from .buckets import lock_exclusive, of_keys
 from .certification import repeated
 from .clock import NOW
 from .pool import Pool
 from .rows import stored_dispatch
-from .session import BEGIN, COMMIT, EXPECT, AssertionFailedError, exact_joins
-from .statement import Statement, binary, bind, text
+from .session import ASSERT_ROW_COUNT, BEGIN, COMMIT, AssertionFailedError, join_all_rows
+from .statement import Statement, bind, quote_bytes, quote_text
 
 INSERT_DISPATCH = b"INSERT INTO edda_dispatch (kind, body) VALUES "
 DISPATCHES = b"SELECT seq, kind, body FROM edda_dispatch WHERE due <= " + NOW + b" ORDER BY seq LIMIT %b"
@@ -29,28 +29,28 @@ OFFER = (
 )
 OFFERED = b"SELECT seq, kind, body FROM edda_dispatch WHERE seq = LAST_INSERT_ID()"
 
-_KINDS = {kind: text(kind) for kind in StagedKind}
+_KINDS = {kind: quote_text(kind) for kind in StagedKind}
 
 
 def dispatch_row(dispatch: StagedEvent) -> bytes:
-    return b"(%b,%b)" % (_KINDS[dispatch.kind], binary(dispatch.body))
+    return b"(%b,%b)" % (_KINDS[dispatch.kind], quote_bytes(dispatch.body))
 
 
 def forward(numbers: Sequence[int]) -> Iterator[Statement]:
     """Take dispatches away; misses its expectation if one is gone."""
-    return exact_joins(FORWARD, [b"SELECT %d AS seq" % seq for seq in sorted(set(numbers))])
+    return join_all_rows(FORWARD, [b"SELECT %d AS seq" % seq for seq in sorted(set(numbers))])
 
 
 class MySQLDispatches:
     _pool: Pool
 
-    async def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
+    async def staged_events(self, limit: int) -> tuple[StagedEventRow, ...]:
         return tuple(map(stored_dispatch, (await self._pool.run(DISPATCHES, limit)).rows))
 
     @repeated
-    async def take(self, key: bytes, lease: int) -> StagedEventRow | None:
+    async def take_message(self, key: bytes, lease: int) -> StagedEventRow | None:
         async with self._pool.session() as session:
-            *_, first = await session.send(bind(BEGIN), hold(of_keys([key])), bind(FIND_FIRST, key))
+            *_, first = await session.send(bind(BEGIN), lock_exclusive(of_keys([key])), bind(FIND_FIRST, key))
             if not first.rows:
                 await session.run(COMMIT)
                 return None
@@ -58,9 +58,9 @@ class MySQLDispatches:
             try:
                 *_, offered, _ = await session.send(
                     bind(OFFER, lease, seq),
-                    bind(EXPECT, 1),
+                    bind(ASSERT_ROW_COUNT, 1),
                     bind(TAKE, key, seq),
-                    bind(EXPECT, 1),
+                    bind(ASSERT_ROW_COUNT, 1),
                     bind(OFFERED),
                     bind(COMMIT),
                 )

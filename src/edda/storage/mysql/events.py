@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from edda.core.model import AcceptResult, NewEvent, RunId, MatchPaths, StoredEvent, Wait
+from edda.core.model import AcceptResult, MatchPaths, NewEvent, RunId, StoredEvent, Wait
 from edda.errors import StorageConflictError
 
 from .acceptance import INSERT_KEY, accept
@@ -17,7 +17,7 @@ from .dispatches import forward
 from .pool import Pool
 from .rows import stored_event, wait
 from .session import BEGIN, COMMIT, AssertionFailedError
-from .statement import binary, bind, inserts
+from .statement import bind, inserts, quote_bytes
 
 _ACCEPT_ATTEMPTS = 5
 
@@ -69,7 +69,7 @@ class MySQLEvents:
             except AssertionFailedError as error:
                 raise StorageConflictError("somebody else has forwarded one of the dispatches") from error
 
-    async def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
+    async def match_paths(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         versions: dict[str, int] = {}
         known: dict[str, list[str]] = defaultdict(list)
         for type, version, shape in (await self._pool.run(SHAPES, types)).rows:
@@ -78,7 +78,7 @@ class MySQLEvents:
         return {type: MatchPaths(version, tuple(known[type])) for type, version in versions.items()}
 
     @repeated
-    async def learn(self, type: str, shape: str) -> int:
+    async def register_match_paths(self, type: str, shape: str) -> int:
         async with self._pool.session() as session:
             _, _, known, newest = await session.send(
                 bind(BEGIN), hold_type(type, session.node), bind(FILLED_FROM, type, shape), bind(NEWEST)
@@ -91,24 +91,24 @@ class MySQLEvents:
             return filled_from
 
     @repeated
-    async def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+    async def backfill_keys(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
         async with self._pool.session() as session:
             # An event that was pruned meanwhile must not be found again; one that is locked cannot be pruned.
             # Of another node's lock who prunes sees nothing: there both write a bucket.
             alone = certify(LOG_BUCKET, session.node)
             *_, there = await session.send(bind(BEGIN), *alone, bind(SHARE_EVENTS, sorted({seq for _, seq in keys})))
             kept = {row[0] for row in there.rows}
-            rows = [b"(%b,%d)" % (binary(key), seq) for key, seq in sorted(set(keys)) if seq in kept]
+            rows = [b"(%b,%d)" % (quote_bytes(key), seq) for key, seq in sorted(set(keys)) if seq in kept]
             await session.send(
                 *inserts(INSERT_KEY, rows, session.limit, OR_KEEP_KEY),
                 bind(LOWER_FILLED, after, type, shape),
                 bind(COMMIT),
             )
 
-    async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+    async def events_of_type(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
         return tuple(map(stored_event, (await self._pool.run(LOG, type, after, upto, limit)).rows))
 
-    async def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+    async def events_under_key(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
         return tuple(map(stored_event, (await self._pool.run(PAGE, key, after, limit)).rows))
 
     async def last_event(self, before: int | None = None) -> int:

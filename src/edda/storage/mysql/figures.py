@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edda.core.survey import MOST_COUNTED, Backlog, TimeBucket, Latency
+from edda.core.survey import MAX_COUNT, Backlog, Latency, TimeBucket
 from edda.storage.latency import measure
 
 from .clock import NOW
 from .pool import Pool
-from .search import GLANCE
+from .search import SCAN_LIMIT
 from .session import Row
-from .statement import Statement, bind, number, text
+from .statement import Statement, bind, int_or_null, quote_text
 
 NAMES = b"SELECT DISTINCT workflow FROM edda_sched"
 # One name at a time: a bound that is not written out beside its name is no range. A run with an owner is never ready.
@@ -91,14 +91,14 @@ class MySQLFigures:
         async with self._survey.session() as session:
             names = (await session.run(NAMES)).rows
             ready, waiting, oldest, parked, pending, dead, first, dispatches = await session.send(
-                due(READY, names, MOST_COUNTED),
-                bind(WAITING, MOST_COUNTED),
-                bind(OLDEST_OF_FEW, GLANCE),
+                due(READY, names, MAX_COUNT),
+                bind(WAITING, MAX_COUNT),
+                bind(OLDEST_OF_FEW, SCAN_LIMIT),
                 bind(PARKED),
-                bind(OUTGOING, "pending", MOST_COUNTED),
-                bind(OUTGOING, "dead", MOST_COUNTED),
+                bind(OUTGOING, "pending", MAX_COUNT),
+                bind(OUTGOING, "dead", MAX_COUNT),
                 bind(OLDEST_OUTGOING),
-                bind(DISPATCHES, MOST_COUNTED),
+                bind(DISPATCHES, MAX_COUNT),
             )
             since = oldest.rows or (await session.run(OLDEST)).rows
         return Backlog(
@@ -113,7 +113,7 @@ class MySQLFigures:
             dispatches=dispatches.rows[0][0],
         )
 
-    async def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
+    async def throughput(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
         span = (since, width, since, since + width * count)
         begun, over = await self._survey.send(bind(STARTED, *span), bind(ENDED, *span))
         started = {row[0]: row[1] for row in begun.rows}
@@ -123,7 +123,7 @@ class MySQLFigures:
     async def latency(self, since: int, most: int) -> Latency:
         return measure(row[0] for row in (await self._survey.run(DURATIONS, since, most)).rows)
 
-    async def pulse_mark(self) -> str:
+    async def change_token(self) -> str:
         async with self._survey.session() as session:
             names = (await session.run(NAMES)).rows
             replies = await session.send(due(READY_MARK, names, _MARKED), *map(bind, PULSE))
@@ -132,8 +132,10 @@ class MySQLFigures:
 
 def due(template: bytes, names: Iterable[Row], limit: int) -> Statement:
     """What is ready of the workflows with these names, of which there may be none."""
-    parts = [_DUE % (text(name.decode()), number(limit)) for (name,) in names] or [_DUE % (text(""), number(0))]
-    return Statement(template.decode(), template % (b" UNION ALL ".join(parts), number(limit)))
+    parts = [_DUE % (quote_text(name.decode()), int_or_null(limit)) for (name,) in names] or [
+        _DUE % (quote_text(""), int_or_null(0))
+    ]
+    return Statement(template.decode(), template % (b" UNION ALL ".join(parts), int_or_null(limit)))
 
 
 def _word(value: object) -> str:

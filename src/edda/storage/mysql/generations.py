@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from edda.core.model import RunWrite, Recur, Start
+from edda.core.model import Recur, RunWrite, Start
 
 from .births import RUN_COLUMNS, run_row
 from .history import INSERT_HIST, hist_rows
-from .statement import Statement, bind, check_size, inserts, text
+from .statement import Statement, bind, check_size, inserts, quote_text
 
 COPY_RUN = (
     b"INSERT INTO edda_run " + RUN_COLUMNS + b" SELECT id, gen + 1, workflow, %b, %b, deadline, parent, parent_step,"
@@ -23,11 +23,11 @@ def next_row(start: Start, gen: int, move: Recur) -> bytes:
     return run_row(replace(start, input=move.input, created_at=move.at), gen + 1)
 
 
-def past_row(run_id: bytes, gen: int, move: Recur) -> bytes:
+def old_generation_row(run_id: bytes, gen: int, move: Recur) -> bytes:
     return b"(%b,%d,%d)" % (run_id, gen, move.at)
 
 
-def first_line(run_id: bytes, bundle: RunWrite, move: Recur) -> list[bytes]:
+def first_entry_row(run_id: bytes, bundle: RunWrite, move: Recur) -> list[bytes]:
     return hist_rows(run_id, bundle.gen + 1, bundle.epoch, [move.entry])
 
 
@@ -40,11 +40,11 @@ class GenerationWriter:
         self._hist: list[bytes] = []
 
     def add(self, bundle: RunWrite, move: Recur) -> None:
-        run_id = text(bundle.run_id)
+        run_id = quote_text(bundle.run_id)
         # One by one: their inputs may be large.
         self._runs.append(bind(COPY_RUN, move.input, move.at, bundle.run_id, bundle.gen))
-        self._past.append(past_row(run_id, bundle.gen, move))
-        self._hist += first_line(run_id, bundle, move)
+        self._past.append(old_generation_row(run_id, bundle.gen, move))
+        self._hist += first_entry_row(run_id, bundle, move)
 
     def statements(self, limit: int) -> Iterator[Statement]:
         for statement in self._runs:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from edda.core.model import End, Entry, EntryKind
 
 from .births import STATUSES
-from .statement import binary, number, text
+from .statement import int_or_null, quote_bytes, quote_text
 
 INSERT_HIST = (
     b"INSERT INTO edda_hist (run_id, gen, seq, epoch, kind, step, name, ok, at, attempt, n, event, input, value)"
@@ -15,7 +15,7 @@ INSERT_HIST = (
 )
 INSERT_RESULT = b"INSERT INTO edda_result (run_id, gen, status, value, ended_at) VALUES "
 
-KINDS = {kind: text(kind) for kind in EntryKind}
+KINDS = {kind: quote_text(kind) for kind in EntryKind}
 
 
 def hist_rows(run_id: bytes, gen: int, epoch: int, entries: Iterable[Entry]) -> list[bytes]:
@@ -27,19 +27,19 @@ def hist_rows(run_id: bytes, gen: int, epoch: int, entries: Iterable[Entry]) -> 
             e.seq,
             epoch,
             KINDS[e.kind],
-            text(e.step),
-            text(e.name),
+            quote_text(e.step),
+            quote_text(e.name),
             e.ok,
             e.at,
             e.attempt,
-            number(e.n),
-            number(e.event),
-            binary(e.input),
-            binary(e.value),
+            int_or_null(e.n),
+            int_or_null(e.event),
+            quote_bytes(e.input),
+            quote_bytes(e.value),
         )
         for e in entries
     ]
 
 
 def result_row(run_id: bytes, gen: int, end: End) -> bytes:
-    return b"(%b,%d,%b,%b,%d)" % (run_id, gen, STATUSES[end.status], binary(end.value), end.at)
+    return b"(%b,%d,%b,%b,%d)" % (run_id, gen, STATUSES[end.status], quote_bytes(end.value), end.at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edda.core.model import StepCommit, RunId
+from edda.core.model import RunId, StepCommit
 from edda.errors import StorageError, StorageUnavailableError
 from edda.storage.ports import Dialect
 
@@ -34,18 +34,18 @@ class MySQLJoints:
         return self._joints.is_certified
 
     async def begin(self, holder: str = "") -> MySQLJoint:
-        session = await self._joints.borrow()
+        session = await self._joints.acquire()
         try:
             await session.run(BEGIN)
         except BaseException:
-            self._joints.give_back(session)
+            self._joints.release(session)
             raise
         return MySQLJoint(self._joints, session)
 
-    async def take_turn(self, holder: str = "") -> MySQLTurn:
+    async def acquire_write_lock(self, holder: str = "") -> MySQLTurn:
         return MySQLTurn()
 
-    async def done(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
+    async def find_step_commit(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
         rows = (await self._pool.run(DONE, run_id, gen, step)).rows
         return done(rows[0]) if rows else None
 
@@ -97,9 +97,9 @@ class MySQLJoint:
 
     def _end(self) -> None:
         self._has_ended = True
-        if not self._session.rests:
-            self._session.abort()
-        self._pool.give_back(self._session)
+        if not self._session.is_idle:
+            self._session.close_now()
+        self._pool.release(self._session)
 
 
 class MySQLTurn:

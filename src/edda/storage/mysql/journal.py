@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from edda.core.model import RunWrite, Fence, Suspend, RunId, WorkerId, BatchResult
+from edda.core.model import BatchResult, Fence, RunId, RunWrite, Suspend, WorkerId
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError
 
-from .batch import begin, born_to, compose, compose_judged
+from .batch import build_batch, build_undecided, children_of, lock_and_fence
 from .births import FIND_EXISTING
 from .certification import repeated
-from .judgement import BatchDecision, depends
+from .judgement import BatchDecision, needs_locked_rows
 from .moves import LOCK_AND_LOOK, LOCK_SCHED, locked
 from .pool import Pool
 from .rows import run_id
-from .session import ReplyRows, AssertionFailedError, Session
+from .session import AssertionFailedError, ReplyRows, Session
 from .statement import Statement, bind
 from .stock import FIND_MESSAGE
 from .waits import FIND_EVENT
@@ -39,7 +39,7 @@ class MySQLJournal:
 
     @repeated
     async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
-        for way in (_write_in_hope, _write_with_care):
+        for way in (_write_optimistic, _write_locked):
             with suppress(AssertionFailedError):
                 async with self._journal.session() as session:
                     return await way(session, fence, batch, token)
@@ -49,7 +49,7 @@ class MySQLJournal:
         rows = (await self._pool.run(READ_FENCE, worker)).rows
         return Fence(worker, *rows[0]) if rows else None
 
-    async def owned(self, worker: WorkerId) -> dict[RunId, int]:
+    async def owned_runs(self, worker: WorkerId) -> dict[RunId, int]:
         return {run_id(run): epoch for run, epoch in (await self._pool.run(OWNED, worker)).rows}
 
     async def locked(self, runs: Collection[RunId]) -> frozenset[RunId]:
@@ -58,43 +58,43 @@ class MySQLJournal:
         return frozenset(run_id(row[0]) for row in existing.rows) - {run_id(row[0]) for row in free.rows}
 
 
-async def _write_in_hope(session: Session, fence: Fence, batch: Sequence[RunWrite], token: int) -> BatchResult:
+async def _write_optimistic(session: Session, fence: Fence, batch: Sequence[RunWrite], token: int) -> BatchResult:
     # All of it before the first is sent: bad data is refused here.
-    statements = list(compose(fence, batch, session.limit, token, session.node))
-    answers = await session.ask(*statements)
-    if any(map(depends, batch)):
-        return await _judge(session, batch, answers)
-    return BatchResult(frozenset(_with_mail(batch, {run_id(run): n for run, n in answers.to(LOCK_SCHED)})))
+    statements = list(build_batch(fence, batch, session.limit, token, session.node))
+    answers = await session.query(*statements)
+    if any(map(needs_locked_rows, batch)):
+        return await _write_decided(session, batch, answers)
+    return BatchResult(frozenset(_runs_with_inbox(batch, {run_id(run): n for run, n in answers.rows_of(LOCK_SCHED)})))
 
 
-async def _write_with_care(session: Session, fence: Fence, batch: Sequence[RunWrite], token: int) -> BatchResult:
+async def _write_locked(session: Session, fence: Fence, batch: Sequence[RunWrite], token: int) -> BatchResult:
     """Look before anything is decided: all that is expected then is the fence."""
-    wanted = [child.run_id for child in born_to(batch)]
-    look = await session.ask(*begin(fence, batch, token, session.node), bind(FIND_EXISTING, wanted))
-    children = born_to(batch, {run_id(row[0]) for row in look.to(FIND_EXISTING)})
-    statements = list(compose_judged(fence.worker, batch, children, session.limit))
-    answers = await _settle(session, statements, "somebody else starts a run with the same id")
-    return await _judge(session, batch, answers)
+    wanted = [child.run_id for child in children_of(batch)]
+    look = await session.query(*lock_and_fence(fence, batch, token, session.node), bind(FIND_EXISTING, wanted))
+    children = children_of(batch, {run_id(row[0]) for row in look.rows_of(FIND_EXISTING)})
+    statements = list(build_undecided(fence.worker, batch, children, session.limit))
+    answers = await _send_or_conflict(session, statements, "somebody else starts a run with the same id")
+    return await _write_decided(session, batch, answers)
 
 
-async def _judge(session: Session, batch: Sequence[RunWrite], answers: ReplyRows) -> BatchResult:
-    rows = locked(answers.to(LOCK_AND_LOOK))
-    judgement = BatchDecision(batch, rows, answers.to(FIND_EVENT), answers.to(FIND_MESSAGE))
+async def _write_decided(session: Session, batch: Sequence[RunWrite], answers: ReplyRows) -> BatchResult:
+    rows = locked(answers.rows_of(LOCK_AND_LOOK))
+    judgement = BatchDecision(batch, rows, answers.rows_of(FIND_EVENT), answers.rows_of(FIND_MESSAGE))
     statements = list(judgement.statements(session.limit))
-    await _settle(session, statements, "an event that was found has been pruned meanwhile")
+    await _send_or_conflict(session, statements, "an event that was found has been pruned meanwhile")
     delivered = {run: row.delivered for run, row in rows.items()}
-    return BatchResult(frozenset(_with_mail(batch, delivered)), judgement.unmet)
+    return BatchResult(frozenset(_runs_with_inbox(batch, delivered)), judgement.unmet)
 
 
-async def _settle(session: Session, statements: Sequence[Statement], otherwise: str) -> ReplyRows:
+async def _send_or_conflict(session: Session, statements: Sequence[Statement], otherwise: str) -> ReplyRows:
     """Behind the fence a missed expectation says nothing of the fence."""
     try:
-        return await session.ask(*statements)
+        return await session.query(*statements)
     except AssertionFailedError as error:
         raise StorageConflictError(otherwise) from error
 
 
-def _with_mail(batch: Sequence[RunWrite], delivered: Mapping[RunId, int]) -> Iterable[RunId]:
+def _runs_with_inbox(batch: Sequence[RunWrite], delivered: Mapping[RunId, int]) -> Iterable[RunId]:
     for bundle in batch:
         if (
             isinstance(bundle.move, Suspend)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from edda.core.model import AckInbox, RunWrite, End, Transition, Recur, RunId
+from edda.core.model import AckInbox, End, Recur, RunId, RunWrite, Transition
 
 from .generations import GenerationWriter
 from .history import INSERT_RESULT, result_row
 from .mail import SignalWriter
 from .moves import LockedRun, TransitionWriter
 from .session import COMMIT, Row
-from .statement import Statement, bind, inserts, text
+from .statement import Statement, bind, inserts, quote_text
 from .stock import ExclusiveMessages
-from .waits import WaitRegistration, asks
+from .waits import WaitRegistration, registers_waits
 
 
-def depends(bundle: RunWrite) -> bool:
+def needs_locked_rows(bundle: RunWrite) -> bool:
     """Whether what it writes cannot be known before the rows are locked."""
-    if bundle.letters or asks(bundle):
+    if bundle.letters or registers_waits(bundle):
         return True
     if bundle.start:
         return False
     return isinstance(bundle.move, Recur) or (isinstance(bundle.move, End) and bundle.move.watchers > 0)
 
 
-def awaits_judgement(bundle: RunWrite) -> bool:
+def is_decided_later(bundle: RunWrite) -> bool:
     """Whether a batch that is judged leaves its move to that; a run that begins with it has nobody to wait for."""
-    return asks(bundle) or (bundle.start is None and isinstance(bundle.move, End | Recur))
+    return registers_waits(bundle) or (bundle.start is None and isinstance(bundle.move, End | Recur))
 
 
 class BatchDecision:
@@ -38,7 +38,7 @@ class BatchDecision:
         found: Sequence[tuple[int, int]],
         messages: Iterable[Row] = (),
     ) -> None:
-        asking = [bundle for bundle in batch if asks(bundle)]
+        asking = [bundle for bundle in batch if registers_waits(bundle)]
         delivered = {run: row.delivered for run, row in locked.items()}
         self._registration = WaitRegistration(asking, delivered, found, ExclusiveMessages(messages))
         self._moves = TransitionWriter()
@@ -54,14 +54,14 @@ class BatchDecision:
             self.unmet[bundle.run_id] = frozenset()
             absorbed = bundle.move.absorbed if isinstance(bundle.move, Recur | End) else None
             if absorbed is not None:
-                self._moves.add(text(bundle.run_id), AckInbox(absorbed))
+                self._moves.add(quote_text(bundle.run_id), AckInbox(absorbed))
             return
-        if awaits_judgement(bundle):
+        if is_decided_later(bundle):
             self._close(bundle, row)
         self._mail.add(bundle.letters)
 
     def _close(self, bundle: RunWrite, row: LockedRun | None) -> None:
-        run_id = text(bundle.run_id)
+        run_id = quote_text(bundle.run_id)
         match bundle.move:
             case End() as end:
                 self._results.append(result_row(run_id, bundle.gen, end))

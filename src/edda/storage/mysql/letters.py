@@ -10,8 +10,8 @@ from edda.core.model import EntryKind, RunId
 from .clock import NOW
 from .history import KINDS
 from .moves import DROP_WAIT
-from .session import exact_joins
-from .statement import Statement, joins, text
+from .session import join_all_rows
+from .statement import Statement, join_values, quote_text
 
 # Only of events that are still there: one that was found a moment ago may be pruned by now.
 INSERT_LETTER = (
@@ -39,21 +39,21 @@ class EventInboxRow(NamedTuple):
     """A message was taken from the others."""
 
 
-def deliver(letters: Sequence[EventInboxRow]) -> Iterator[Statement]:
+def insert_event_items(letters: Sequence[EventInboxRow]) -> Iterator[Statement]:
     """Deliver them, and end the waits they are for; misses its expectation if an event is gone."""
     rows = [_row(letter) for letter in letters]
-    yield from exact_joins(INSERT_LETTER, rows)
-    yield from joins(DROP_WAIT, rows)
-    yield from note({letter.run_id: letter.n for letter in letters})
+    yield from join_all_rows(INSERT_LETTER, rows)
+    yield from join_values(DROP_WAIT, rows)
+    yield from set_inbox_count({letter.run_id: letter.n for letter in letters})
 
 
-def note(last: Mapping[RunId, int]) -> Iterator[Statement]:
+def set_inbox_count(last: Mapping[RunId, int]) -> Iterator[Statement]:
     """Up to which number each run has got letters now."""
-    rows = [b"SELECT %b AS run_id, %d AS n" % (text(run), n) for run, n in last.items()]
-    yield from joins(NOTE, rows)
-    yield from joins(WAKE, rows)
+    rows = [b"SELECT %b AS run_id, %d AS n" % (quote_text(run), n) for run, n in last.items()]
+    yield from join_values(NOTE, rows)
+    yield from join_values(WAKE, rows)
 
 
 def _row(letter: EventInboxRow) -> bytes:
-    row = (text(letter.run_id), letter.n, KINDS[letter.kind], text(letter.step), letter.event)
+    row = (quote_text(letter.run_id), letter.n, KINDS[letter.kind], quote_text(letter.step), letter.event)
     return b"SELECT %b AS run_id, %d AS n, %b AS kind, %b AS step, %d AS event" % row

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from edda.core.model import EntryKind, RunSignal, RunId
+from edda.core.model import EntryKind, RunId, RunSignal
 
 from .clock import NOW
 from .history import KINDS
-from .letters import IS_PARKED, note
+from .letters import IS_PARKED, set_inbox_count
 from .moves import LockedRun
-from .statement import Statement, binary, inserts, joins, text
+from .statement import Statement, inserts, join_values, quote_bytes, quote_text
 
 INSERT_MAIL = b"INSERT INTO edda_delivery (run_id, n, kind, step, at, value) VALUES "
 CANCEL = b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s ON s.run_id = v.run_id SET s.cancelled = TRUE"
@@ -34,7 +34,14 @@ class SignalWriter:
             target = self._locked.get(letter.run_id)
             if target and self._lets_in(letter, target):
                 n = self._last[letter.run_id] = self._last.get(letter.run_id, target.delivered) + 1
-                row = (text(letter.run_id), n, KINDS[letter.kind], text(letter.step), NOW, binary(letter.value))
+                row = (
+                    quote_text(letter.run_id),
+                    n,
+                    KINDS[letter.kind],
+                    quote_text(letter.step),
+                    NOW,
+                    quote_bytes(letter.value),
+                )
                 self._rows.append(b"(%b,%d,%b,%b,%b,%b)" % row)
 
     def _lets_in(self, letter: RunSignal, target: LockedRun) -> bool:
@@ -47,7 +54,7 @@ class SignalWriter:
 
     def statements(self, limit: int) -> Iterator[Statement]:
         yield from inserts(INSERT_MAIL, self._rows, limit)
-        yield from note(self._last)
-        cancelled = [b"SELECT %b AS run_id" % text(run) for run in sorted(self._cancelled)]
-        yield from joins(CANCEL, cancelled)
-        yield from joins(CANCEL_PARKED, cancelled)
+        yield from set_inbox_count(self._last)
+        cancelled = [b"SELECT %b AS run_id" % quote_text(run) for run in sorted(self._cancelled)]
+        yield from join_values(CANCEL, cancelled)
+        yield from join_values(CANCEL_PARKED, cancelled)

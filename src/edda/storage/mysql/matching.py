@@ -22,14 +22,14 @@ class Match(NamedTuple):
     kind: EntryKind
 
 
-def match(events: Sequence[NewEvent], waiting: Iterable[WaitRow]) -> list[Match]:
+def match_events(events: Sequence[NewEvent], waiting: Iterable[WaitRow]) -> list[Match]:
     by_key: dict[bytes, set[WaitRow]] = defaultdict(set)
     for wait in waiting:
         by_key[wait.key].add(wait)
-    return [each for i, incoming in enumerate(events) for each in _serve(i, incoming, by_key)]
+    return [each for i, incoming in enumerate(events) for each in _match_one(i, incoming, by_key)]
 
 
-def _serve(i: int, incoming: NewEvent, by_key: dict[bytes, set[WaitRow]]) -> Iterator[Match]:
+def _match_one(i: int, incoming: NewEvent, by_key: dict[bytes, set[WaitRow]]) -> Iterator[Match]:
     """An event, in its turn, for the lowest step of every run that waits for it, and then for one run under each key
     that gives it to one only; a wait gets one event, and a run gets an event once."""
     served: set[RunId] = set()
@@ -50,7 +50,7 @@ def shared_keys(events: Sequence[NewEvent]) -> list[tuple[bytes, int]]:
     return sorted({(key.kept, i) for i, incoming in enumerate(events) for key in incoming.keys if not key.once})
 
 
-def single_keys(events: Sequence[NewEvent], matches: Iterable[Match]) -> list[tuple[bytes, int]]:
+def unmatched_exclusive_keys(events: Sequence[NewEvent], matches: Iterable[Match]) -> list[tuple[bytes, int]]:
     """The same for keys that give an event to one run only, and for which nobody was found."""
     given = {(each.event, each.wait.key) for each in matches if each.kind is EntryKind.MESSAGE}
     rows = ((key, i) for i, incoming in enumerate(events) for key in incoming.keys if key.once)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from edda.core.model import AckInbox, End, Transition, Recur, Suspend, RunId
+from edda.core.model import AckInbox, End, Recur, RunId, Suspend, Transition
 from edda.core.states import RunStatus
 
 from .births import STATUSES
 from .clock import NOW
 from .rows import run_id as id_of
-from .session import Row, exact_joins
-from .statement import Statement, joins, number, optional
+from .session import Row, join_all_rows
+from .statement import Statement, int_or_null, join_values, text_or_null
 
 _IN_ORDER = b" FROM edda_sched FORCE INDEX (PRIMARY) WHERE run_id IN (%b) ORDER BY run_id FOR UPDATE"
 LOCK_SCHED = b"SELECT run_id, delivered" + _IN_ORDER
@@ -75,7 +75,7 @@ class TransitionWriter:
                 rows = self._parked if status is RunStatus.PARKED else self._released
                 rows.append(
                     b"SELECT %b AS run_id, %d AS absorbed, %b AS ready_at, %b AS status, %b AS reason"
-                    % (run_id, absorbed, number(ready_at), STATUSES[status], optional(move.reason))
+                    % (run_id, absorbed, int_or_null(ready_at), STATUSES[status], text_or_null(move.reason))
                 )
             case Recur(absorbed):
                 self._recurred.append(b"SELECT %b AS run_id, %d AS absorbed" % (run_id, absorbed))
@@ -92,11 +92,11 @@ class TransitionWriter:
 
     def statements(self) -> Iterator[Statement]:
         """Misses its expectation if others watch a run that ends than it knows of, or if it has got mail since."""
-        yield from joins(ABSORB, self._absorbed)
-        yield from joins(RELEASE, self._released)
-        yield from joins(PARK, self._parked)
-        yield from joins(RECUR, self._recurred)
-        yield from exact_joins(END, self._ended)
-        yield from exact_joins(END_IF_SETTLED, self._settled)
-        yield from joins(END_WAITS, self._stopped)
-        yield from joins(END_WATCHING, self._watched)
+        yield from join_values(ABSORB, self._absorbed)
+        yield from join_values(RELEASE, self._released)
+        yield from join_values(PARK, self._parked)
+        yield from join_values(RECUR, self._recurred)
+        yield from join_all_rows(END, self._ended)
+        yield from join_all_rows(END_IF_SETTLED, self._settled)
+        yield from join_values(END_WAITS, self._stopped)
+        yield from join_values(END_WATCHING, self._watched)

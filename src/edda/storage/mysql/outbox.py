@@ -11,15 +11,15 @@ from msgspec.structs import replace
 
 from edda.core.model import OutboxEvent, OutboxRow, OutboxState, SendResult
 
-from .buckets import OUTBOX, certify, hold
+from .buckets import OUTBOX, certify, lock_exclusive
 from .certification import repeated
-from .claims import find_due
+from .claims import find_due_outbox
 from .clock import NOW
 from .pool import Pool
-from .receipts import settle
+from .receipts import record_send_results
 from .rows import outgoing_record
 from .session import BEGIN, COMMIT
-from .statement import binary, bind, in_lists, inserts, optional, text
+from .statement import bind, in_batches, inserts, quote_bytes, quote_text, text_or_null
 
 INSERT_OUTGOING = (
     b"INSERT INTO edda_outbox (id, order_key, type, source, body, run_id, created_at, due, attempts, state) VALUES "
@@ -41,12 +41,12 @@ REVIVE = b"""UPDATE edda_outbox FORCE INDEX (PRIMARY)
 
 def outgoing_row(event: OutboxEvent) -> bytes:
     return b"(%b,%b,%b,%b,%b,%b,%d,0,0,'pending')" % (
-        text(event.id),
-        text(event.key),
-        text(event.type),
-        text(event.source),
-        binary(event.body),
-        optional(event.run_id),
+        quote_text(event.id),
+        quote_text(event.key),
+        quote_text(event.type),
+        quote_text(event.source),
+        quote_bytes(event.body),
+        text_or_null(event.run_id),
         event.created_at,
     )
 
@@ -63,28 +63,28 @@ class MySQLOutbox:
             await session.send(bind(BEGIN), *rows, bind(COMMIT))
 
     @repeated
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
+    async def claim_outbox(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         async with self._pool.session() as session:
-            now, due = await find_due(session, limit)
+            now, due = await find_due_outbox(session, limit)
             if not due:
                 await session.run(COMMIT)
                 return ()
-            claiming = (*in_lists(READ, due), *in_lists(CLAIM, due, now + lease), *certify(OUTBOX, session.node))
-            found = await session.ask(*claiming, bind(COMMIT))
-            claimed = map(outgoing_record, found.to(READ))
+            claiming = (*in_batches(READ, due), *in_batches(CLAIM, due, now + lease), *certify(OUTBOX, session.node))
+            found = await session.query(*claiming, bind(COMMIT))
+            claimed = map(outgoing_record, found.rows_of(READ))
             return tuple(replace(record, due=now + lease, attempts=record.attempts + 1) for record in claimed)
 
     @repeated
-    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
+    async def record_send_results(self, receipts: Sequence[SendResult]) -> None:
         if receipts:
             async with self._pool.session() as session:
-                await settle(session, receipts)
+                await record_send_results(session, receipts)
 
-    async def next_outgoing(self) -> int | None:
+    async def next_outbox_due(self) -> int | None:
         ((now, first),) = (await self._pool.run(NEXT)).rows
         return None if first is None else max(0, first - int(now))
 
-    async def find_outgoing(
+    async def find_outbox(
         self, state: OutboxState | None = None, after: int = 0, limit: int = 50
     ) -> tuple[OutboxRow, ...]:
         find = bind(FIND, after, limit) if state is None else bind(FIND_IN_STATE, state, after, limit)
@@ -92,10 +92,10 @@ class MySQLOutbox:
         return tuple(map(outgoing_record, found.rows))
 
     @repeated
-    async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
+    async def retry_outbox(self, ids: Sequence[str] | None) -> int:
         wanted = None if ids is None else {id.encode() for id in ids}
         async with self._pool.session() as session:
-            *_, dead = await session.send(bind(BEGIN), hold([OUTBOX]), bind(FIND_DEAD))
+            *_, dead = await session.send(bind(BEGIN), lock_exclusive([OUTBOX]), bind(FIND_DEAD))
             chosen = [seq for seq, id in dead.rows if wanted is None or id in wanted]
-            await session.send(*in_lists(REVIVE, chosen), *certify(OUTBOX, session.node), bind(COMMIT))
+            await session.send(*in_batches(REVIVE, chosen), *certify(OUTBOX, session.node), bind(COMMIT))
             return len(chosen)

@@ -18,8 +18,8 @@ from edda.storage.url_options import refuse_unknown_options
 from .session import SETUP, Reply, Session
 from .statement import Statement, Value
 
-CONNECT_PATIENCE = 5.0
-PATIENCE = 30.0
+CONNECT_TIMEOUT = 5.0
+ANSWER_TIMEOUT = 30.0
 """Seconds without an answer after which a connection counts as lost; a lock is waited for 5 seconds at most."""
 JOURNAL_PATIENCE = 10.0
 """The same for the journal, whose one connection all runs of a worker wait for. A batch waits a second for a lock at
@@ -44,12 +44,12 @@ class ConnectionFactory:
     def kill(self) -> None:
         self._open = False
         for session in self._sessions:
-            session.abort_from_anywhere()
+            session.close_threadsafe()
         self._sessions.clear()
 
-    async def connect(self, patience: float | None = PATIENCE, setup: bytes = SETUP) -> Session:
+    async def connect(self, patience: float | None = ANSWER_TIMEOUT, setup: bytes = SETUP) -> Session:
         self._refuse_if_closed()
-        session = Session(await self._dial(), self._probe, patience)
+        session = Session(await self._connect(), self._probe, patience)
         # Known before its first statement: a kill meanwhile must find it.
         self._sessions = {s for s in self._sessions if s.alive} | {session}
         self._refuse_if_closed(session)
@@ -57,10 +57,10 @@ class ConnectionFactory:
         self.is_certified = session.node is not None
         return session
 
-    async def _dial(self) -> Any:
+    async def _connect(self) -> Any:
         connect: Callable[..., Awaitable[Any]] = asyncmy.connect
         try:
-            async with asyncio.timeout(CONNECT_PATIENCE):
+            async with asyncio.timeout(CONNECT_TIMEOUT):
                 return await connect(**self._arguments)
         except Exception as error:
             # Refused, timed out, half a handshake, bad password: all the same to a caller who will try again.
@@ -69,14 +69,16 @@ class ConnectionFactory:
     def _refuse_if_closed(self, session: Session | None = None) -> None:
         if not self._open:
             if session:
-                session.abort()
+                session.close_now()
             raise NotConnectedError("the storage is closed")
 
 
 class Pool:
     """At most `size` sessions; whoever borrows one has it alone until the block ends."""
 
-    def __init__(self, address: ConnectionFactory, size: int, setup: bytes = SETUP, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, address: ConnectionFactory, size: int, setup: bytes = SETUP, patience: float = ANSWER_TIMEOUT
+    ) -> None:
         self._address = address
         self._setup = setup
         self._patience = patience
@@ -89,19 +91,19 @@ class Pool:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        session = await self.borrow()
+        session = await self.acquire()
         try:
             yield session
         except StorageError:
             await session.rollback()
             raise
         except BaseException:
-            session.abort()
+            session.close_now()
             raise
         finally:
-            self.give_back(session)
+            self.release(session)
 
-    async def borrow(self) -> Session:
+    async def acquire(self) -> Session:
         await self._free.acquire()
         try:
             return await self._take()
@@ -109,7 +111,7 @@ class Pool:
             self._free.release()
             raise
 
-    def give_back(self, session: Session) -> None:
+    def release(self, session: Session) -> None:
         if session.alive:
             self._idle.append(session)
         self._free.release()

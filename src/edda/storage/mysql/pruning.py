@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from edda.core.model import MICROSECONDS
 
-from .buckets import LOG, certify, hold
+from .buckets import LOG, certify, lock_exclusive
 from .certification import repeated
 from .events import NEWEST_BEFORE
 from .pool import Pool
 from .session import BEGIN, COMMIT, Session
-from .statement import bind, joins, text
+from .statement import bind, join_values, quote_text
 
 GRACE = 3600 * MICROSECONDS
 """An event without keys is kept this much longer, for those who found it while it had them."""
@@ -86,26 +86,26 @@ class MySQLPruning:
             return await _prune_keys(session, before, limit) + await _prune_events(session, before - GRACE, limit)
 
     @repeated
-    async def prune_letters(self, before: int, limit: int) -> int:
+    async def prune_inbox(self, before: int, limit: int) -> int:
         async with self._pool.session() as session:
             read = sorted((await session.run(FIND_READ, before, limit)).rows)
-            rows = [b"SELECT %b AS run_id, %d AS n" % (text(run.decode()), n) for run, n in read]
-            return sum(reply.affected for reply in await session.send(*joins(DELETE_LETTERS, rows)))
+            rows = [b"SELECT %b AS run_id, %d AS n" % (quote_text(run.decode()), n) for run, n in read]
+            return sum(reply.affected for reply in await session.send(*join_values(DELETE_LETTERS, rows)))
 
     @repeated
     async def prune_runs(self, before: int, limit: int) -> int:
         async with self._pool.session() as session:
             _, ended = await session.send(bind(BEGIN), bind(FIND_ENDED, before, limit))
-            rows = [b"SELECT %b AS run_id" % text(row[0].decode()) for row in sorted(ended.rows)]
-            deletions = (statement for template in DELETE_OF_RUNS for statement in joins(template, rows))
+            rows = [b"SELECT %b AS run_id" % quote_text(row[0].decode()) for row in sorted(ended.rows)]
+            deletions = (statement for template in DELETE_OF_RUNS for statement in join_values(template, rows))
             await session.send(*deletions, bind(COMMIT))
             return len(rows) + await _prune_generations(session, before, limit - len(rows))
 
     @repeated
-    async def prune_outgoing(self, before: int, limit: int) -> int:
+    async def prune_outbox(self, before: int, limit: int) -> int:
         async with self._pool.session() as session:
             _, sent = await session.send(bind(BEGIN), bind(FIND_SENT, before, limit))
-            await session.send(*joins(DELETE_SENT, _numbers(row[0] for row in sent.rows)), bind(COMMIT))
+            await session.send(*join_values(DELETE_SENT, _numbers(row[0] for row in sent.rows)), bind(COMMIT))
             return len(sent.rows)
 
 
@@ -114,7 +114,7 @@ async def _prune_keys(session: Session, before: int, limit: int) -> int:
     if not newest:
         return 0
     _, keyed = await session.send(bind(BEGIN), bind(FIND_KEYED, newest[0][0], before, limit))
-    await session.send(*joins(DELETE_KEYS, _numbers(row[0] for row in keyed.rows)), bind(COMMIT))
+    await session.send(*join_values(DELETE_KEYS, _numbers(row[0] for row in keyed.rows)), bind(COMMIT))
     return len(keyed.rows)
 
 
@@ -124,22 +124,22 @@ async def _prune_events(session: Session, before: int, limit: int) -> int:
     if newest is None:
         return 0
     # In a cluster the locks on the events say nothing to who gives them keys on another node: both write a bucket.
-    alone = [] if session.node is None else [hold([LOG])]
+    alone = [] if session.node is None else [lock_exclusive([LOG])]
     *_, old = await session.send(bind(BEGIN), *alone, bind(FIND_OLD, before, newest, limit))
     seqs = {row[0] for row in old.rows}
     used = await session.run(FIND_USED, sorted(seqs), sorted(seqs))
     unused = seqs.difference(row[0] for row in used.rows)
     certified = certify(LOG, session.node) if unused else ()
-    await session.send(*certified, *joins(DELETE_EVENTS, _numbers(unused)), bind(COMMIT))
+    await session.send(*certified, *join_values(DELETE_EVENTS, _numbers(unused)), bind(COMMIT))
     return len(unused)
 
 
 async def _prune_generations(session: Session, before: int, limit: int) -> int:
     past = (await session.run(FIND_PAST, before, limit)).rows
-    rows = [b"SELECT %b AS run_id, %d AS gen" % (text(run.decode()), gen) for run, gen in sorted(past)]
+    rows = [b"SELECT %b AS run_id, %d AS gen" % (quote_text(run.decode()), gen) for run, gen in sorted(past)]
     if not rows:
         return 0
-    claim, *rest = (list(joins(template, rows)) for template in DELETE_GENERATIONS)
+    claim, *rest = (list(join_values(template, rows)) for template in DELETE_GENERATIONS)
     replies = await session.send(bind(BEGIN), *claim, *(statement for part in rest for statement in part), bind(COMMIT))
     return sum(reply.affected for reply in replies[1 : 1 + len(claim)])
 

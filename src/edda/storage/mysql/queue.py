@@ -11,8 +11,8 @@ from .clock import NOW, READ_CLOCK
 from .news import MySQLNews
 from .pool import Pool
 from .rows import claimed_runs, delivery, run_id
-from .session import BEGIN, COMMIT, EXPECT, ROLLBACK, AssertionFailedError, Reply, Row, Session
-from .statement import Statement, bind, text
+from .session import ASSERT_ROW_COUNT, BEGIN, COMMIT, ROLLBACK, AssertionFailedError, Reply, Row, Session
+from .statement import Statement, bind, quote_text
 
 # Waits for the batch in flight; without the row the worker was taken over and may claim nothing.
 SHARE_FENCE = b"SELECT 1 FROM edda_fence WHERE worker = %b LOCK IN SHARE MODE"
@@ -107,7 +107,7 @@ class MySQLQueue:
         try:
             *_, counted, _, clock = await session.send(
                 bind(COUNT_CLAIM, worker, seen),
-                bind(EXPECT, 1),
+                bind(ASSERT_ROW_COUNT, 1),
                 *take,
                 bind(CLAIM_NUMBER, worker),
                 bind(COMMIT),
@@ -126,9 +126,9 @@ class MySQLQueue:
         read = [bind(template, ids) for template in (READ_WAITS, READ_RUNS, READ_HISTORY, READ_DONE)]
         if watched := [run_id(row[1]) for row in due if row[-1]]:
             read.append(bind(READ_WATCHERS, watched))
-        found = await session.ask(*read, *read_mail((row[1], row[5]) for row in due))
+        found = await session.query(*read, *read_mail((row[1], row[5]) for row in due))
         about = (READ_WAITS, READ_RUNS, READ_HISTORY, READ_MAIL, READ_WATCHERS, READ_DONE)
-        return claimed_runs(due, *map(found.to, about))
+        return claimed_runs(due, *map(found.rows_of, about))
 
     @repeated
     async def claim_suspects(
@@ -155,14 +155,14 @@ class MySQLQueue:
         return None if first is None else max(0, first - int(now))
 
     @repeated
-    async def unpark(self, workflows: Sequence[str]) -> int:
+    async def wake_parked(self, workflows: Sequence[str]) -> int:
         if not workflows:
             return 0
         async with self._pool.session() as session:
             ids = sorted(run_id(row[0]) for row in (await session.run(FIND_PARKED, workflows)).rows)
             return (await session.run(UNPARK, ids)).affected if ids else 0
 
-    async def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
+    async def read_inboxes(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         async with self._pool.session() as session:
             inboxes = (await session.run(FIND_MAIL, worker)).rows
             if not inboxes:
@@ -178,13 +178,13 @@ def _ids(due: Iterable[Row]) -> list[RunId]:
 
 
 def next_due(workflows: Iterable[str]) -> Statement:
-    names = b" UNION ALL ".join(NEXT_OF_NAME % text(workflow) for workflow in workflows)
+    names = b" UNION ALL ".join(NEXT_OF_NAME % quote_text(workflow) for workflow in workflows)
     return Statement(NEXT_DUE.decode(), NEXT_DUE % names)
 
 
 def read_mail(inboxes: Iterable[tuple[bytes, int]]) -> Iterator[Statement]:
     """The letters of each run after the last it has read."""
-    ranges = [b"(d.run_id = %b AND d.n > %d)" % (text(run_id(run)), absorbed) for run, absorbed in inboxes]
+    ranges = [b"(d.run_id = %b AND d.n > %d)" % (quote_text(run_id(run)), absorbed) for run, absorbed in inboxes]
     for i in range(0, len(ranges), _INBOXES):
         yield Statement(READ_MAIL.decode(), READ_MAIL % b" OR ".join(ranges[i : i + _INBOXES]))
 

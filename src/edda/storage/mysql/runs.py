@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, Start, EndWatcher
+from edda.core.model import CancelOutcome, EndWatcher, Entry, EntryKind, RunFilter, RunId, RunRecord, Start
 from edda.errors import StorageConflictError
 
-from .births import FIND_EXISTING, NEWEST, READ_NEWEST, insert_ready
+from .births import FIND_EXISTING, NEWEST, READ_NEWEST, insert_unowned
 from .certification import repeated
 from .clock import NOW, READ_CLOCK
 from .letters import IS_PARKED, WAKES
 from .pool import Pool
 from .rows import entry, run_id, run_record, watcher
 from .session import BEGIN, COMMIT, AssertionFailedError
-from .statement import Value, bind, number
+from .statement import Value, bind, int_or_null
 
 _START_ATTEMPTS = 5
 
@@ -85,7 +85,7 @@ class MySQLRuns:
             new = wanted.keys() - {run_id(row[0]) for row in existing.rows}
             if new:
                 births = [(wanted[run], NEWEST) for run in sorted(new)]
-                insertion = insert_ready(births, number(clock.rows[0][0]), session.limit)
+                insertion = insert_unowned(births, int_or_null(clock.rows[0][0]), session.limit)
                 await session.send(bind(BEGIN), bind(READ_NEWEST), *insertion, bind(COMMIT))
             return frozenset(new)
 
@@ -111,7 +111,7 @@ class MySQLRuns:
         return run_record(rows[0]) if rows else None
 
     @repeated
-    async def watch(self, run: RunId, watcher: EndWatcher) -> RunRecord | None:
+    async def add_watcher(self, run: RunId, watcher: EndWatcher) -> RunRecord | None:
         *_, found, _ = await self._pool.send(
             bind(BEGIN),
             bind(LOCK_WATCHED, run),

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from edda.core.model import RunId, RunRecord
 from edda.core.states import ENDED, OPEN, RunStatus
-from edda.core.survey import MOST_COUNTED, Generation, RunQuery
+from edda.core.survey import MAX_COUNT, Generation, RunQuery
 
 from .pool import Pool
 from .rows import run_record
 from .runs import COLUMNS, OPEN_STATUS, STATUS
-from .statement import Statement, literal, number, text
+from .statement import Statement, int_or_null, literal, quote_text
 
 _LAST = "\U0010ffff" * 64
 """Behind a prefix it comes after all other ids: they are not as long as this."""
-GLANCE = 2_000
+SCAN_LIMIT = 2_000
 """So many of the newest runs are looked at before what is rare is gathered."""
 
 _SCHED = b" LEFT JOIN edda_sched s ON s.run_id = r.id AND s.gen = r.gen"
@@ -113,15 +113,15 @@ class MySQLSearch:
         return found
 
     async def count(self, query: RunQuery) -> dict[RunStatus, int]:
-        replies = await self._survey.send(*tallies(query))
+        replies = await self._survey.send(*count_statements(query))
         counts: Counter[RunStatus] = Counter()
         for status, count in (row for reply in replies for row in reply.rows):
             counts[RunStatus(status)] += count
         wanted = query.statuses or frozenset(RunStatus)
-        return {status: min(count, MOST_COUNTED) for status, count in counts.items() if count and status in wanted}
+        return {status: min(count, MAX_COUNT) for status, count in counts.items() if count and status in wanted}
 
-    async def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
-        body = HORIZON % (_index(query), _span(query), number(reach))
+    async def scan_boundary(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+        body = HORIZON % (_index(query), _span(query), int_or_null(reach))
         (found,) = await self._survey.send(Statement("horizon", body))
         return (found.rows[0][0], RunId(found.rows[0][1].decode())) if found.rows else None
 
@@ -145,12 +145,12 @@ def pages(query: RunQuery) -> Iterator[list[Statement]]:
         yield [_page(query, _ALONG % b"edda_run_parent", _rest(query))]
         return
     if query.statuses or query.id_prefix or query.text:
-        few = _AMONG_FEW % (_index(query), _keyset(query), number(GLANCE))
+        few = _AMONG_FEW % (_index(query), _keyset(query), int_or_null(SCAN_LIMIT))
         yield [_page(query, few, _rest(query))]
-    yield list(_last_resort(query))
+    yield list(_full_search(query))
 
 
-def _last_resort(query: RunQuery) -> Iterator[Statement]:
+def _full_search(query: RunQuery) -> Iterator[Statement]:
     if query.id_prefix:
         yield _page(query, _ALONG % b"PRIMARY", _rest(query))
     elif query.statuses and RunStatus.COMPLETED not in query.statuses:
@@ -160,22 +160,22 @@ def _last_resort(query: RunQuery) -> Iterator[Statement]:
             yield _gathered(query, _ENDED, _ENDED_IN % _listed(query.statuses) + _text(query))
     elif query.text:
         yield _page(query, _ALONG % _index(query), _text_in_id(query) + _statuses(query))
-        yield _page(query, _ALONG % b"PRIMARY", _WHOLE % text(query.text) + _statuses(query))
+        yield _page(query, _ALONG % b"PRIMARY", _WHOLE % quote_text(query.text) + _statuses(query))
         yield _gathered(query, _OPEN, b" AND " + _IN_REASON % _pattern(query.text) + _statuses(query))
     elif query.statuses and query.statuses <= ENDED:
-        values = (_index(query), _listed(query.statuses), _keyset(query), number(query.limit))
+        values = (_index(query), _listed(query.statuses), _keyset(query), int_or_null(query.limit))
         yield _page(query, _AMONG_ENDED % values, b"")
     else:
         yield _page(query, _ALONG % _index(query), _rest(query))
 
 
 def _gathered(query: RunQuery, source: bytes, conditions: bytes) -> Statement:
-    few = _GATHERED % (source, _keyset(query) + conditions, number(query.limit))
-    return Statement("search", COLUMNS + few + _ORDER % number(query.limit))
+    few = _GATHERED % (source, _keyset(query) + conditions, int_or_null(query.limit))
+    return Statement("search", COLUMNS + few + _ORDER % int_or_null(query.limit))
 
 
 def _page(query: RunQuery, source: bytes, conditions: bytes) -> Statement:
-    body = COLUMNS + source + _keyset(query) + conditions + _ORDER % number(query.limit)
+    body = COLUMNS + source + _keyset(query) + conditions + _ORDER % int_or_null(query.limit)
     return Statement("search", body)
 
 
@@ -187,7 +187,7 @@ def _keyset(query: RunQuery) -> bytes:
     """What the two indexes by time can tell."""
     conditions = _span(query)
     if query.after is not None:
-        at, last = number(query.after[0]), text(query.after[1])
+        at, last = int_or_null(query.after[0]), quote_text(query.after[1])
         conditions += _AFTER % (at, at, last)
     return conditions
 
@@ -197,15 +197,15 @@ def _span(query: RunQuery) -> bytes:
 
 
 def _workflow(query: RunQuery, table: bytes) -> bytes:
-    return b"" if query.workflow is None else _WORKFLOW % (table, text(query.workflow))
+    return b"" if query.workflow is None else _WORKFLOW % (table, quote_text(query.workflow))
 
 
 def _time(query: RunQuery) -> bytes:
     conditions = b""
     if query.created_from is not None:
-        conditions += _SINCE % number(query.created_from)
+        conditions += _SINCE % int_or_null(query.created_from)
     if query.created_to is not None:
-        conditions += _UNTIL % number(query.created_to)
+        conditions += _UNTIL % int_or_null(query.created_to)
     return conditions
 
 
@@ -218,13 +218,13 @@ def _statuses(query: RunQuery) -> bytes:
 
 
 def _parent(query: RunQuery) -> bytes:
-    return b"" if query.parent is None else _PARENT % text(query.parent)
+    return b"" if query.parent is None else _PARENT % quote_text(query.parent)
 
 
 def _prefix(query: RunQuery, id: bytes = b"r.id") -> bytes:
     if not query.id_prefix:
         return b""
-    return _PREFIX % (id, text(query.id_prefix), id, text(query.id_prefix + _LAST))
+    return _PREFIX % (id, quote_text(query.id_prefix), id, quote_text(query.id_prefix + _LAST))
 
 
 def _text(query: RunQuery) -> bytes:
@@ -232,7 +232,7 @@ def _text(query: RunQuery) -> bytes:
         return b""
     pattern = _pattern(query.text)
     in_id = b"(TRUE%b)" % _text_in_id(query)
-    return b" AND (r.id = %b OR %b OR %b)" % (text(query.text), _IN_REASON % pattern, in_id)
+    return b" AND (r.id = %b OR %b OR %b)" % (quote_text(query.text), _IN_REASON % pattern, in_id)
 
 
 def _text_in_id(query: RunQuery) -> bytes:
@@ -244,8 +244,8 @@ def _text_in_id(query: RunQuery) -> bytes:
 def _recent(query: RunQuery) -> bytes:
     if query.ids_after is None:
         return b""
-    at = number(query.ids_after[0])
-    return _RECENT % (at, at, text(query.ids_after[1]))
+    at = int_or_null(query.ids_after[0])
+    return _RECENT % (at, at, quote_text(query.ids_after[1]))
 
 
 def _listed(statuses: Iterable[RunStatus]) -> bytes:
@@ -253,15 +253,15 @@ def _listed(statuses: Iterable[RunStatus]) -> bytes:
 
 
 def _pattern(words: str) -> bytes:
-    return text(f"%{escaped(words)}%")
+    return quote_text(f"%{escape_like(words)}%")
 
 
-def escaped(words: str) -> str:
+def escape_like(words: str) -> str:
     """In lower case, and with what LIKE takes for its own standing for itself."""
     return words.lower().replace("|", "||").replace("%", "|%").replace("_", "|_")
 
 
-def tallies(query: RunQuery) -> Sequence[Statement]:
+def count_statements(query: RunQuery) -> Sequence[Statement]:
     if query.text:
         return _count_told(query, query.text)
     wanted = query.statuses or frozenset(RunStatus)
@@ -273,22 +273,22 @@ def _count_open(query: RunQuery) -> Statement:
     of_run = _time(query) + _parent(query)
     of_sched = _workflow(query, b"s") + _prefix(query, b"s.run_id")
     run = _RUN_OF_SCHED if of_run else b""
-    return Statement("count", COUNT_OPEN % (number(MOST_COUNTED), OPEN_STATUS, run, of_sched + of_run))
+    return Statement("count", COUNT_OPEN % (int_or_null(MAX_COUNT), OPEN_STATUS, run, of_sched + of_run))
 
 
 def _count_ended(query: RunQuery, status: RunStatus) -> Statement:
     of_run = _span(query) + _parent(query)
     of_result = _prefix(query, b"e.run_id")
-    run, name = _RUN_OF_RESULT if of_run else b"", text(status)
-    return Statement("count", COUNT_ENDED % (name, run, name, of_result + of_run, number(MOST_COUNTED)))
+    run, name = _RUN_OF_RESULT if of_run else b"", quote_text(status)
+    return Statement("count", COUNT_ENDED % (name, run, name, of_result + of_run, int_or_null(MAX_COUNT)))
 
 
 def _count_told(query: RunQuery, words: str) -> Sequence[Statement]:
     """By the text: those whose id has it, and the others whose reason has it."""
     span, rest = _span(query), _parent(query) + _prefix(query)
-    named = NAMED % (_index(query), span + _text_in_id(query), span + _WHOLE % text(words))
+    named = NAMED % (_index(query), span + _text_in_id(query), span + _WHOLE % quote_text(words))
     run = _RUN_OF_SCHED if span + rest else b""
     return [
-        Statement("count", COUNT_NAMED % (number(MOST_COUNTED), named, rest)),
+        Statement("count", COUNT_NAMED % (int_or_null(MAX_COUNT), named, rest)),
         Statement("count", COUNT_EXPLAINED % (run, _IN_REASON % _pattern(words), named, span + rest)),
     ]

@@ -14,7 +14,7 @@ from edda.errors import StorageConflictError, StorageError, StorageUnavailableEr
 from edda.storage.ports import StatementProbe
 
 from . import faults
-from .statement import DERIVED_ROWS, Statement, Value, bind, joins, messages
+from .statement import DERIVED_ROWS, Statement, Value, bind, join_values, pack_messages
 
 SQL_MODE = b"STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 
@@ -43,24 +43,24 @@ COMMIT = b"COMMIT"
 ROLLBACK = b"ROLLBACK"
 
 
-def expectation(condition: bytes) -> bytes:
+def assertion(condition: bytes) -> bytes:
     """The server skips the rest of a message after an error. A mode that does not exist is the one error that both
     servers raise on a condition without a stored program, and it touches no row."""
     return b"SET SESSION sql_mode = IF(%b, '%b', 'expectation missed')" % (condition, SQL_MODE)
 
 
-EXPECT = expectation(b"ROW_COUNT() = %b")
+ASSERT_ROW_COUNT = assertion(b"ROW_COUNT() = %b")
 
 
-def exact_joins(template: bytes, selects: Sequence[bytes]) -> Iterator[Statement]:
+def join_all_rows(template: bytes, selects: Sequence[bytes]) -> Iterator[Statement]:
     """Each row must hit one."""
     for i in range(0, len(selects), DERIVED_ROWS):
         some = selects[i : i + DERIVED_ROWS]
-        yield from joins(template, some)
-        yield bind(EXPECT, len(some))
+        yield from join_values(template, some)
+        yield bind(ASSERT_ROW_COUNT, len(some))
 
 
-PACKET_SLACK = 4_096
+PACKET_MARGIN = 4_096
 """Bytes of a packet left to the protocol and to the short statements around a long one."""
 
 _EXPECTATION_MISSED = 1231
@@ -80,7 +80,7 @@ class ReplyRows:
         for statement, reply in zip(statements, replies, strict=True):
             self._rows.setdefault(statement.label, []).extend(reply.rows)
 
-    def to(self, template: bytes) -> Sequence[Row]:
+    def rows_of(self, template: bytes) -> Sequence[Row]:
         return self._rows.get(template.decode(), ())
 
 
@@ -139,7 +139,7 @@ class Session:
     async def set_up(self, setup: bytes) -> None:
         *_, about, cluster = await self._send(bind(setup + b"; " + CLUSTER))
         self.version, packet = about.rows[0]
-        self.limit = packet - PACKET_SLACK
+        self.limit = packet - PACKET_MARGIN
         settings = {name.lower(): value for name, value in cluster.rows}
         _refuse_group_replication(settings)
         if settings.get("wsrep_on") == "ON":
@@ -152,7 +152,7 @@ class Session:
         return transport is not None and not transport.is_closing()
 
     @property
-    def rests(self) -> bool:
+    def is_idle(self) -> bool:
         """Alive, and outside of any transaction."""
         return self.alive and self.connection.get_autocommit() and not self.connection.get_transaction_status()
 
@@ -169,9 +169,9 @@ class Session:
     def _messages(self, statements: Sequence[Statement]) -> Iterable[Statement]:
         """To a node of a cluster each by itself. On MariaDB 10.11 another node's commit can abort a transaction between
         two statements of one message without an error, and the others then run as transactions of their own."""
-        return messages(statements, self.limit) if self.node is None else statements
+        return pack_messages(statements, self.limit) if self.node is None else statements
 
-    async def ask(self, *statements: Statement) -> ReplyRows:
+    async def query(self, *statements: Statement) -> ReplyRows:
         return ReplyRows(statements, await self.send(*statements))
 
     async def _send(self, message: Statement) -> list[Reply]:
@@ -181,17 +181,17 @@ class Session:
         except MySQLError as error:
             failure = _translate(error)
             if isinstance(failure, StorageUnavailableError):
-                self.abort()
+                self.close_now()
             raise failure from error
         except StorageError:
-            self.abort()
+            self.close_now()
             raise
         except Exception as error:
             # Time-outs, and whatever a driver raises when its connection is cut under it: the outcome is unknown.
-            self.abort()
+            self.close_now()
             raise StorageUnavailableError(f"no answer from the database: {error!r}") from error
         except BaseException:  # cancelled in mid-statement, or a simulated death
-            self.abort()
+            self.close_now()
             raise
 
     async def execute(self, label: str, sql: str, values: Mapping[str, Any]) -> Reply:
@@ -201,10 +201,10 @@ class Session:
             return (await self._exchange(label, sql, dict(values)))[-1]
         except MySQLError as error:
             if not _is_answer(error):
-                self.abort()
+                self.close_now()
             raise
         except BaseException:
-            self.abort()
+            self.close_now()
             raise
 
     async def _exchange(self, label: str, body: str | bytes, values: dict[str, Any] | None = None) -> list[Reply]:
@@ -225,26 +225,26 @@ class Session:
             with suppress(StorageError):
                 await self.run(ROLLBACK)
 
-    def abort(self) -> None:
+    def close_now(self) -> None:
         """Drop the connection without a goodbye, and without what is still in its buffers."""
         if transport := getattr(self.connection, "_transport", None):
             transport.abort()
         self.connection.close()
 
-    def abort_from_anywhere(self) -> None:
+    def close_threadsafe(self) -> None:
         """Transports belong to their loop, and a heartbeat's loop runs in a thread of its own."""
         if _running_loop() is self._loop:
-            self.abort()
+            self.close_now()
             return
         with suppress(RuntimeError):  # that loop is closed, and its connections with it
-            self._loop.call_soon_threadsafe(self.abort)
+            self._loop.call_soon_threadsafe(self.close_now)
 
     async def close(self) -> None:
         # Best effort: a server that is gone needs no goodbye, and the driver has many ways to say so.
         with suppress(Exception):
             async with asyncio.timeout(1):
                 await self.connection.ensure_closed()
-        self.abort()
+        self.close_now()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

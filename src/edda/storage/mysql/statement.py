@@ -26,7 +26,7 @@ class Statement(NamedTuple):
     body: bytes
 
 
-def text(value: str) -> bytes:
+def quote_text(value: str) -> bytes:
     if "\0" in value:  # the server would take it, but other databases do not: refused everywhere alike
         raise StorageRejectedError(f"{value!r} has a NUL in it")
     try:
@@ -36,26 +36,26 @@ def text(value: str) -> bytes:
     return b"'%b'" % encoded.replace(b"\\", b"\\\\").replace(b"'", b"''")
 
 
-def binary(value: bytes) -> bytes:
+def quote_bytes(value: bytes) -> bytes:
     # The introducer keeps the server from reading the bytes as utf8mb4, which most of them are not.
     return b"_binary'%b'" % value.replace(b"\\", b"\\\\").replace(b"'", b"''")
 
 
-def number(value: int | None) -> bytes:
+def int_or_null(value: int | None) -> bytes:
     return b"NULL" if value is None else b"%d" % value
 
 
-def optional(value: str | None) -> bytes:
-    return b"NULL" if value is None else text(value)
+def text_or_null(value: str | None) -> bytes:
+    return b"NULL" if value is None else quote_text(value)
 
 
 def literal(value: Value) -> bytes:
     if value is None or isinstance(value, int):
-        return number(value)
+        return int_or_null(value)
     if isinstance(value, str):
-        return text(value)
+        return quote_text(value)
     if isinstance(value, bytes):
-        return binary(value)
+        return quote_bytes(value)
     return b",".join(map(literal, value)) or b"NULL"  # nothing is IN (NULL)
 
 
@@ -66,25 +66,25 @@ def bind(template: bytes, *values: Value) -> Statement:
 def inserts(head: bytes, rows: Sequence[bytes], limit: int, tail: bytes = b"") -> Iterator[Statement]:
     """As few multi-row INSERTs as the size of a message allows."""
     label = (head + tail).decode()
-    for group in groups(rows, limit - len(label)):
+    for group in split_rows(rows, limit - len(label)):
         yield Statement(label, head + b",".join(group) + tail)
 
 
-def joins(template: bytes, selects: Sequence[bytes]) -> Iterator[Statement]:
+def join_values(template: bytes, selects: Sequence[bytes]) -> Iterator[Statement]:
     """Statements over a derived table that is written out row by row."""
     for i in range(0, len(selects), DERIVED_ROWS):
         derived = b" UNION ALL ".join(selects[i : i + DERIVED_ROWS])
         yield Statement(template.decode(), template % derived)
 
 
-def in_lists(template: bytes, numbers: Iterable[int], *values: Value) -> Iterator[Statement]:
+def in_batches(template: bytes, numbers: Iterable[int], *values: Value) -> Iterator[Statement]:
     """Statements that end with a list of numbers, in order."""
     ordered = sorted(numbers)
     for i in range(0, len(ordered), LISTED_NUMBERS):
         yield bind(template, *values, ordered[i : i + LISTED_NUMBERS])
 
 
-def messages(statements: Iterable[Statement], limit: int) -> Iterator[Statement]:
+def pack_messages(statements: Iterable[Statement], limit: int) -> Iterator[Statement]:
     """Put as many statements into each message as fit; the server runs them in turn and stops at an error."""
     pending: list[Statement] = []
     size = 0
@@ -102,7 +102,7 @@ def _joined(statements: Sequence[Statement]) -> Statement:
     return Statement("; ".join(s.label for s in statements), b"; ".join(s.body for s in statements))
 
 
-def groups(rows: Sequence[bytes], limit: int) -> Iterator[Sequence[bytes]]:
+def split_rows(rows: Sequence[bytes], limit: int) -> Iterator[Sequence[bytes]]:
     """Split the rows so that each part is below the limit when written out with commas."""
     if sum(map(len, rows)) + len(rows) < limit:
         if rows:

@@ -8,7 +8,7 @@ from edda.core.model import RunId
 from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome
 
 from .births import RUN_COLUMNS
-from .buckets import OUTBOX, certify, hold
+from .buckets import OUTBOX, certify, lock_exclusive
 from .certification import repeated
 from .clock import NOW
 from .outbox import FIND_DEAD
@@ -16,7 +16,7 @@ from .pool import Pool
 from .pruning import DELETE_OF_RUNS
 from .runs import EXISTS
 from .session import BEGIN, COMMIT, ROLLBACK
-from .statement import Statement, binary, bind, in_lists, inserts, joins, number, text
+from .statement import Statement, bind, in_batches, inserts, int_or_null, join_values, quote_bytes, quote_text
 
 # The row that says how a run ended is what everybody locks who wants it open or gone.
 LOCK_ENDED = b"SELECT gen FROM edda_result WHERE run_id = %b FOR UPDATE"
@@ -92,21 +92,23 @@ class MySQLSteering:
             if not ended.rows or open.rows:
                 await session.run(ROLLBACK)
                 return False
-            row = [b"SELECT %b AS run_id" % text(run)]
-            await session.send(*(one for template in DELETE_OF_RUNS for one in joins(template, row)), bind(COMMIT))
+            row = [b"SELECT %b AS run_id" % quote_text(run)]
+            await session.send(
+                *(one for template in DELETE_OF_RUNS for one in join_values(template, row)), bind(COMMIT)
+            )
         return True
 
     @repeated
-    async def drop_outgoing(self, ids: Sequence[str]) -> int:
+    async def delete_outbox(self, ids: Sequence[str]) -> int:
         wanted = {id.encode() for id in ids}
         async with self._pool.session() as session:
-            *_, dead = await session.send(bind(BEGIN), hold([OUTBOX]), bind(FIND_DEAD))
+            *_, dead = await session.send(bind(BEGIN), lock_exclusive([OUTBOX]), bind(FIND_DEAD))
             chosen = [seq for seq, id in dead.rows if id in wanted]
-            await session.send(*in_lists(DROP_OUTGOING, chosen), *certify(OUTBOX, session.node), bind(COMMIT))
+            await session.send(*in_batches(DROP_OUTGOING, chosen), *certify(OUTBOX, session.node), bind(COMMIT))
         return len(chosen)
 
     @repeated
-    async def note(self, audit: Audit) -> None:
+    async def add_audit(self, audit: Audit) -> None:
         words = (audit.who, audit.action, audit.subject, audit.origin, audit.details)
         await self._pool.run(NOTE, audit.at, *words)
 
@@ -116,7 +118,7 @@ class MySQLSteering:
         return tuple(Audit(*row) for row in found.rows)
 
     @repeated
-    async def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
+    async def save_definitions(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
         async with self._pool.session() as session:
             statements = _defining(definitions, forms, session.limit)
             await session.send(bind(BEGIN), *statements, bind(COMMIT))
@@ -142,9 +144,17 @@ def _defining(definitions: Sequence[Definition], forms: Sequence[EventSchema], l
     rows = [_definition_row(told[workflow]) for workflow in sorted(told)]
     yield from inserts(INSERT_DEFINITION, rows, limit, OR_RENEW)
     schemas = {(form.workflow, form.type): form.schema for form in forms}
-    rows = [b"(%b,%b,%b)" % (text(name), text(type), binary(schemas[name, type])) for name, type in sorted(schemas)]
+    rows = [
+        b"(%b,%b,%b)" % (quote_text(name), quote_text(type), quote_bytes(schemas[name, type]))
+        for name, type in sorted(schemas)
+    ]
     yield from inserts(INSERT_FORM, rows, limit, OR_REPLACE)
 
 
 def _definition_row(one: Definition) -> bytes:
-    return b"(%b,%b,%b,%b)" % (text(one.workflow), text(one.service), binary(one.details), number(one.seen_at))
+    return b"(%b,%b,%b,%b)" % (
+        quote_text(one.workflow),
+        quote_text(one.service),
+        quote_bytes(one.details),
+        int_or_null(one.seen_at),
+    )

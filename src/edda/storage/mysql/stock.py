@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 from edda.core.model import RunId, Wait
 
-from .session import Row, exact_joins
-from .statement import Statement, binary, text
+from .session import Row, join_all_rows
+from .statement import Statement, quote_bytes, quote_text
 
 # Not what this run has got by another key. A look-up for each, as for events.
 FIND_MESSAGE = b"""(SELECT %d AS i, k.`key`, k.seq FROM edda_event_key k FORCE INDEX (PRIMARY)
@@ -19,7 +19,7 @@ TAKE = b"""DELETE k FROM (%b) v STRAIGHT_JOIN edda_event_key k ON k.`key` = v.`k
 _BRANCHES = 100
 
 
-def find_messages(asked: Iterable[tuple[int, RunId, Wait, int]]) -> Iterator[Statement]:
+def find_exclusive_messages(asked: Iterable[tuple[int, RunId, Wait, int]]) -> Iterator[Statement]:
     """The lowest numbers for each wait, with its position: enough of them, whatever those before it take and whatever
     so many other waits of its own run have found."""
     before = Counter[bytes]()
@@ -27,7 +27,7 @@ def find_messages(asked: Iterable[tuple[int, RunId, Wait, int]]) -> Iterator[Sta
     for i, run_id, wait, others in asked:
         for key in (wait.key, wait.own_key):
             before[key] += 1
-            branches.append(FIND_MESSAGE % (i, text(run_id), binary(key), before[key] + others))
+            branches.append(FIND_MESSAGE % (i, quote_text(run_id), quote_bytes(key), before[key] + others))
     for first in range(0, len(branches), _BRANCHES):
         yield Statement(FIND_MESSAGE.decode(), b" UNION ALL ".join(branches[first : first + _BRANCHES]))
 
@@ -41,7 +41,7 @@ class ExclusiveMessages:
             self._rows[i].append((seq, key))
         self._taken: set[tuple[int, bytes]] = set()
 
-    def take(self, i: int, had: Collection[int]) -> int | None:
+    def take_lowest(self, i: int, had: Collection[int]) -> int | None:
         """The lowest number for the wait at this position that nobody has taken, nor its run found by another."""
         left = [row for row in self._rows[i] if row not in self._taken and row[0] not in had]
         if not left:
@@ -52,5 +52,5 @@ class ExclusiveMessages:
 
     def statements(self) -> Iterator[Statement]:
         """Misses its expectation if a row is gone."""
-        rows = [b"SELECT %b AS `key`, %d AS seq" % (binary(key), seq) for seq, key in sorted(self._taken)]
-        yield from exact_joins(TAKE, rows)
+        rows = [b"SELECT %b AS `key`, %d AS seq" % (quote_bytes(key), seq) for seq, key in sorted(self._taken)]
+        yield from join_all_rows(TAKE, rows)

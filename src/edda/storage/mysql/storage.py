@@ -92,11 +92,11 @@ class MySQLStorage(
     def kill(self) -> None:
         self._address.kill()
 
-    async def announce(self) -> None:
-        await self._news.announce()
+    async def notify(self) -> None:
+        await self._news.notify()
 
-    async def news(self, timeout: float) -> None:
-        await self._news.news(timeout)
+    async def wait_for_notification(self, timeout: float) -> None:
+        await self._news.wait_for_notification(timeout)
 
     async def migrate(self) -> tuple[str, ...]:
         return await schema.migrate(self._address)

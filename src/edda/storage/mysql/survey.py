@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from edda.core.model import StoredEvent, WorkerInfo
-from edda.core.survey import EventReceiver, Definition, EventQuery, EventSchema, WaitRow, WorkerRecord
+from edda.core.survey import Definition, EventQuery, EventReceiver, EventSchema, WaitRow, WorkerRecord
 
 from . import session
 from .clock import NOW
 from .figures import MySQLFigures
 from .pool import Pool
 from .rows import run_id, stored_event, wait, worker_id
-from .search import MySQLSearch, escaped
-from .statement import Statement, number, text
+from .search import MySQLSearch, escape_like
+from .statement import Statement, int_or_null, quote_text
 
 # The comments are code, as in `session.SETUP`: seconds for MariaDB, milliseconds for MySQL.
 SETUP = (
@@ -60,20 +60,22 @@ class MySQLSurvey(MySQLSearch, MySQLFigures):
 
     async def consumers(self, seq: int, limit: int) -> tuple[EventReceiver, ...]:
         rows = (await self._survey.run(CONSUMERS, seq, limit)).rows
-        return tuple(EventReceiver(run_id(run), (workflow or b"").decode(), step, at) for run, workflow, step, at in rows)
+        return tuple(
+            EventReceiver(run_id(run), (workflow or b"").decode(), step, at) for run, workflow, step, at in rows
+        )
 
-    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
+    async def list_waits(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
         (found,) = await self._survey.send(standing_page(type, after, limit))
         return tuple(WaitRow(run_id(row[0]), row[1].decode(), wait(row[2:])) for row in found.rows)
 
-    async def crew(self) -> tuple[WorkerRecord, ...]:
+    async def list_workers(self) -> tuple[WorkerRecord, ...]:
         rows = (await self._survey.run(CREW)).rows
         return tuple(
             WorkerRecord(WorkerInfo(worker_id(id), service, host, pid), started_at, expires_at, bool(lapsed), runs)
             for id, service, host, pid, started_at, expires_at, lapsed, runs in rows
         )
 
-    async def forms(self, workflow: str) -> tuple[EventSchema, ...]:
+    async def event_schemas(self, workflow: str) -> tuple[EventSchema, ...]:
         rows = (await self._survey.run(FORMS, workflow)).rows
         return tuple(EventSchema(name.decode(), type.decode(), schema) for name, type, schema in rows)
 
@@ -85,17 +87,17 @@ class MySQLSurvey(MySQLSearch, MySQLFigures):
 def event_page(query: EventQuery) -> Statement:
     conditions = [_OF_CHANNELS if query.messages else _OF_OTHERS]
     named = {b"type": query.type, b"source": query.source, b"id": query.id}
-    conditions += [b"%b = %b" % (column, text(value)) for column, value in named.items() if value is not None]
+    conditions += [b"%b = %b" % (column, quote_text(value)) for column, value in named.items() if value is not None]
     if query.text:
-        conditions.append(_LIKE % text(f"%{escaped(query.text)}%"))
+        conditions.append(_LIKE % quote_text(f"%{escape_like(query.text)}%"))
     bounds = {b"received_at >= ": query.received_from, b"received_at < ": query.received_to, b"seq < ": query.before}
-    conditions += [bound + number(value) for bound, value in bounds.items() if value is not None]
-    return Statement("find_events", _EVENTS + b" AND ".join(conditions) + _ORDER % number(query.limit))
+    conditions += [bound + int_or_null(value) for bound, value in bounds.items() if value is not None]
+    return Statement("find_events", _EVENTS + b" AND ".join(conditions) + _ORDER % int_or_null(query.limit))
 
 
 def standing_page(type: str | None, after: tuple[str, str] | None, limit: int) -> Statement:
-    body = _STANDING if type is None else _STANDING + _OF_TYPE % text(type)
+    body = _STANDING if type is None else _STANDING + _OF_TYPE % quote_text(type)
     if after is not None:
-        run, step = map(text, after)
+        run, step = map(quote_text, after)
         body += _AFTER % (run, run, step)
-    return Statement("standing", body + _IN_ORDER % number(limit))
+    return Statement("standing", body + _IN_ORDER % int_or_null(limit))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from edda.core.model import AckInbox, RunWrite, End, EntryKind, Suspend, RunId, Wait
+from edda.core.model import AckInbox, End, EntryKind, RunId, RunWrite, Suspend, Wait
 
-from .letters import EventInboxRow, deliver
+from .letters import EventInboxRow, insert_event_items
 from .moves import TransitionWriter
-from .statement import Statement, binary, inserts, number, text
-from .stock import ExclusiveMessages, find_messages
+from .statement import Statement, inserts, int_or_null, quote_bytes, quote_text
+from .stock import ExclusiveMessages, find_exclusive_messages
 
 INSERT_WAIT = b"INSERT INTO edda_wait (run_id, step, `key`, own_key, type, `match`, due, once) VALUES "
 # A batch whose answer was lost asks again for what is registered.
@@ -26,7 +26,7 @@ _BRANCHES = 100
 """Look-ups in one statement; each is a SELECT with two tables to open."""
 
 
-def asks(bundle: RunWrite) -> bool:
+def registers_waits(bundle: RunWrite) -> bool:
     """An event that a run asks for when it is started cannot have come yet, but a message may lie there for anybody.
     A run that ends gets nothing."""
     if not bundle.waits or isinstance(bundle.move, End):
@@ -35,65 +35,71 @@ def asks(bundle: RunWrite) -> bool:
 
 
 def wait_row(run_id: bytes, wait: Wait) -> bytes:
-    key, own_key, match = binary(wait.key), binary(wait.own_key), binary(wait.match)
+    key, own_key, match = quote_bytes(wait.key), quote_bytes(wait.own_key), quote_bytes(wait.match)
     return b"(%b,%b,%b,%b,%b,%b,%b,%d)" % (
         run_id,
-        text(wait.step),
+        quote_text(wait.step),
         key,
         own_key,
-        text(wait.type),
+        quote_text(wait.type),
         match,
-        number(wait.due),
+        int_or_null(wait.due),
         wait.once,
     )
 
 
 def wait_key(run_id: bytes, step: str) -> bytes:
-    return b"SELECT %b AS run_id, %b AS step" % (run_id, text(step))
+    return b"SELECT %b AS run_id, %b AS step" % (run_id, quote_text(step))
 
 
 def find_events(asking: Sequence[RunWrite]) -> Iterator[Statement]:
     """The lowest number under each key of each wait, with the position of the wait in all that are asked for."""
-    asked = [(i, bundle, wait) for i, (bundle, wait) in enumerate(_asked(asking))]
+    asked = [(i, bundle, wait) for i, (bundle, wait) in enumerate(_all_waits(asking))]
     branches = [branch for i, bundle, wait in asked if not wait.once for branch in _branches(i, bundle.run_id, wait)]
     for first in range(0, len(branches), _BRANCHES):
         union = b" UNION ALL ".join(branches[first : first + _BRANCHES])
         yield Statement(FIND_EVENT.decode(), union)
-    yield from find_messages((i, bundle.run_id, wait, len(bundle.waits) - 1) for i, bundle, wait in asked if wait.once)
+    yield from find_exclusive_messages(
+        (i, bundle.run_id, wait, len(bundle.waits) - 1) for i, bundle, wait in asked if wait.once
+    )
 
 
-def _asked(asking: Sequence[RunWrite]) -> Iterator[tuple[RunWrite, Wait]]:
+def _all_waits(asking: Sequence[RunWrite]) -> Iterator[tuple[RunWrite, Wait]]:
     return ((bundle, wait) for bundle in asking for wait in bundle.waits)
 
 
 def _branches(i: int, run: RunId, wait: Wait) -> Iterator[bytes]:
-    run_id = text(run)
-    floor = START_SEQ % run_id if wait.floor is None else number(wait.floor)
+    run_id = quote_text(run)
+    floor = START_SEQ % run_id if wait.floor is None else int_or_null(wait.floor)
     for key in (wait.key, wait.own_key):
-        yield FIND_EVENT % (i, run_id, binary(key), floor)
+        yield FIND_EVENT % (i, run_id, quote_bytes(key), floor)
 
 
 class WaitRegistration:
     """Decides, run by run, what happens to those who asked; their sched rows are locked."""
 
     def __init__(
-        self, asking: Sequence[RunWrite], delivered: Mapping[RunId, int], found: Sequence[tuple[int, int]], stock: ExclusiveMessages
+        self,
+        asking: Sequence[RunWrite],
+        delivered: Mapping[RunId, int],
+        found: Sequence[tuple[int, int]],
+        stock: ExclusiveMessages,
     ) -> None:
         self.unmet: dict[RunId, frozenset[str]] = {}
         self._stock = stock
         self._moves = TransitionWriter()
         self._waits: list[bytes] = []
         self._letters: list[EventInboxRow] = []
-        hits = self._hits(asking, found)
+        hits = self._found_by_step(asking, found)
         first = 0
         for bundle in asking:
             self._settle(bundle, delivered.get(bundle.run_id), hits[bundle.run_id], first)
             first += len(bundle.waits)
 
     @staticmethod
-    def _hits(asking: Sequence[RunWrite], found: Sequence[tuple[int, int]]) -> dict[RunId, dict[str, int]]:
+    def _found_by_step(asking: Sequence[RunWrite], found: Sequence[tuple[int, int]]) -> dict[RunId, dict[str, int]]:
         """Which event each step found: the lowest of those under its two keys."""
-        asked = list(_asked(asking))
+        asked = list(_all_waits(asking))
         hits: dict[RunId, dict[str, int]] = defaultdict(dict)
         for i, seq in sorted(found, reverse=True):
             bundle, wait = asked[i]
@@ -109,20 +115,20 @@ class WaitRegistration:
         else:
             self._take(bundle, hits, first)
             self._letters += _letters(bundle, absorbed, hits)
-            self._waits += [wait_row(text(run_id), wait) for wait in bundle.waits if wait.step not in hits]
+            self._waits += [wait_row(quote_text(run_id), wait) for wait in bundle.waits if wait.step not in hits]
             if hits:
                 self.unmet[run_id] = frozenset(hits)
         if move:
-            self._moves.add(text(run_id), AckInbox(absorbed) if run_id in self.unmet else move)
+            self._moves.add(quote_text(run_id), AckInbox(absorbed) if run_id in self.unmet else move)
 
     def _take(self, bundle: RunWrite, hits: dict[str, int], first: int) -> None:
         for i, wait in enumerate(bundle.waits, first):
-            if wait.once and (seq := self._stock.take(i, hits.values())) is not None:
+            if wait.once and (seq := self._stock.take_lowest(i, hits.values())) is not None:
                 hits[wait.step] = seq
 
     def statements(self, limit: int) -> Iterator[Statement]:
         """Letters before rows of keys: who prunes has locked the events when it comes to their keys."""
-        yield from deliver(self._letters)
+        yield from insert_event_items(self._letters)
         yield from self._stock.statements()
         yield from inserts(INSERT_WAIT, self._waits, limit, OR_KEEP)
         yield from self._moves.statements()

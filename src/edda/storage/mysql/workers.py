@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import Crashes, WorkerStatus, RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import Crashes, RunId, Takeover, WorkerId, WorkerInfo, WorkerStatus
 from edda.errors import StorageError
 from edda.storage.ports import AT_ONCE, RECLAIM
 
@@ -11,7 +11,7 @@ from .clock import NOW, READ_CLOCK
 from .pool import ConnectionFactory, Pool
 from .rows import run_id, worker_id
 from .session import BEGIN, COMMIT, Row, Session
-from .statement import Statement, bind, joins, number, text
+from .statement import Statement, bind, int_or_null, join_values, quote_text
 
 BEAT_PATIENCE = 4.0
 TAKEOVER_LIMIT = 5_000
@@ -95,13 +95,13 @@ class MySQLWorkers:
         return int(clock.rows[0][0])
 
     @repeated
-    async def retire(self, worker: WorkerId, died: bool = False) -> None:
+    async def remove_worker(self, worker: WorkerId, died: bool = False) -> None:
         async with self._pool.session() as session:
             await session.send(bind(BEGIN), *_removal(worker))
             await _free_all(session, worker, died)
             await session.run(COMMIT)
 
-    async def roster(self) -> tuple[WorkerStatus, ...]:
+    async def registered_workers(self) -> tuple[WorkerStatus, ...]:
         rows = (await self._pool.run(ROSTER)).rows
         return tuple(
             WorkerStatus(WorkerInfo(worker_id(id), service, host, pid), bool(lapsed))
@@ -131,7 +131,7 @@ class MySQLWorkers:
             return sum([await _free_all(session, worker_id(row[0]), died=True) for row in dead])
 
     @repeated
-    async def disown(self, run: RunId) -> bool:
+    async def release_run(self, run: RunId) -> bool:
         rows = (await self._pool.run(OWNER, run)).rows
         if not rows:
             return False
@@ -167,7 +167,7 @@ class MySQLWorkers:
     async def clear_deaths(self, run: RunId, epoch: int) -> None:
         await self._pool.run(CLEAR_DEATHS, run, epoch)
 
-    async def pulse(self) -> MySQLPulse:
+    async def open_heartbeat(self) -> MySQLPulse:
         return MySQLPulse(self._address)
 
 
@@ -184,7 +184,7 @@ class MySQLPulse:
         try:
             renewed = (await self._session.run(BEAT, lease, worker, worker)).rows
         except StorageError:
-            self._session.abort()
+            self._session.close_now()
             raise
         return int(renewed[0][0]) if renewed else None
 
@@ -199,7 +199,7 @@ class MySQLPulse:
             moved = (await session.run(FREE, others, worker)).affected if others else 0
             await session.run(COMMIT)
         except StorageError:
-            session.abort()
+            session.close_now()
             raise
         return moved
 
@@ -224,7 +224,7 @@ async def _free_some(session: Session, worker: WorkerId, died: bool) -> int:
     """Read without locks, then lock by primary key: by the owner's index the order would be another one."""
     if died:
         owned = (await session.run(RUNS_OF_DEAD, worker, TAKEOVER_LIMIT)).rows
-        freed = await session.send(*joins(FREE_FROM_DEAD, [_death(row, worker) for row in sorted(owned)]))
+        freed = await session.send(*join_values(FREE_FROM_DEAD, [_death(row, worker) for row in sorted(owned)]))
         return sum(reply.affected for reply in freed)
     rows = (await session.run(RUNS_OF, worker, TAKEOVER_LIMIT)).rows
     if not rows:
@@ -236,10 +236,10 @@ def _death(row: Row, worker: WorkerId) -> bytes:
     run, deaths, alone, seq, is_alone, last = row
     crashes = Crashes(deaths, alone, seq).after_death(last or 0, bool(is_alone))
     return b"SELECT %b AS run_id, %b AS owner, %d AS deaths, %d AS deaths_alone, %b AS died_seq, %d AS suspect" % (
-        text(run_id(run)),
-        text(worker),
+        quote_text(run_id(run)),
+        quote_text(worker),
         crashes.deaths,
         crashes.alone,
-        number(crashes.seq),
+        int_or_null(crashes.seq),
         crashes.is_suspect,
     )

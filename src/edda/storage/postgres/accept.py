@@ -13,8 +13,8 @@ from msgspec import Struct
 from edda.core.model import EventKey, NewEvent
 
 from . import consumers
-from .births import Row, births, start_row
-from .clock import timed
+from .births import Row, create_runs_sql, start_row
+from .clock import with_now
 from .inbox import WAKE
 
 # Numbers in the order of the post, but rows in an order of their own: two posts with the same events wait for each
@@ -40,7 +40,7 @@ WITH current AS MATERIALIZED (
 _WANTED = """
     SELECT DISTINCT ON (u.id COLLATE "C") u.*, f.seq FROM unnest({rows}::edda_start_row[]) u JOIN fresh f USING (place)
      ORDER BY u.id COLLATE "C", place"""
-_START = f", {births(_WANTED, start_seq='seq')}"
+_START = f", {create_runs_sql(_WANTED, start_seq='seq')}"
 
 # Of one run the lowest number goes to the first step; if that leaves others, `more` asks for another round.
 # Everybody locks runs sorted by id, and chosen ids before: all that were started are counted ahead of the locks.
@@ -79,7 +79,7 @@ _UNDELIVERED = """
 
 def _give(started: str, undelivered: str, has_messages: bool) -> str:
     text = _GIVE
-    for place, words in (consumers.WITH if has_messages else consumers.WITHOUT).items():
+    for place, words in (consumers.WITH_MESSAGES if has_messages else consumers.WITHOUT_MESSAGES).items():
         text = text.replace(place, words)
     return text.replace("{started}", started).replace("{undelivered}", undelivered).replace("{wake}", WAKE)
 
@@ -92,13 +92,13 @@ def accept_text(starts: bool, has_messages: bool) -> str:
     if starts:
         text += _START.replace("{rows}", "$6" if has_messages else "$5")
         started = "(SELECT count(*) FROM started)"
-    return timed(text + _give(started, "", has_messages) + _STORED)
+    return with_now(text + _give(started, "", has_messages) + _STORED)
 
 
 ACCEPT = accept_text(starts=False, has_messages=False)
 ACCEPT_AND_START = accept_text(starts=True, has_messages=False)
-GIVE_MORE = timed(_KEYS + _give("0", _UNDELIVERED, has_messages=False))
-GIVE_MORE_MESSAGES = timed(_KEYS + consumers.LEFT + _give("0", _UNDELIVERED, has_messages=True))
+GIVE_MORE = with_now(_KEYS + _give("0", _UNDELIVERED, has_messages=False))
+GIVE_MORE_MESSAGES = with_now(_KEYS + consumers.LEFT + _give("0", _UNDELIVERED, has_messages=True))
 
 
 class AcceptBatch(Struct, frozen=True):

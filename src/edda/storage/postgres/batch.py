@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from edda.core.model import AckInbox, RunWrite, End, Entry, Transition, Recur, Suspend, RunId, Start, Wait, WorkerId
+from edda.core.model import AckInbox, End, Entry, Recur, RunId, RunWrite, Start, Suspend, Transition, Wait, WorkerId
 from edda.core.states import RunStatus
 
 from .births import Row, start_row
-from .sections import SECTIONS, SINGLE, text
+from .sections import SECTIONS, SINGLE, batch_statement
 from .talk import outgoing_row
 
 _NO_MOVE = (None,) * 7
@@ -42,7 +42,7 @@ class _BatchRows(Struct):
     dispatched: list[Row] = field(default_factory=list)
     outgoing: list[Row] = field(default_factory=list)
     stated: list[Row] = field(default_factory=list)
-    follow: set[str] = field(default_factory=set)
+    implied_sections: set[str] = field(default_factory=set)
     """The sections without rows of their own that follow from others."""
 
     def add(self, bundle: RunWrite, worker: WorkerId) -> None:
@@ -56,9 +56,9 @@ class _BatchRows(Struct):
             self._add_move(bundle, bundle.move)
         if bundle.letters:
             self._add_letters(bundle)
-        self._add_talk(bundle)
+        self._add_side_effects(bundle)
 
-    def _add_talk(self, bundle: RunWrite) -> None:
+    def _add_side_effects(self, bundle: RunWrite) -> None:
         if bundle.recorded:
             self.recorded.extend((bundle.run_id, bundle.gen, step) for step in bundle.recorded)
         if bundle.dispatches:
@@ -77,8 +77,8 @@ class _BatchRows(Struct):
             gen += 1
             self._add_run(start, gen, move.input, move.at)
             self.hist.append(_history(bundle, gen, move.entry))
-        self.sched.append((start.run_id, start.workflow, gen, bundle.epoch, *_stand(bundle, start, worker)))
-        self.expected.extend((start.run_id, *_wanted(wait)) for wait in bundle.waits)
+        self.sched.append((start.run_id, start.workflow, gen, bundle.epoch, *_initial_state(bundle, start, worker)))
+        self.expected.extend((start.run_id, *_wait_columns(wait)) for wait in bundle.waits)
 
     def _add_run(self, start: Start, gen: int, input: bytes, at: int) -> None:
         family = (start.parent, start.parent_step, start.depth)
@@ -90,51 +90,51 @@ class _BatchRows(Struct):
         match move:
             case AckInbox(absorbed):
                 self._lock(bundle, ("absorb", absorbed, None, None, None))
-                self.follow.add("absorbed")
+                self.implied_sections.add("absorbed")
             case Suspend(absorbed, ready_at, status, reason):
                 self._lock(bundle, ("release", absorbed, ready_at, status, reason))
-                self.follow.add("released")
+                self.implied_sections.add("released")
             case End(watchers=watchers, absorbed=absorbed, settled=settled):
                 known = (bundle.undoing, watchers, settled)
                 self.locked.append((bundle.run_id, "end", absorbed, None, None, None, *known))
-                self.follow |= {"gone", "unheard"}
+                self.implied_sections |= {"gone", "unheard"}
                 if watchers:
-                    self.follow.add("unwatched")
+                    self.implied_sections.add("unwatched")
                 if bundle.undoing or absorbed is not None:  # the run may stay
-                    self.follow.add("absorbed")
+                    self.implied_sections.add("absorbed")
             case Recur(absorbed, input, at, entry):
                 self._lock(bundle, ("recur", absorbed, None, None, None))
                 self.next.append((bundle.run_id, bundle.gen, input, at))
                 self.opening.append(_history(bundle, bundle.gen + 1, entry))
-                self.follow |= {"followed", "unheard", "absorbed"}
+                self.implied_sections |= {"followed", "unheard", "absorbed"}
 
     def _lock(self, bundle: RunWrite, move: Row) -> None:
         row = (bundle.run_id, *move, bundle.undoing, None, None)
         if not bundle.waits:
             self.locked.append(row)
             return
-        self.asked.extend((*row, *_wanted(wait), wait.floor) for wait in bundle.waits)
-        self.follow |= {"judged", "registered", "letters", "over", "absorbed"}
+        self.asked.extend((*row, *_wait_columns(wait), wait.floor) for wait in bundle.waits)
+        self.implied_sections |= {"judged", "registered", "letters", "over", "absorbed"}
         if any(wait.once for wait in bundle.waits):
-            self.follow |= {"sought", "taken"}
+            self.implied_sections |= {"sought", "taken"}
         else:
-            self.follow.add("found")
+            self.implied_sections.add("found")
 
     def _add_letters(self, bundle: RunWrite) -> None:
         self.posted.extend(
             (place, bundle.run_id, letter.run_id, letter.kind, letter.step, letter.value)
             for place, letter in enumerate(bundle.letters, len(self.posted) + 1)
         )
-        self.follow |= {"sent", "told"}
+        self.implied_sections |= {"sent", "told"}
 
-    def by_section(self) -> dict[str, list[Row]]:
+    def finish(self) -> dict[str, list[Row]]:
         self.locked.extend((target, "mail", *_NO_MOVE) for target in {row[2] for row in self.posted})
         if self.asked:  # one statement locks all
             self.asked.extend((*row, *_NO_WAIT) for row in self.locked)
             self.locked = []
-        if "sought" in self.follow:
-            self.follow.discard("found")
-        if "gone" in self.follow:
+        if "sought" in self.implied_sections:
+            self.implied_sections.discard("found")
+        if "gone" in self.implied_sections:
             self.ended, self.result = self.result, []
         return {name: rows for name in SECTIONS if (rows := getattr(self, name, None))}
 
@@ -158,7 +158,7 @@ def _history(bundle: RunWrite, gen: int, e: Entry) -> Row:
     )
 
 
-def _stand(bundle: RunWrite, start: Start, worker: WorkerId) -> Row:
+def _initial_state(bundle: RunWrite, start: Start, worker: WorkerId) -> Row:
     """Where a new run stands after its first batch: the columns from `owner` to `undoing`."""
     match bundle.move:
         case Suspend(absorbed, ready_at, status, reason):
@@ -172,7 +172,7 @@ def _stand(bundle: RunWrite, start: Start, worker: WorkerId) -> Row:
     return (owner, RunStatus.RUNNING, None, start.ready_at, absorbed, 0, undoing)
 
 
-def _wanted(wait: Wait) -> Row:
+def _wait_columns(wait: Wait) -> Row:
     return (wait.step, wait.key, wait.own_key, wait.type, wait.match, wait.due, wait.once)
 
 
@@ -189,14 +189,14 @@ def _children(batch: Sequence[RunWrite]) -> list[Row]:
     return [start_row(child) for _, child in sorted(children.items())]
 
 
-def compose(worker: WorkerId, batch: Sequence[RunWrite]) -> tuple[str, list[object]]:
+def build_batch(worker: WorkerId, batch: Sequence[RunWrite]) -> tuple[str, list[object]]:
     """The statement for this batch and its values, behind $1 to $6 of the fence."""
     rows = _BatchRows(children=_children(batch))
     for bundle in batch:
         rows.add(bundle, worker)
-    filled = rows.by_section()
-    names = tuple(name for name in SECTIONS if name in filled or name in rows.follow)
+    filled = rows.finish()
+    names = tuple(name for name in SECTIONS if name in filled or name in rows.implied_sections)
     if names == ("hist",) and len(rows.hist) == 1:
         return SINGLE, list(rows.hist[0])
     values: list[object] = list(filled.values())
-    return text(names), values
+    return batch_statement(names), values

@@ -6,16 +6,16 @@ from typing import TypeAlias
 
 from edda.core.model import Start
 
-from .clock import timed
+from .clock import with_now
 
 Row: TypeAlias = tuple[object, ...]
 
-NEWEST = "(SELECT last_value FROM edda_event_seq)"
+LAST_EVENT = "(SELECT last_value FROM edda_event_seq)"
 """The number of the newest event."""
 
 # The ids come sorted: two that start the same ones wait for each other, but never in a circle. An open run whose first
 # generation was pruned is known by a later one alone, so it is looked for besides the constraint.
-_BIRTHS = timed("""wanted AS MATERIALIZED ({wanted}),
+_BIRTHS = with_now("""wanted AS MATERIALIZED ({wanted}),
 born AS (
     INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline, parent, parent_step, depth)
     SELECT id, 0, workflow, input, created_at, deadline, parent, parent_step, depth FROM wanted w
@@ -27,7 +27,7 @@ started AS (
     RETURNING run_id)""")
 
 
-def births(wanted: str, start_seq: str = NEWEST) -> str:
+def create_runs_sql(wanted: str, start_seq: str = LAST_EVENT) -> str:
     """The parts of a statement that start the runs it selects, each id once; `started` has those that are new."""
     return _BIRTHS.replace("{wanted}", wanted).replace("{start_seq}", start_seq)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 _NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 
 
-def timed(statement: str) -> str:
+def with_now(statement: str) -> str:
     """Put the database's time, in microseconds, where the statement says `{now}`.
 
     A comparison that should use an index says `(SELECT {now})`: the clock is volatile, and PostgreSQL

@@ -6,7 +6,7 @@ and one whose wait went to another message, or away, is looked at again in the n
 
 from __future__ import annotations
 
-AT_ONCE = 50
+MAX_PER_KEY = 50
 """Of one key, in one round: each looks at one wait more than the one before it."""
 
 # `number` is that of the key in the post, `place` that of the message among those under the same key.
@@ -34,7 +34,7 @@ _FOUND = """
                   WHERE w.key = k.plain AND (k.target IS NULL OR k.target = w.run_id)
                     AND EXISTS (SELECT FROM edda_sched s WHERE s.run_id = w.run_id OFFSET 0){undelivered}
                   LIMIT CASE WHEN k.place <= {at_once} THEN k.place ELSE 1 END) w
-              ORDER BY w.place DESC LIMIT 1) w""".replace("{at_once}", str(AT_ONCE))
+              ORDER BY w.place DESC LIMIT 1) w""".replace("{at_once}", str(MAX_PER_KEY))
 _KEPT = """,
      unwanted AS (
          INSERT INTO edda_event_key (key, seq)
@@ -44,7 +44,7 @@ _LEFT_OVER = """,
        ARRAY(SELECT number FROM found WHERE number IS NOT NULL
              EXCEPT SELECT number FROM woken) AS left_over"""
 
-WITHOUT = {
+WITHOUT_MESSAGES = {
     "{no_number}": "",
     "{messages}": "",
     "{broadcast}": "",
@@ -56,7 +56,7 @@ WITHOUT = {
 }
 """What the statement of a post says in these places if it has no messages."""
 # A run that gets the event by another key as well leaves the message to somebody else.
-WITH = {
+WITH_MESSAGES = {
     "{no_number}": ", NULL::bigint AS number",
     "{messages}": _FOUND,
     "{broadcast}": " WHERE number IS NULL",

@@ -7,20 +7,20 @@ from collections.abc import Collection
 from edda.core.model import StagedEventRow
 from edda.errors import StorageConflictError
 
-from .clock import timed
-from .locks import hold_key
+from .clock import with_now
+from .locks import lock_key
 from .pool import Pool
 from .rows import dispatch_of
 from .session import Session
 
-DISPATCHES = timed("SELECT seq, kind, body FROM edda_dispatch WHERE due <= (SELECT {now}) ORDER BY seq LIMIT $1")
+DISPATCHES = with_now("SELECT seq, kind, body FROM edda_dispatch WHERE due <= (SELECT {now}) ORDER BY seq LIMIT $1")
 
 # Sorted: two who forward the same ones wait for each other, but never in a circle.
 FORWARD = """
 WITH mine AS MATERIALIZED (SELECT seq FROM edda_dispatch WHERE seq = ANY ($1::bigint[]) ORDER BY seq FOR UPDATE)
 DELETE FROM edda_dispatch d USING mine WHERE d.seq = mine.seq"""
 
-TAKE = timed("""
+TAKE = with_now("""
 WITH first AS MATERIALIZED (
          SELECT k.key, k.seq, e.body FROM edda_event_key k JOIN edda_event e USING (seq)
           WHERE k.key = $1 ORDER BY k.seq LIMIT 1),
@@ -32,13 +32,13 @@ RETURNING seq, kind, body""")
 class PostgresDispatches:
     _pool: Pool
 
-    async def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
+    async def staged_events(self, limit: int) -> tuple[StagedEventRow, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(DISPATCHES, limit)
         return tuple(dispatch_of(row) for row in rows)
 
-    async def take(self, key: bytes, lease: int) -> StagedEventRow | None:
-        async with self._pool.session() as session, session.transaction(hold_key(key)):
+    async def take_message(self, key: bytes, lease: int) -> StagedEventRow | None:
+        async with self._pool.session() as session, session.transaction(lock_key(key)):
             rows = await session.fetch(TAKE, key, lease)
         return dispatch_of(rows[0]) if rows else None
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from edda.core.model import AcceptResult, NewEvent, RunId, MatchPaths, StoredEvent, Wait
+from edda.core.model import AcceptResult, MatchPaths, NewEvent, RunId, StoredEvent, Wait
 
 from .accept import AcceptBatch
 from .dispatches import forward
-from .locks import hold_keys, hold_type
+from .locks import lock_event_keys, lock_type
 from .pool import Pool
 from .rows import event_of, wait_of
 from .session import BEGIN, Session
@@ -61,34 +61,34 @@ class PostgresEvents:
         if not post and not forwarded:
             return AcceptResult(frozenset(), woke=False)
         events = AcceptBatch.of(post)
-        opening = hold_keys(events.types, events.keys) if post else BEGIN
+        opening = lock_event_keys(events.types, events.keys) if post else BEGIN
         async with self._pool.session() as session, session.transaction(opening):
             accepted = await _accept(session, events, versions) if post else AcceptResult(frozenset(), woke=False)
             if accepted is not None and forwarded:
                 await forward(session, forwarded)
         return accepted
 
-    async def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
+    async def match_paths(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         async with self._pool.session() as session:
             rows = await session.fetch(SHAPES, types)
         return {row["type"]: MatchPaths(row["version"], tuple(row["known"])) for row in rows}
 
-    async def learn(self, type: str, shape: str) -> int:
-        async with self._pool.session() as session, session.transaction(hold_type(type)):
+    async def register_match_paths(self, type: str, shape: str) -> int:
+        async with self._pool.session() as session, session.transaction(lock_type(type)):
             filled_from: int = (await session.fetch(LEARN, type, shape))[0][0]
         return filled_from
 
-    async def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+    async def backfill_keys(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
         names, numbers = [key for key, _ in keys], [seq for _, seq in keys]
         async with self._pool.session() as session:
             await session.execute(FILL, type, shape, names, numbers, after)
 
-    async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+    async def events_of_type(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(LOG, type, after, upto, limit)
         return tuple(event_of(row) for row in rows)
 
-    async def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+    async def events_under_key(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(PAGE, key, after, limit)
         return tuple(event_of(row) for row in rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import RunValue, RunId
+from edda.core.model import RunId, RunValue
 
 from .pool import Pool
 
@@ -13,7 +13,7 @@ FACT = "SELECT name, value FROM edda_fact WHERE run_id = $1 AND name = $2"
 class PostgresFacts:
     _pool: Pool
 
-    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
+    async def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
         async with self._pool.session() as session:
             if name is None:
                 rows = await session.fetch(FACTS, run_id)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from edda.core.survey import MOST_COUNTED, Backlog, TimeBucket, Latency
+from edda.core.survey import MAX_COUNT, Backlog, Latency, TimeBucket
 from edda.storage.latency import measure
 
-from .clock import timed
+from .clock import with_now
 from .pool import Pool
-from .search import GLANCE
+from .search import SCAN_LIMIT
 
 # From name to name in the index, instead of through all that wait.
 _NAMES = """
@@ -47,8 +47,8 @@ SELECT (SELECT count(*) FROM ready),
        (SELECT count(*) FROM (SELECT FROM edda_outbox WHERE state = 'dead' LIMIT {most}) o),
        (SELECT created_at FROM edda_outbox WHERE state = 'pending' ORDER BY seq LIMIT 1),
        (SELECT count(*) FROM (SELECT FROM edda_dispatch LIMIT {most}) d)"""
-BACKLOG = timed((_NAMES + _BACKLOG).replace("{due}", _DUE))
-BACKLOG = BACKLOG.replace("{most}", str(MOST_COUNTED)).replace("{glance}", str(GLANCE))
+BACKLOG = with_now((_NAMES + _BACKLOG).replace("{due}", _DUE))
+BACKLOG = BACKLOG.replace("{most}", str(MAX_COUNT)).replace("{glance}", str(SCAN_LIMIT))
 
 STARTED = """
 SELECT (created_at - $1) / $2, count(*) FROM edda_run
@@ -82,7 +82,7 @@ SELECT row(
     (SELECT max(seq) FROM edda_audit),
     (SELECT concat_ws(' ', count(*), sum(xmin::text::bigint)) FROM edda_definition),
     (SELECT concat_ws(' ', count(*), sum(xmin::text::bigint)) FROM edda_form))::text"""
-PULSE_MARK = timed((_NAMES + _MARK).replace("{due}", _DUE)).replace("{most}", "1000")
+PULSE_MARK = with_now((_NAMES + _MARK).replace("{due}", _DUE)).replace("{most}", "1000")
 
 
 class PostgresFigures:
@@ -92,7 +92,7 @@ class PostgresFigures:
         async with self._survey.session() as session:
             return Backlog(*(await session.fetch(BACKLOG))[0])
 
-    async def buckets(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
+    async def throughput(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
         async with self._survey.session() as session:
             started = {row[0]: row[1] for row in await session.fetch(STARTED, since, width, count)}
             ended = {place: counts for place, *counts in await session.fetch(ENDED, since, width, count)}
@@ -103,7 +103,7 @@ class PostgresFigures:
             rows = await session.fetch(DURATIONS, since, most)
         return measure(row[0] for row in rows)
 
-    async def pulse_mark(self) -> str:
+    async def change_token(self) -> str:
         async with self._survey.session() as session:
             mark: str = (await session.fetch(PULSE_MARK))[0][0]
         return mark

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .clock import timed
+from .clock import with_now
 
 # A parked run and a suspect keep their time.
 _WAKES = "s.owner IS NULL AND s.status <> 'parked' AND s.suspect_at IS NULL"
@@ -35,7 +35,7 @@ POSTED = """posted AS MATERIALIZED (
                       FROM {rows} u WHERE sender NOT IN (SELECT run_id FROM locked WHERE refused)) lines
             WINDOW inbox AS (PARTITION BY run_id ORDER BY place)) letters
      WHERE place > 0 AND had IS NOT NULL AND NOT coalesce(vain, false))"""
-SENT = timed("""sent AS (
+SENT = with_now("""sent AS (
     INSERT INTO edda_delivery (run_id, n, kind, step, at, value)
     SELECT run_id, n, kind, step, {now}, value FROM posted)""")
 TOLD = """told AS (

@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import asyncpg
 from msgspec.structs import replace
 
-from edda.core.model import AckInbox, RunWrite, Fence, RunId, Wait, WorkerId, BatchResult
+from edda.core.model import AckInbox, BatchResult, Fence, RunId, RunWrite, Wait, WorkerId
 
-from .batch import compose
-from .locks import share_keys
+from .batch import build_batch
+from .locks import lock_wait_keys
 from .pool import Pool
-from .sections import FENCE, PASSED
+from .sections import FENCE, FENCE_ALREADY_TAKEN
 from .session import Session
 
 READ_FENCE = """
@@ -35,13 +35,13 @@ class PostgresJournal:
         waits = [wait for bundle in batch for wait in bundle.waits]
         later: list[RunWrite] = []
         if waits:
-            batch, later = _in_turn(batch)
-        statement, values = compose(fence.worker, batch)
+            batch, later = _split_exclusive_starts(batch)
+        statement, values = build_batch(fence.worker, batch)
         known = (fence.worker, fence.batch_no, fence.moves, fence.token, fence.claims, token)
-        async with self._journal.session() as session, _sharing(session, waits):
+        async with self._journal.session() as session, _lock_keys(session, waits):
             rows = await session.fetch(statement, *known, *values)
             if rows and later:
-                rows += await _write_later(session, fence.worker, known, later)
+                rows += await _write_second_pass(session, fence.worker, known, later)
         return _written(rows) if rows else None
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
@@ -49,7 +49,7 @@ class PostgresJournal:
             rows = await session.fetch(READ_FENCE, worker)
         return Fence(worker, *rows[0]) if rows else None
 
-    async def owned(self, worker: WorkerId) -> dict[RunId, int]:
+    async def owned_runs(self, worker: WorkerId) -> dict[RunId, int]:
         async with self._journal.session() as session:
             rows = await session.fetch(OWNED, worker)
         return {row["run_id"]: row["epoch"] for row in rows}
@@ -60,12 +60,12 @@ class PostgresJournal:
         return frozenset(row["run_id"] for row in rows)
 
 
-def _sharing(session: Session, waits: Sequence[Wait]) -> AbstractAsyncContextManager[None]:
+def _lock_keys(session: Session, waits: Sequence[Wait]) -> AbstractAsyncContextManager[None]:
     """If the fence says no, nothing was written, and the commit at the end is as good as a rollback."""
-    return session.transaction(share_keys(waits)) if waits else nullcontext()
+    return session.transaction(lock_wait_keys(waits)) if waits else nullcontext()
 
 
-def _in_turn(batch: Sequence[RunWrite]) -> tuple[list[RunWrite], list[RunWrite]]:
+def _split_exclusive_starts(batch: Sequence[RunWrite]) -> tuple[list[RunWrite], list[RunWrite]]:
     """A new run may find a message, which changes how it stands: it is born first, and looks in a second statement."""
     first, later = [], []
     for bundle in batch:
@@ -78,11 +78,11 @@ def _in_turn(batch: Sequence[RunWrite]) -> tuple[list[RunWrite], list[RunWrite]]
     return first, later
 
 
-async def _write_later(
+async def _write_second_pass(
     session: Session, worker: WorkerId, known: tuple[object, ...], batch: Sequence[RunWrite]
 ) -> list[asyncpg.Record]:
-    statement, values = compose(worker, batch)
-    return await session.fetch(statement.replace(FENCE, PASSED), *known, *values)
+    statement, values = build_batch(worker, batch)
+    return await session.fetch(statement.replace(FENCE, FENCE_ALREADY_TAKEN), *known, *values)
 
 
 def _written(rows: Iterable[asyncpg.Record]) -> BatchResult:

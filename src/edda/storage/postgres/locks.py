@@ -30,7 +30,7 @@ HOLD_OUTBOX = f"{BEGIN}; SELECT pg_advisory_xact_lock(4714, 0)"
 """For those who claim and settle: what one of them holds up, no other may send meanwhile."""
 
 
-def share_keys(waits: Iterable[Wait]) -> str:
+def lock_wait_keys(waits: Iterable[Wait]) -> str:
     """For those who register waits; who takes a message away from the others has its keys alone."""
     keys: dict[bytes, bool] = {}
     for wait in waits:
@@ -42,17 +42,17 @@ def share_keys(waits: Iterable[Wait]) -> str:
     return _begin(_fill(TAKE_KEYS, keys).replace("alone", _buckets(alone)))
 
 
-def hold_keys(types: Iterable[str], keys: Iterable[bytes]) -> str:
+def lock_event_keys(types: Iterable[str], keys: Iterable[bytes]) -> str:
     """For those who store events; nobody may learn a shape of their types meanwhile."""
     return _begin(_fill(SHARE_TYPES, map(_encoded, types)), _fill(HOLD_KEYS, keys))
 
 
-def hold_key(key: bytes) -> str:
+def lock_key(key: bytes) -> str:
     """For those who take a message without waiting."""
     return _begin(_fill(HOLD_KEYS, [key]))
 
 
-def hold_type(type: str) -> str:
+def lock_type(type: str) -> str:
     """For those who learn a shape."""
     return _begin(_fill(HOLD_TYPES, [_encoded(type)]))
 

@@ -26,10 +26,10 @@ class PostgresNews:
         self._asked = 0
         self._told = 0
 
-    async def announce(self) -> None:
+    async def notify(self) -> None:
         """Never part of a transaction: NOTIFY takes a lock on the whole server from there to the commit."""
         self._arrived.set()
-        await self._polling.announce()
+        await self._polling.notify()
         self._asked += 1
         mine = self._asked
         # Only a hint: whoever misses it finds the work by looking, a moment later.
@@ -47,9 +47,9 @@ class PostgresNews:
         """Something was found just now: where nothing can be heard, look again soon."""
         self._polling.expect_more()
 
-    async def news(self, timeout: float) -> None:
+    async def wait_for_notification(self, timeout: float) -> None:
         if self._target.is_pooled:
-            await self._polling.news(timeout)
+            await self._polling.wait_for_notification(timeout)
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):

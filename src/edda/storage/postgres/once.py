@@ -16,7 +16,7 @@ _FIRST = """(
             ORDER BY k.seq LIMIT 1)""".replace("{had}", _HAD)
 
 
-def first(column: str) -> str:
+def first_event_sql(column: str) -> str:
     return _FIRST.replace("{column}", column)
 
 
@@ -34,7 +34,7 @@ _LEFT = """EXISTS (
                   SELECT r.key, r.candidate FROM ranked r WHERE r.won AND r.once))""".replace("{had}", _HAD)
 
 # Of two waits that found the same the first gets it, and an event is better left to the one who takes it from nobody.
-SOUGHT = (
+FIND_EXCLUSIVE = (
     """sought AS MATERIALIZED (
     SELECT a.*, CASE WHEN a.step IS NOT NULL AND a.delivered = a.absorbed THEN least(
            CASE WHEN a.place > 1 THEN {nth} ELSE {key} END, CASE WHEN a.own_key <> a.key THEN {own_key} END)
@@ -52,10 +52,10 @@ found AS MATERIALIZED (
            step IS NOT NULL AND (
            delivered <> absorbed OR won OR CASE WHEN once THEN {left} ELSE candidate IS NOT NULL END) AS unmet
       FROM ranked a)""".replace("{nth}", _NTH)
-    .replace("{key}", first("key"))
-    .replace("{own_key}", first("own_key"))
+    .replace("{key}", first_event_sql("key"))
+    .replace("{own_key}", first_event_sql("own_key"))
     .replace("{left}", _LEFT)
 )
-TAKEN = """taken AS (
+TAKE_EXCLUSIVE = """taken AS (
     DELETE FROM edda_event_key k USING found f
      WHERE f.once AND f.event IS NOT NULL AND k.key IN (f.key, f.own_key) AND k.seq = f.event)"""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edda.core.model import OutboxEvent, OutboxRow, OutboxState, SendLater, SendResult, Rejected, Sent
+from edda.core.model import OutboxEvent, OutboxRow, OutboxState, Rejected, SendLater, SendResult, Sent
 
-from .clock import timed
+from .clock import with_now
 from .locks import HOLD_OUTBOX
 from .pool import Pool
 from .rows import outgoing_of
@@ -41,12 +41,12 @@ WITH clock AS MATERIALIZED (SELECT {now} AS now),
          UPDATE edda_outbox o SET due = clock.now + $2, attempts = o.attempts + 1
            FROM clock, chosen WHERE o.seq = chosen.seq RETURNING o.*)
 SELECT {columns} FROM claimed ORDER BY seq"""
-CLAIM = timed(_CLAIM.replace("{held}", _HELD).replace("{columns}", _COLUMNS))
+CLAIM = with_now(_CLAIM.replace("{held}", _HELD).replace("{columns}", _COLUMNS))
 
-SETTLE_SENT = timed("""
+SETTLE_SENT = with_now("""
 UPDATE edda_outbox o SET state = 'sent', reason = NULL, ended_at = {now}
   FROM unnest($1::bigint[]) u WHERE o.seq = u AND o.state = 'pending'""")
-SETTLE_REFUSED = timed("""
+SETTLE_REFUSED = with_now("""
 UPDATE edda_outbox o SET state = 'dead', reason = u.reason, ended_at = {now}
   FROM unnest($1::bigint[], $2::int[], $3::text[]) u (seq, attempts, reason)
  WHERE o.seq = u.seq AND o.attempts = u.attempts AND o.state = 'pending'""")
@@ -60,7 +60,7 @@ UPDATE edda_outbox o SET due = held.due
  WHERE o.state = 'pending' AND o.order_key = held.order_key AND o.due < held.due
    AND o.seq NOT IN (SELECT seq FROM postponed)"""
 
-NEXT_OUTGOING = timed("SELECT due, {now} FROM edda_outbox WHERE state = 'pending' ORDER BY due, seq LIMIT 1")
+NEXT_OUTGOING = with_now("SELECT due, {now} FROM edda_outbox WHERE state = 'pending' ORDER BY due, seq LIMIT 1")
 
 _FIND = "SELECT {columns} FROM edda_outbox WHERE {state}seq > $1 ORDER BY seq LIMIT $2".replace("{columns}", _COLUMNS)
 FIND_OUTGOING = _FIND.replace("{state}", "")
@@ -81,18 +81,18 @@ class PostgresOutbox:
         async with self._pool.session() as session:
             await session.execute(ENQUEUE, [outgoing_row(event) for event in events])
 
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
+    async def claim_outbox(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         async with self._pool.session() as session, session.transaction(HOLD_OUTBOX):
             rows = await session.fetch(CLAIM, limit, lease)
         return tuple(outgoing_of(row) for row in rows)
 
-    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
+    async def record_send_results(self, receipts: Sequence[SendResult]) -> None:
         if not receipts:
             return
         async with self._pool.session() as session, session.transaction(HOLD_OUTBOX):
             await _settle(session, receipts)
 
-    async def next_outgoing(self) -> int | None:
+    async def next_outbox_due(self) -> int | None:
         async with self._pool.session() as session:
             rows = await session.fetch(NEXT_OUTGOING)
         if not rows:
@@ -100,7 +100,7 @@ class PostgresOutbox:
         due, now = rows[0]
         return max(0, int(due - now))
 
-    async def find_outgoing(
+    async def find_outbox(
         self, state: OutboxState | None = None, after: int = 0, limit: int = 50
     ) -> tuple[OutboxRow, ...]:
         statement = FIND_OUTGOING if state is None else FIND_OUTGOING_IN[state]
@@ -108,7 +108,7 @@ class PostgresOutbox:
             rows = await session.fetch(statement, after, limit)
         return tuple(outgoing_of(row) for row in rows)
 
-    async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
+    async def retry_outbox(self, ids: Sequence[str] | None) -> int:
         async with self._pool.session() as session, session.transaction(HOLD_OUTBOX):
             if ids is None:
                 return await session.execute(RETRY_ALL)

@@ -21,7 +21,7 @@ _TOKEN = re.compile(
 
 
 @lru_cache(maxsize=1_000)
-def translate(sql: str) -> tuple[str, tuple[str, ...]]:
+def to_positional(sql: str) -> tuple[str, tuple[str, ...]]:
     """The statement with numbers, and which name has which."""
     numbers: dict[str, int] = {}
 
@@ -32,6 +32,6 @@ def translate(sql: str) -> tuple[str, tuple[str, ...]]:
     return _TOKEN.sub(number, sql), tuple(numbers)
 
 
-def fill(sql: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    statement, names = translate(sql)
+def bind(sql: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    statement, names = to_positional(sql)
     return statement, [values[name] for name in names]

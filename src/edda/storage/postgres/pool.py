@@ -96,13 +96,13 @@ class Pool:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        session = await self.take()
+        session = await self.acquire()
         try:
             yield session
         finally:
-            self.give_back(session)
+            self.release(session)
 
-    async def take(self) -> Session:
+    async def acquire(self) -> Session:
         """For those who give it back by hand."""
         await self._room.acquire()
         try:
@@ -111,7 +111,7 @@ class Pool:
             self._room.release()
             raise
 
-    def give_back(self, session: Session) -> None:
+    def release(self, session: Session) -> None:
         self._put_back(session)
         self._room.release()
 
@@ -119,7 +119,7 @@ class Pool:
         self._check_open()
         while self._idle:
             session = self._idle.pop()
-            if session.usable:
+            if session.is_open:
                 break
         else:
             session = await self._address.connect(self._answer_within)
@@ -132,8 +132,8 @@ class Pool:
     def _put_back(self, session: Session) -> None:
         self._busy.discard(session)
         if not self._open or session.is_demoted:
-            session.drop()
-        elif session.usable:
+            session.close_now()
+        elif session.is_open:
             self._idle.append(session)
 
     def _check_open(self) -> None:

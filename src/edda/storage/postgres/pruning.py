@@ -88,7 +88,7 @@ class PostgresPruning:
         forgotten = await self._prune(OLD_KEYS, DELETE_KEYS, before, limit)
         return forgotten + await self._prune(OLD_EVENTS, DELETE_EVENTS, before - GRACE, limit)
 
-    async def prune_letters(self, before: int, limit: int) -> int:
+    async def prune_inbox(self, before: int, limit: int) -> int:
         return await self._prune(OLD_LETTERS, DELETE_LETTERS, before, limit)
 
     async def prune_runs(self, before: int, limit: int) -> int:
@@ -97,7 +97,7 @@ class PostgresPruning:
             return ended
         return ended + await self._prune(OLD_GENERATIONS, DELETE_GENERATIONS, before, limit - ended)
 
-    async def prune_outgoing(self, before: int, limit: int) -> int:
+    async def prune_outbox(self, before: int, limit: int) -> int:
         return await self._prune(OLD_OUTGOING, DELETE_OUTGOING, before, limit)
 
     async def _prune(self, find: str, delete: str, before: int, limit: int) -> int:

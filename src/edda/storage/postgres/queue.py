@@ -12,13 +12,13 @@ from edda.core.model import (
     Claim,
     ClaimedRun,
     Crashes,
+    EndWatcher,
     InboxItem,
     RunId,
-    EndWatcher,
     WorkerId,
 )
 
-from .clock import timed
+from .clock import with_now
 from .news import PostgresNews
 from .pool import Pool
 from .rows import delivery_of, done_of, entry_of, watcher_of
@@ -30,7 +30,7 @@ from .session import Session
 # asked inside the scan, as a condition, because a join might lock runs ahead of them. Names whose oldest run waits
 # longest come first, and rows are locked one by one until there are enough. The limit inside is a number and
 # not a parameter: with an unknown limit the planner prefers to sort all that is due.
-_CLAIM = timed("""
+_CLAIM = with_now("""
 WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHARE),
      counted AS (UPDATE edda_claim SET n = n + 1
                   WHERE worker = $1 AND n >= $4 AND EXISTS (SELECT FROM fence) RETURNING n),
@@ -59,7 +59,7 @@ CLAIM_FEW = _CLAIM.replace("{limit}", "100")
 CLAIM_MANY = _CLAIM.replace("{limit}", "1000")
 
 # Of those that have just become suspects several, else one alone. What is locked is being claimed or told something.
-CLAIM_SUSPECTS = timed("""
+CLAIM_SUSPECTS = with_now("""
 WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHARE),
      counted AS (UPDATE edda_claim SET n = n + 1
                   WHERE worker = $1 AND n >= $5 AND EXISTS (SELECT FROM fence) RETURNING n),
@@ -99,14 +99,14 @@ SELECT r.id, r.input, r.created_at, r.deadline, r.parent, r.parent_step, r.depth
                FROM edda_done d WHERE d.run_id = r.id AND d.gen = r.gen ORDER BY d.step) AS done
   FROM unnest($1::text[], $2::int[], $3::int[]) c (id, gen, absorbed) JOIN edda_run r USING (id, gen)"""
 
-NEXT_DUE = timed("""
+NEXT_DUE = with_now("""
 SELECT min(first.ready_at), {now}
   FROM unnest($1::text[]) name CROSS JOIN LATERAL (
        SELECT ready_at FROM edda_sched
         WHERE workflow = name AND owner IS NULL AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1) first""")
 
 # What is locked is being claimed or cancelled, so it is ready anyway. The pause is that of `unpark_pause`.
-UNPARK = timed("""
+UNPARK = with_now("""
 WITH parked AS MATERIALIZED (
     SELECT run_id, greatest({now}, CASE WHEN attempts < 3 THEN 0
                                    ELSE coalesce(parked_at, 0) + (100000 << least(attempts, 8)) END) AS due
@@ -140,7 +140,7 @@ class PostgresQueue:
         async with self._pool.session() as session:
             rows = await session.fetch(statement, *values)
             claimed = [row for row in rows if row["run_id"] is not None]
-            runs = await _load(session, claimed) if claimed else ()
+            runs = await _load_claimed(session, claimed) if claimed else ()
         if claimed:
             self._news.expect_more()
         return Claim(rows[0]["now"], runs, rows[0]["number"])
@@ -154,11 +154,11 @@ class PostgresQueue:
             ready_at, now = (await session.fetch(NEXT_DUE, workflows))[0]
         return None if ready_at is None else max(0, ready_at - now)
 
-    async def unpark(self, workflows: Sequence[str]) -> int:
+    async def wake_parked(self, workflows: Sequence[str]) -> int:
         async with self._pool.session() as session:
             return await session.execute(UNPARK, workflows)
 
-    async def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
+    async def read_inboxes(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(MAIL, worker)
         if rows:
@@ -166,12 +166,12 @@ class PostgresQueue:
         return tuple(delivery_of(row) for row in rows)
 
 
-async def _load(session: Session, claimed: Sequence[asyncpg.Record]) -> tuple[ClaimedRun, ...]:
+async def _load_claimed(session: Session, claimed: Sequence[asyncpg.Record]) -> tuple[ClaimedRun, ...]:
     columns = [[row[name] for row in claimed] for name in ("run_id", "gen", "absorbed")]
     births = {row["id"]: row for row in await session.fetch(READ_RUNS, *columns)}
     watchers = await _load_watchers(session, [row["run_id"] for row in claimed if row["watchers"]])
-    runs = (_join(row, births[row["run_id"]], watchers.get(row["run_id"], ())) for row in claimed)
-    return tuple(run for run in runs if not _is_void(run))
+    runs = (_to_claimed_run(row, births[row["run_id"]], watchers.get(row["run_id"], ())) for row in claimed)
+    return tuple(run for run in runs if not _was_lost(run))
 
 
 async def _load_watchers(session: Session, watched: Sequence[RunId]) -> Mapping[RunId, Sequence[EndWatcher]]:
@@ -182,7 +182,7 @@ async def _load_watchers(session: Session, watched: Sequence[RunId]) -> Mapping[
     return watchers
 
 
-def _join(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequence[EndWatcher]) -> ClaimedRun:
+def _to_claimed_run(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequence[EndWatcher]) -> ClaimedRun:
     entries = tuple(map(entry_of, birth["history"]))
     return ClaimedRun(
         run_id=row["run_id"],
@@ -209,6 +209,6 @@ def _join(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequence[EndWatc
     )
 
 
-def _is_void(run: ClaimedRun) -> bool:
+def _was_lost(run: ClaimedRun) -> bool:
     """History that absorbed more than the claimed row: somebody took the run over between claim and read."""
     return max((entry.n or 0 for entry in run.entries), default=0) > run.absorbed

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncpg
 
 from edda.core.model import (
-    InboxItem,
-    StagedKind,
-    StepCommit,
+    EndWatcher,
     Entry,
     EntryKind,
     Event,
+    InboxItem,
     OutboxEvent,
     OutboxRow,
     OutboxState,
     RunRecord,
     StagedEventRow,
+    StagedKind,
+    StepCommit,
     StoredEvent,
     Wait,
-    EndWatcher,
 )
 from edda.core.states import RunStatus
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edda.core.model import CancelOutcome, Entry, RunFilter, RunId, RunRecord, Start, EndWatcher
+from edda.core.model import CancelOutcome, EndWatcher, Entry, RunFilter, RunId, RunRecord, Start
 from edda.core.states import ENDED, RunStatus
 
-from .births import births, start_row
-from .clock import timed
+from .births import create_runs_sql, start_row
+from .clock import with_now
 from .inbox import IS_PARKED, wake
 from .pool import Pool
 from .rows import entry_of, record_of, watcher_of
 
 START = """
-WITH {births} SELECT run_id FROM started""".replace("{births}", births("SELECT * FROM unnest($1::edda_start_row[])"))
+WITH {births} SELECT run_id FROM started""".replace(
+    "{births}", create_runs_sql("SELECT * FROM unnest($1::edda_start_row[])")
+)
 
-CANCEL = timed("""
+CANCEL = with_now("""
 WITH asked AS (
     UPDATE edda_sched s
        SET cancelled = true, delivered = delivered + 1,
@@ -49,7 +51,7 @@ SELECT seq, kind, step, name, ok, at, input, value, attempt, n, event FROM edda_
    AND seq > $3::bigint AND ($4::text IS NULL OR step = $4) ORDER BY seq LIMIT $5"""
 
 # What waits, but is due and nobody's, runs as soon as somebody takes it: people should not read "waiting".
-OPEN_STATUS = timed("""
+OPEN_STATUS = with_now("""
               CASE WHEN s.undoing AND (s.status <> 'parked' OR s.ready_at <= (SELECT {now})) THEN 'compensating'
                    WHEN s.owner IS NULL AND s.ready_at <= (SELECT {now}) AND s.status <> 'compensating' THEN 'running'
                    ELSE s.status END""")
@@ -107,7 +109,7 @@ class PostgresRuns:
             rows = await session.fetch(GET, run_id)
         return record_of(rows[0]) if rows else None
 
-    async def watch(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
+    async def add_watcher(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
         async with self._pool.session() as session, session.transaction():
             is_open = await session.fetch(WATCH, run_id, watcher.run_id, watcher.step)
             rows = await session.fetch(GET, run_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edda.storage.migrate import Migration, missing
 
-from .clock import timed
+from .clock import with_now
 from .pool import Pool
 from .session import Session
 
@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS edda_migration (
     name text COLLATE "C" PRIMARY KEY, checksum text NOT NULL, applied_at bigint NOT NULL)"""
 EXISTS = "SELECT to_regclass('edda_migration') IS NOT NULL"
 APPLIED = "SELECT name, checksum FROM edda_migration"
-RECORD = timed("INSERT INTO edda_migration (name, checksum, applied_at) VALUES ($1, $2, {now})")
+RECORD = with_now("INSERT INTO edda_migration (name, checksum, applied_at) VALUES ($1, $2, {now})")
 
 
 async def migrate(line: Pool) -> tuple[str, ...]:

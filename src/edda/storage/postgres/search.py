@@ -11,16 +11,16 @@ from typing import Any
 
 from edda.core.model import RunId, RunRecord
 from edda.core.states import ENDED, OPEN, RunStatus
-from edda.core.survey import MOST_COUNTED, Generation, RunQuery
+from edda.core.survey import MAX_COUNT, Generation, RunQuery
 
-from .parameters import fill
+from .parameters import bind
 from .pool import Pool
 from .rows import record_of
 from .runs import OPEN_STATUS, VIEW_COLUMNS, VIEW_STATES
 
 _LAST = "\U0010ffff" * 64
 """Behind a prefix it comes after all other ids: they are not as long as this."""
-GLANCE = 2_000
+SCAN_LIMIT = 2_000
 """So many of the newest runs are looked at before what is rare is gathered."""
 
 # The candidates are sorted before anything is joined to them, so that no more are looked at than the page takes.
@@ -108,21 +108,21 @@ class PostgresSearch:
         values = _values(query)
         async with self._survey.session() as session:
             for page in pages(query):
-                statement, arguments = fill(page, values)
+                statement, arguments = bind(page, values)
                 rows = await session.fetch(statement, *arguments)
                 if len(rows) >= query.limit:
                     break
         return tuple(record_of(row) for row in rows)
 
     async def count(self, query: RunQuery) -> dict[RunStatus, int]:
-        statement, arguments = fill(tally(query), _values(query))
+        statement, arguments = bind(count_statement(query), _values(query))
         async with self._survey.session() as session:
             rows = await session.fetch(statement, *arguments)
         counts = {RunStatus(status): count for status, count in rows if count}
         return {status: count for status, count in counts.items() if not query.statuses or status in query.statuses}
 
-    async def horizon(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
-        statement, arguments = fill(_HORIZON.replace("{span}", _all(_span(query))), _values(query) | {"reach": reach})
+    async def scan_boundary(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+        statement, arguments = bind(_HORIZON.replace("{span}", _all(_span(query))), _values(query) | {"reach": reach})
         async with self._survey.session() as session:
             rows = await session.fetch(statement, *arguments)
         return (rows[0][0], rows[0][1]) if rows else None
@@ -139,12 +139,12 @@ def pages(query: RunQuery) -> Iterator[str]:
         yield _page(query, _GATHERED.replace("{reason}", _PARENT))
         return
     if query.statuses or query.id_prefix or query.text:
-        yield _page(query, _NEWEST, f"LIMIT {GLANCE}")
-    last = _last_resort(query)
+        yield _page(query, _NEWEST, f"LIMIT {SCAN_LIMIT}")
+    last = _full_search(query)
     yield _page(query, last, "LIMIT :limit" if last == _NEWEST_ENDED else "")
 
 
-def _last_resort(query: RunQuery) -> str:
+def _full_search(query: RunQuery) -> str:
     if query.id_prefix:
         return _GATHERED.replace("{reason}", _PREFIX)
     if query.statuses and RunStatus.COMPLETED not in query.statuses:
@@ -158,7 +158,7 @@ def _last_resort(query: RunQuery) -> str:
 def _page(query: RunQuery, candidates: str, limit: str = "") -> str:
     text = _PAGE.replace("{candidates}", candidates).replace("{keyset}", _all(_keyset(query)))
     # Of the candidates: asked of the run, the planner may begin with all runs of which it is true.
-    conditions = _all(_rest(query)).replace("r.id", "c.id")
+    conditions = _all(_filters(query)).replace("r.id", "c.id")
     return text.replace("{limit}", limit).replace("{conditions}", conditions)
 
 
@@ -187,7 +187,7 @@ def _span(query: RunQuery) -> Iterator[str]:
         yield _UNTIL
 
 
-def _rest(query: RunQuery) -> Iterator[str]:
+def _filters(query: RunQuery) -> Iterator[str]:
     if query.statuses:
         yield _STATUSES
     if query.parent is not None:
@@ -198,13 +198,13 @@ def _rest(query: RunQuery) -> Iterator[str]:
         yield _TEXT.replace("{recent}", _recent(query))
 
 
-def tally(query: RunQuery) -> str:
+def count_statement(query: RunQuery) -> str:
     if query.text:
         return _count_containing(query)
     wanted = query.statuses or frozenset(RunStatus)
     parts = [_count_open(query)] if wanted & OPEN else []
     parts += [_count_ended(query, status) for status in sorted(wanted & ENDED)]
-    return " UNION ALL ".join(parts).replace("{most}", str(MOST_COUNTED))
+    return " UNION ALL ".join(parts).replace("{most}", str(MAX_COUNT))
 
 
 def _count_open(query: RunQuery) -> str:
@@ -225,7 +225,7 @@ def _count_containing(query: RunQuery) -> str:
         .replace("{run_of_result}", _RUN_OF_RESULT if conditions else "")
         .replace("{of_sched}", conditions)
         .replace("{of_result}", conditions)
-        .replace("{most}", str(MOST_COUNTED))
+        .replace("{most}", str(MAX_COUNT))
     )
 
 
@@ -255,7 +255,7 @@ def _values(query: RunQuery) -> dict[str, Any]:
         "workflow": query.workflow,
         "prefix": query.id_prefix,
         "prefix_end": f"{query.id_prefix}{_LAST}",
-        "text": f"%{escaped(query.text or '')}%",
+        "text": f"%{escape_like(query.text or '')}%",
         "whole": query.text,
         "ids_at": ids_at,
         "ids_id": ids_id,
@@ -268,6 +268,6 @@ def _values(query: RunQuery) -> dict[str, Any]:
     }
 
 
-def escaped(text: str) -> str:
+def escape_like(text: str) -> str:
     """What LIKE takes for its own stands for itself."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

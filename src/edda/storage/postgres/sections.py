@@ -10,10 +10,10 @@ from functools import cache
 
 from msgspec import Struct
 
-from .births import NEWEST, births
-from .clock import timed
+from .births import LAST_EVENT, create_runs_sql
+from .clock import with_now
 from .inbox import POSTED, SENT, TOLD
-from .once import SOUGHT, TAKEN, first
+from .once import FIND_EXCLUSIVE, TAKE_EXCLUSIVE, first_event_sql
 from .talk import DISPATCHED, OUTGOING, RECORDED, STATED
 
 
@@ -31,7 +31,7 @@ FENCE = """WITH fence AS (
      WHERE worker = $1 AND batch_no = $2 AND moves = $3 AND token = $4
        AND EXISTS (SELECT FROM edda_claim c WHERE c.worker = $1 AND c.n >= $5) RETURNING 1)"""
 # In a second statement of the same commit: the row is ours already.
-PASSED = """WITH fence AS (
+FENCE_ALREADY_TAKEN = """WITH fence AS (
     SELECT FROM edda_fence
      WHERE worker = $1 AND batch_no = $2 + 1 AND moves = $3 AND token = $6 AND $4::bigint + $5::bigint IS NOT NULL)"""
 
@@ -56,10 +56,10 @@ _LOCK = """
            s.delivered, s.cancelled{more}
       FROM {ahead}, {rows} u JOIN edda_sched s USING (run_id)
      ORDER BY s.run_id FOR UPDATE OF s""".replace("{refused}", _REFUSED)
-_AHEAD = "fence"
+_FROM_FENCE = "fence"
 _AHEAD_WITH_CHILDREN = "fence JOIN (SELECT count(*) AS runs FROM started) children ON children.runs >= 0"
 # Few are refused, if any; they are read once and hashed.
-_HAPPENS = "u.run_id NOT IN (SELECT run_id FROM locked WHERE refused)"
+_NOT_REFUSED = "u.run_id NOT IN (SELECT run_id FROM locked WHERE refused)"
 
 
 SECTIONS = {
@@ -73,7 +73,7 @@ SECTIONS = {
         """sched AS (
     INSERT INTO edda_sched (run_id, workflow, gen, epoch, owner, status, reason, ready_at, absorbed, attempts,
                             undoing, start_seq)
-    SELECT u.*, {newest} FROM {rows} u, fence)""".replace("{newest}", NEWEST),
+    SELECT u.*, {newest} FROM {rows} u, fence)""".replace("{newest}", LAST_EVENT),
         "edda_sched_row",
     ),
     # Waits of new runs: nothing can have come for them yet.
@@ -88,7 +88,7 @@ SECTIONS = {
     SELECT u.* FROM {rows} u, fence)""",
         "edda_hist_row",
     ),
-    "children": StatementPart(births("SELECT u.* FROM {rows} u, fence"), "edda_start_row"),
+    "children": StatementPart(create_runs_sql("SELECT u.* FROM {rows} u, fence"), "edda_start_row"),
     "locked": StatementPart("locked AS MATERIALIZED (" + _LOCK.replace("{more}", "") + ")", "edda_move_row"),
     # In a batch with waits these three stand for the one above.
     "asked": StatementPart(
@@ -107,11 +107,13 @@ SECTIONS = {
     SELECT l.*, step IS NOT NULL AND (delivered <> absorbed OR event IS NOT NULL) AS unmet
       FROM (SELECT a.*, CASE WHEN a.step IS NOT NULL AND a.delivered = a.absorbed THEN least(
            {key}, {own_key}) END AS event
-              FROM asked a) l)""".replace("{key}", first("key")).replace("{own_key}", first("own_key"))
+              FROM asked a) l)""".replace("{key}", first_event_sql("key")).replace(
+            "{own_key}", first_event_sql("own_key")
+        )
     ),
     # Stands for the one above if somebody asks for what is given to one run only.
-    "sought": StatementPart(SOUGHT),
-    "taken": StatementPart(TAKEN),
+    "sought": StatementPart(FIND_EXCLUSIVE),
+    "taken": StatementPart(TAKE_EXCLUSIVE),
     # A run with unread mail stays. Grouped, not joined: two parts that are joined may be compared row by row.
     "judged": StatementPart(
         """locked AS MATERIALIZED (
@@ -129,7 +131,7 @@ SECTIONS = {
     ),
     # Of two waits that found the same event the first step gets it; the other asks again.
     "letters": StatementPart(
-        timed("""letters AS (
+        with_now("""letters AS (
     INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
     SELECT DISTINCT ON (run_id, event) run_id,
            delivered + dense_rank() OVER (PARTITION BY run_id ORDER BY event),
@@ -150,7 +152,7 @@ SECTIONS = {
     ),
     # Mail that came in meanwhile makes the run ready at once, but not a parked run, which could not read it.
     "released": StatementPart(
-        timed("""released AS (
+        with_now("""released AS (
     UPDATE edda_sched s
        SET absorbed = l.absorbed, owner = NULL, undoing = s.undoing OR l.undoing, alone = false,
            ready_at = CASE WHEN {rests} THEN l.ready_at ELSE 0 END,
@@ -209,7 +211,7 @@ SECTIONS = {
     "ended": StatementPart(
         """ended AS (
     INSERT INTO edda_result (run_id, gen, status, value, ended_at)
-    SELECT u.* FROM {rows} u, fence WHERE {happens})""".replace("{happens}", _HAPPENS),
+    SELECT u.* FROM {rows} u, fence WHERE {happens})""".replace("{happens}", _NOT_REFUSED),
         "edda_result_row",
     ),
     "next": StatementPart(
@@ -217,14 +219,14 @@ SECTIONS = {
     INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline, parent, parent_step, depth)
     SELECT r.id, r.gen + 1, r.workflow, u.input, u.created_at, r.deadline, r.parent, r.parent_step, r.depth
       FROM fence, {rows} u JOIN edda_run r ON r.id = u.run_id AND r.gen = u.gen WHERE {happens})""".replace(
-            "{happens}", _HAPPENS
+            "{happens}", _NOT_REFUSED
         ),
         "edda_recur_row",
     ),
     "opening": StatementPart(
         """opening AS (
     INSERT INTO edda_hist (run_id, gen, epoch, seq, kind, step, name, ok, at, attempt, n, event, input, value)
-    SELECT u.* FROM {rows} u, fence WHERE {happens})""".replace("{happens}", _HAPPENS),
+    SELECT u.* FROM {rows} u, fence WHERE {happens})""".replace("{happens}", _NOT_REFUSED),
         "edda_hist_row",
     ),
     "posted": StatementPart(POSTED, "edda_post_row"),
@@ -245,10 +247,10 @@ _ANSWERS = {
 
 
 @cache
-def text(names: tuple[str, ...]) -> str:
+def batch_statement(names: tuple[str, ...]) -> str:
     """The statement with these sections; its values come behind $1 to $6 of the fence."""
     parts, taken = [FENCE], 6
-    ahead = _AHEAD_WITH_CHILDREN if "children" in names else _AHEAD
+    ahead = _AHEAD_WITH_CHILDREN if "children" in names else _FROM_FENCE
     for name in names:
         section = SECTIONS[name]
         if section.row:

@@ -38,7 +38,10 @@ class Session:
     """Sends statements over one connection object. In doubt it drops the connection and never goes on with it."""
 
     def __init__(
-        self, connection: Connection, probe: StatementProbe | None, on_foreign: Callable[[object], None] = lambda error: None
+        self,
+        connection: Connection,
+        probe: StatementProbe | None,
+        on_foreign: Callable[[object], None] = lambda error: None,
     ) -> None:
         """`on_foreign` is told of a prepared statement that another client must have replaced."""
         self._connection = connection
@@ -51,7 +54,7 @@ class Session:
         return self._connection
 
     @property
-    def usable(self) -> bool:
+    def is_open(self) -> bool:
         return not self._connection.is_closed()
 
     @property
@@ -69,7 +72,7 @@ class Session:
 
     async def execute(self, statement: str, *values: object) -> int:
         """How many rows it touched."""
-        return touched(await self._send(statement, self._connection.execute, statement, *values))
+        return affected_rows(await self._send(statement, self._connection.execute, statement, *values))
 
     async def listen(self, channel: str, listener: Listener) -> None:
         """Call `listener` for what others send to the channel, not for what this connection sends, and at its end."""
@@ -96,7 +99,7 @@ class Session:
             await self.execute(ROLLBACK)
             raise
         except BaseException:  # whatever left the block, even a cancel: the open transaction must not outlive it
-            self.drop()
+            self.close_now()
             raise
         await self.execute(COMMIT)
 
@@ -108,7 +111,7 @@ class Session:
         await self._send(BEGIN, transaction.start)
         return transaction
 
-    async def pass_on(self, statement: str, call: Callable[..., Awaitable[T]], *values: object) -> T:
+    async def run_user_statement(self, statement: str, call: Callable[..., Awaitable[T]], *values: object) -> T:
         """As `_send`, for somebody else's code: errors stay what the driver made them.
 
         One that is cancelled the driver cancels on the server too, before anything else goes over the connection.
@@ -121,7 +124,7 @@ class Session:
             self._probe.after(statement)
             return answer
         except StorageUnavailableError:  # a probe cut the connection
-            self.drop()
+            self.close_now()
             raise
 
     async def _send(self, statement: str, call: Callable[..., Awaitable[T]], *values: object) -> T:
@@ -134,21 +137,21 @@ class Session:
             self._probe.after(statement)
             return answer
         except asyncpg.PostgresError as error:
-            raise self._judge(error) from error
+            raise self._map_error(error) from error
         except StorageUnavailableError:  # a probe cut the connection
-            self.drop()
+            self.close_now()
             raise
         except Exception as error:  # a broken connection shows in many ways, AttributeError among them
-            self.drop()
+            self.close_now()
             raise StorageUnavailableError(f"no answer from PostgreSQL: {error!r}") from error
         except BaseException:  # cancelled in the middle: the protocol's state is unknown
-            self.drop()
+            self.close_now()
             raise
 
-    def _judge(self, error: asyncpg.PostgresError) -> EddaError:
+    def _map_error(self, error: asyncpg.PostgresError) -> EddaError:
         meaning = faults.translate(error)
         if isinstance(meaning, StorageUnavailableError):
-            self.drop()
+            self.close_now()
             if error.sqlstate in _FOREIGN:
                 self._on_foreign(error)
         return meaning
@@ -157,9 +160,9 @@ class Session:
         try:
             await self._connection.close(timeout=2)
         except Exception:  # it goes away either way
-            self.drop()
+            self.close_now()
 
-    def drop(self) -> None:
+    def close_now(self) -> None:
         """End without goodbye; the server rolls back what was open."""
         self._connection.terminate()
 
@@ -168,12 +171,12 @@ class Session:
         if self._loop.is_closed():
             return
         if self._loop.is_running() and self._loop is not _running_loop():
-            self._loop.call_soon_threadsafe(self.drop)
+            self._loop.call_soon_threadsafe(self.close_now)
         else:
-            self.drop()
+            self.close_now()
 
 
-def touched(status: str) -> int:
+def affected_rows(status: str) -> int:
     """How many rows, by the server's answer to a command."""
     count = status.rpartition(" ")[2]
     return int(count) if count.isdecimal() else 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from edda.core.model import RunId
 from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome
 
-from .clock import timed
+from .clock import with_now
 from .locks import HOLD_OUTBOX
 from .pool import Pool
 from .pruning import DELETE_RUNS
@@ -22,7 +22,7 @@ EXISTS = "SELECT FROM edda_run WHERE id = $1 LIMIT 1"
 # Letters may be pruned and entries not kept, so both are asked for how far the inbox was read. Parts of one statement
 # do not see each other's rows: what is copied and counted here is the old generation. An event that the new one does
 # not remember may be given to it again.
-REOPEN = timed("""
+REOPEN = with_now("""
 WITH born AS (
     INSERT INTO edda_run (id, gen, workflow, input, created_at, parent, parent_step, depth)
     SELECT id, gen + 1, workflow, input, {now}, parent, parent_step, depth FROM edda_run WHERE id = $1 AND gen = $2
@@ -100,11 +100,11 @@ class PostgresSteering:
             await session.execute(DELETE_RUNS, [run_id])
         return True
 
-    async def drop_outgoing(self, ids: Sequence[str]) -> int:
+    async def delete_outbox(self, ids: Sequence[str]) -> int:
         async with self._pool.session() as session, session.transaction(HOLD_OUTBOX):
             return await session.execute(DROP_OUTGOING, ids)
 
-    async def note(self, audit: Audit) -> None:
+    async def add_audit(self, audit: Audit) -> None:
         words = (audit.who, audit.action, audit.subject, audit.origin, audit.details)
         async with self._pool.session() as session:
             await session.execute(NOTE, audit.at, *words)
@@ -114,7 +114,7 @@ class PostgresSteering:
             rows = await session.fetch(AUDITS, _EVER if before is None else before, limit)
         return tuple(Audit(*row) for row in rows)
 
-    async def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
+    async def save_definitions(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
         async with self._pool.session() as session, session.transaction():
             await _define(session, definitions)
             await _keep_forms(session, forms)

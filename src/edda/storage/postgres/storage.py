@@ -12,7 +12,7 @@ from edda.storage.ports import StatementProbe
 from edda.storage.session_target import SessionTarget
 
 from . import pool, schema
-from .clock import timed
+from .clock import with_now
 from .dispatches import PostgresDispatches
 from .events import PostgresEvents
 from .facts import PostgresFacts
@@ -30,7 +30,7 @@ from .target import Target
 from .workers import PostgresWorkers
 
 OLDEST = 12
-NOW = timed("SELECT {now}")
+NOW = with_now("SELECT {now}")
 
 
 class PostgresStorage(
@@ -54,7 +54,12 @@ class PostgresStorage(
     """
 
     def __init__(
-        self, url: str, *, pool_size: int = 5, statement_cache_size: int | None = None, probe: StatementProbe | None = None
+        self,
+        url: str,
+        *,
+        pool_size: int = 5,
+        statement_cache_size: int | None = None,
+        probe: StatementProbe | None = None,
     ) -> None:
         self._target = Target(url, statement_cache_size)
         self._address = ConnectionFactory(self._target, probe)
@@ -119,11 +124,11 @@ class PostgresStorage(
             line.kill()
         self._pulses.clear()
 
-    async def announce(self) -> None:
-        await self._news.announce()
+    async def notify(self) -> None:
+        await self._news.notify()
 
-    async def news(self, timeout: float) -> None:
-        await self._news.news(timeout)
+    async def wait_for_notification(self, timeout: float) -> None:
+        await self._news.wait_for_notification(timeout)
 
     async def migrate(self) -> tuple[str, ...]:
         return await schema.migrate(self._schema_line)

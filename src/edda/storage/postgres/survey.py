@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from edda.core.model import StoredEvent, WorkerInfo
-from edda.core.survey import EventReceiver, Definition, EventQuery, EventSchema, WaitRow, WorkerRecord
+from edda.core.survey import Definition, EventQuery, EventReceiver, EventSchema, WaitRow, WorkerRecord
 
-from .clock import timed
+from .clock import with_now
 from .figures import PostgresFigures
-from .parameters import fill
+from .parameters import bind
 from .pool import Pool
 from .rows import event_of, wait_of
-from .search import PostgresSearch, escaped
+from .search import PostgresSearch, escape_like
 
 _EVENTS = """
 SELECT seq, received_at, source, id, type, target, body FROM edda_event
@@ -33,7 +33,7 @@ SELECT w.run_id, s.workflow, w.step, w.key, w.own_key, w.type, w.match, w.due, w
   FROM edda_wait w JOIN edda_sched s USING (run_id)
  WHERE (w.run_id, w.step) > ($2, $3) AND ($1::text IS NULL OR w.type = $1) ORDER BY w.run_id, w.step LIMIT $4"""
 
-CREW = timed("""
+CREW = with_now("""
 SELECT w.id, w.service, w.host, w.pid, w.started_at, w.expires_at, w.expires_at < {now}, runs.owned
   FROM edda_worker w CROSS JOIN LATERAL (SELECT count(*) AS owned FROM edda_sched s WHERE s.owner = w.id) runs
  ORDER BY w.started_at DESC, w.id""")
@@ -46,7 +46,7 @@ class PostgresSurvey(PostgresSearch, PostgresFigures):
     _survey: Pool
 
     async def find_events(self, query: EventQuery) -> tuple[StoredEvent, ...]:
-        statement, arguments = fill(event_page(query), _values(query))
+        statement, arguments = bind(event_page(query), _values(query))
         async with self._survey.session() as session:
             rows = await session.fetch(statement, *arguments)
         return tuple(event_of(row) for row in rows)
@@ -61,17 +61,17 @@ class PostgresSurvey(PostgresSearch, PostgresFigures):
             rows = await session.fetch(CONSUMERS, seq, limit)
         return tuple(EventReceiver(*row) for row in rows)
 
-    async def standing(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
+    async def list_waits(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
         async with self._survey.session() as session:
             rows = await session.fetch(STANDING, type, *(after or ("", "")), limit)
         return tuple(WaitRow(row["run_id"], row["workflow"], wait_of(row)) for row in rows)
 
-    async def crew(self) -> tuple[WorkerRecord, ...]:
+    async def list_workers(self) -> tuple[WorkerRecord, ...]:
         async with self._survey.session() as session:
             rows = await session.fetch(CREW)
         return tuple(WorkerRecord(WorkerInfo(*row[:4]), *row[4:]) for row in map(tuple, rows))
 
-    async def forms(self, workflow: str) -> tuple[EventSchema, ...]:
+    async def event_schemas(self, workflow: str) -> tuple[EventSchema, ...]:
         async with self._survey.session() as session:
             rows = await session.fetch(FORMS, workflow)
         return tuple(EventSchema(*row) for row in rows)
@@ -106,7 +106,7 @@ def _values(query: EventQuery) -> dict[str, Any]:
         "type": query.type,
         "source": query.source,
         "id": query.id,
-        "text": f"%{escaped(query.text or '')}%",
+        "text": f"%{escape_like(query.text or '')}%",
         "since": query.received_from,
         "until": query.received_to,
         "before": query.before,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edda.core.model import OutboxEvent
 
 from .births import Row
-from .clock import timed
+from .clock import with_now
 
 RECORDED = """recorded AS (
     DELETE FROM edda_done d USING {rows} u, fence WHERE d.run_id = u.run_id AND d.gen = u.gen AND d.step = u.step)"""
@@ -23,7 +23,7 @@ OUTGOING = f"outgoing AS ({_OUTGOING})".replace("{fence}", ", fence")
 ENQUEUE = _OUTGOING.replace("{rows}", "unnest($1::edda_outgoing_row[])").replace("{fence}", "")
 
 # Nobody else writes the facts of a run, so nobody waits here.
-STATED = timed("""stated AS (
+STATED = with_now("""stated AS (
     INSERT INTO edda_fact (run_id, name, value, at) SELECT u.run_id, u.name, u.value, {now} FROM {rows} u, fence
     ON CONFLICT (run_id, name) DO UPDATE SET value = excluded.value, at = excluded.at)""")
 

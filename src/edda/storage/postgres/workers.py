@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from edda.core.model import SUSPECT_DEATHS, WorkerStatus, RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import SUSPECT_DEATHS, RunId, Takeover, WorkerId, WorkerInfo, WorkerStatus
 from edda.storage.ports import AT_ONCE, RECLAIM
 
-from .clock import timed
+from .clock import with_now
 from .pool import ConnectionFactory, Pool
 from .session import Session
 
@@ -13,20 +13,20 @@ BEAT_TIMEOUT = 4.0
 """Seconds; a beat without an answer by then is tried again on a new connection."""
 
 # One statement, one commit: no row of `edda_sched` may ever name a worker whose fence is not there yet.
-REGISTER = timed("""
+REGISTER = with_now("""
 WITH fence AS (INSERT INTO edda_fence (worker, batch_no, moves) VALUES ($1, 0, 0)),
      claims AS (INSERT INTO edda_claim (worker, n) VALUES ($1, 0)),
      clock AS MATERIALIZED (SELECT {now} AS now)
 INSERT INTO edda_worker (id, service, host, pid, started_at, expires_at)
 SELECT $1, $2, $3, $4, now, now + $5 FROM clock RETURNING started_at""")
 
-BEAT = timed("""
+BEAT = with_now("""
 WITH clock AS MATERIALIZED (SELECT {now} AS now)
 UPDATE edda_worker SET expires_at = now + $2 FROM clock WHERE id = $1 RETURNING now""")
 
-ROSTER = timed("SELECT id, service, host, pid, expires_at < {now} FROM edda_worker")
+ROSTER = with_now("SELECT id, service, host, pid, expires_at < {now} FROM edda_worker")
 
-FIND_LAPSED = timed("""
+FIND_LAPSED = with_now("""
 SELECT id FROM edda_worker WHERE expires_at < (SELECT {now}) AND id <> $1
  ORDER BY expires_at LIMIT 1 FOR UPDATE SKIP LOCKED""")
 
@@ -38,7 +38,7 @@ DELETE_WORKER = "DELETE FROM edda_worker WHERE id = $1"
 
 # `found` has no order, or the planner walks the whole primary key in search of it; `locked` has everybody's order.
 # More than 5,000 would be a long transaction; `free_orphans` finds the rest.
-FREE = timed("""
+FREE = with_now("""
 WITH found AS MATERIALIZED (SELECT run_id FROM edda_sched WHERE owner = $1 LIMIT 5000),
      locked AS MATERIALIZED (
          SELECT s.run_id FROM found JOIN edda_sched s USING (run_id)
@@ -46,7 +46,7 @@ WITH found AS MATERIALIZED (SELECT run_id FROM edda_sched WHERE owner = $1 LIMIT
 UPDATE edda_sched s SET owner = NULL, ready_at = {now}, status = 'running', alone = false
   FROM locked WHERE s.run_id = locked.run_id""")
 # The same, with one more death each, as `Crashes.after_death` says.
-FREE_FROM_DEAD = timed("""
+FREE_FROM_DEAD = with_now("""
 WITH found AS MATERIALIZED (SELECT run_id FROM edda_sched WHERE owner = $1 LIMIT 5000),
      locked AS MATERIALIZED (
          SELECT s.run_id, s.gen, s.deaths, s.deaths_alone, s.died_seq, s.alone
@@ -79,10 +79,10 @@ WITH RECURSIVE owners (id) AS (
       FROM owners WHERE owners.id IS NOT NULL)
 SELECT id FROM owners WHERE id IS NOT NULL AND NOT EXISTS (SELECT FROM edda_fence WHERE worker = owners.id)"""
 
-IS_AHEAD = timed("SELECT max(created_at) > {now} FROM edda_run")
-CAP_LEASES = timed("UPDATE edda_worker SET expires_at = {now} + $1 WHERE expires_at > {now} + $1")
+IS_AHEAD = with_now("SELECT max(created_at) > {now} FROM edda_run")
+CAP_LEASES = with_now("UPDATE edda_worker SET expires_at = {now} + $1 WHERE expires_at > {now} + $1")
 # Unowned and `running` is a run that was ready when its row was written: only a start with a delay is due later.
-MEND_READY = timed("""
+MEND_READY = with_now("""
 WITH late AS MATERIALIZED (
     SELECT s.run_id FROM edda_sched s
      WHERE s.owner IS NULL AND s.status = 'running' AND s.ready_at > (SELECT {now})
@@ -90,10 +90,10 @@ WITH late AS MATERIALIZED (
             SELECT r.created_at FROM edda_run r WHERE r.id = s.run_id AND r.gen = s.gen))
      ORDER BY s.run_id LIMIT 5000 FOR UPDATE OF s SKIP LOCKED)
 UPDATE edda_sched s SET ready_at = 0 FROM late WHERE s.run_id = late.run_id""")
-MEND_OUTBOX = timed("""
+MEND_OUTBOX = with_now("""
 UPDATE edda_outbox SET due = {now} + $1 WHERE seq IN (
     SELECT seq FROM edda_outbox WHERE state = 'pending' AND due > {now} + $1 ORDER BY seq FOR UPDATE SKIP LOCKED)""")
-MEND_DISPATCHES = timed("""
+MEND_DISPATCHES = with_now("""
 UPDATE edda_dispatch SET due = {now} + $1 WHERE seq IN (
     SELECT seq FROM edda_dispatch WHERE due > {now} + $1 ORDER BY seq FOR UPDATE SKIP LOCKED)""")
 
@@ -102,14 +102,16 @@ OWNER = "SELECT owner FROM edda_sched WHERE run_id = $1 AND owner IS NOT NULL"
 LOCK_FENCE = "SELECT 1 FROM edda_fence WHERE worker = $1 FOR UPDATE"
 BUMP_MOVES = "UPDATE edda_fence SET moves = moves + 1 WHERE worker = $1"
 # As FREE, for a worker whose event loop is blocked by the run that it keeps.
-HAND_OVER = timed("""
+HAND_OVER = with_now("""
 WITH found AS MATERIALIZED (SELECT run_id FROM edda_sched WHERE owner = $1 LIMIT 5000),
      locked AS MATERIALIZED (
          SELECT s.run_id FROM found JOIN edda_sched s USING (run_id)
           WHERE s.owner = $1 AND s.run_id <> $2 ORDER BY s.run_id FOR UPDATE OF s)
 UPDATE edda_sched s SET owner = NULL, ready_at = {now}, status = 'running', alone = false
   FROM locked WHERE s.run_id = locked.run_id""")
-DISOWN = timed("UPDATE edda_sched SET owner = NULL, ready_at = {now}, alone = false WHERE run_id = $1 AND owner = $2")
+DISOWN = with_now(
+    "UPDATE edda_sched SET owner = NULL, ready_at = {now}, alone = false WHERE run_id = $1 AND owner = $2"
+)
 
 
 class PostgresWorkers:
@@ -123,13 +125,13 @@ class PostgresWorkers:
         now: int = rows[0][0]
         return now
 
-    async def retire(self, worker: WorkerId, died: bool = False) -> None:
+    async def remove_worker(self, worker: WorkerId, died: bool = False) -> None:
         async with self._pool.session() as session, session.transaction():
             await session.execute(DELETE_WORKER, worker)
             await session.execute(DELETE_FENCE, worker)
             await session.execute(FREE_FROM_DEAD if died else FREE, worker)
 
-    async def roster(self) -> tuple[WorkerStatus, ...]:
+    async def registered_workers(self) -> tuple[WorkerStatus, ...]:
         async with self._pool.session() as session:
             rows = await session.fetch(ROSTER)
         return tuple(WorkerStatus(WorkerInfo(*info), is_lapsed) for *info, is_lapsed in rows)
@@ -149,7 +151,7 @@ class PostgresWorkers:
             orphaned = await session.fetch(FIND_ORPHANS)
             return sum([await _free_all(session, row[0]) for row in orphaned])
 
-    async def disown(self, run_id: RunId) -> bool:
+    async def release_run(self, run_id: RunId) -> bool:
         async with self._pool.session() as session, session.transaction():
             rows = await session.fetch(OWNER, run_id)
             if not rows:
@@ -181,7 +183,7 @@ class PostgresWorkers:
         async with self._pool.session() as session:
             await session.execute(CLEAR_DEATHS, run_id, epoch)
 
-    async def pulse(self) -> PostgresPulse:
+    async def open_heartbeat(self) -> PostgresPulse:
         line = Pool(self._address, size=1, answer_within=BEAT_TIMEOUT)
         self._pulses.append(line)
         return PostgresPulse(line, self._pulses)

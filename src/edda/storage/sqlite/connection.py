@@ -21,7 +21,7 @@ from edda.errors import StorageConflictError, StorageRejectedError, StorageUnava
 from edda.storage.ports import StatementProbe
 
 from . import faults
-from .lock import WriteLock, create_private, leave_turn, share_turn
+from .lock import WriteLock, acquire_lock_file, create_private, release_lock_file
 from .opened_file import OpenedFile
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ Version = tuple[int, int, int]
 MEMORY = ":memory:"
 OLDEST = (3, 35, 0)
 
-STRIDE = 10_000
+PROGRESS_STEPS = 10_000
 """Steps of SQLite's machine between two looks at the clock, some tenths of a millisecond."""
 CHECKPOINT_AT = 4 << 20
 TRUNCATE_AT = 64 << 20
@@ -75,20 +75,22 @@ class Connection:
         self._touched = False
         self._killed = threading.Event()
         # Nobody else can see a database in memory, so there is nobody to take turns with.
-        self._turn: AbstractContextManager[None] = nullcontext() if path == MEMORY else share_turn(f"{path}.lock")
+        self._turn: AbstractContextManager[None] = (
+            nullcontext() if path == MEMORY else acquire_lock_file(f"{path}.lock")
+        )
 
     # What jobs use
 
     def run(self, sql: str, values: _Values = ()) -> int:
         """The number of rows changed."""
-        return self._pass(sql, lambda raw: raw.execute(sql, values).rowcount)
+        return self._execute(sql, lambda raw: raw.execute(sql, values).rowcount)
 
-    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+    def run_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         # Closed at once: a cursor that lives on in a traceback keeps a dropped connection, and its transaction, open.
-        self._pass(sql, lambda raw: raw.executemany(sql, rows).close())
+        self._execute(sql, lambda raw: raw.executemany(sql, rows).close())
 
     def rows(self, sql: str, values: _Values = ()) -> list[Any]:
-        return self._pass(sql, lambda raw: raw.execute(sql, values).fetchall())
+        return self._execute(sql, lambda raw: raw.execute(sql, values).fetchall())
 
     def row(self, sql: str, values: _Values = ()) -> Any | None:
         return next(iter(self.rows(sql, values)), None)
@@ -97,12 +99,12 @@ class Connection:
     def in_transaction(self) -> bool:
         return self._raw is not None and self._raw.in_transaction
 
-    def lend(self) -> sqlite3.Connection:
+    def lend_to_user(self) -> sqlite3.Connection:
         """To code that may leave anything behind; it is dropped at the end of the turn."""
         self._touched = True
         return self._usable()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Whatever it was in the middle of; the next job opens another."""
         self._rollback()
         if self._path != MEMORY:
@@ -120,9 +122,9 @@ class Connection:
 
     # What lanes use
 
-    def transact(self, job: Callable[[Connection], T]) -> T:
+    def run_in_transaction(self, job: Callable[[Connection], T]) -> T:
         """One job, one transaction, one turn."""
-        with self._turn, self._safely():
+        with self._turn, self._map_errors():
             self._check_file()
             self._open()
             self.run("BEGIN IMMEDIATE")
@@ -131,17 +133,17 @@ class Connection:
             self._checkpoint()
             return answer
 
-    def hold(self, job: Callable[[Connection], T]) -> T:
+    def with_write_lock(self, job: Callable[[Connection], T]) -> T:
         """One job, one turn; it begins and ends its transactions itself, but none outlives it."""
-        with self._turn, self._safely():
+        with self._turn, self._map_errors():
             self._check_file()
             self._open()
             answer = job(self)
             if self.in_transaction:
-                self.forget()
+                self.reset()
             self._checkpoint()
             if self._touched:
-                self.forget()
+                self.reset()
             return answer
 
     def read(self, job: Callable[[Connection], T], patience: float | None = None) -> T:
@@ -150,11 +152,11 @@ class Connection:
         After `patience` seconds it is given up.
         """
         if self._raw is None and not self._open_to_read():
-            with self._turn, self._safely():
+            with self._turn, self._map_errors():
                 self._open()
-        with self._safely():
+        with self._map_errors():
             self._check_file()
-            return job(self) if patience is None else self._hurry(job, patience)
+            return job(self) if patience is None else self._with_timeout(job, patience)
 
     def _check_file(self) -> None:
         if self._file is not None:
@@ -165,7 +167,7 @@ class Connection:
         for that. False if the file is not in WAL mode yet, which only the one with the turn may change."""
         if self._path == MEMORY or self._killed.is_set() or not os.path.exists(self._path):
             return False
-        with self._safely():
+        with self._map_errors():
             self._connect()
             (mode,) = self._usable().execute("PRAGMA journal_mode").fetchone()
             if mode == "wal":
@@ -173,9 +175,9 @@ class Connection:
         self._drop()
         return False
 
-    def _hurry(self, job: Callable[[Connection], T], patience: float) -> T:
+    def _with_timeout(self, job: Callable[[Connection], T], patience: float) -> T:
         raw, until = self._usable(), time.monotonic() + patience
-        raw.set_progress_handler(lambda: time.monotonic() > until, STRIDE)
+        raw.set_progress_handler(lambda: time.monotonic() > until, PROGRESS_STEPS)
         try:
             return job(self)
         except sqlite3.OperationalError as error:
@@ -185,13 +187,13 @@ class Connection:
         finally:
             raw.set_progress_handler(None, 0)
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """For good, and in the thread that used it. The last connection of all checkpoints as it closes."""
         self._killed.set()
         with self._turn:
             self._drop()
         if isinstance(self._turn, WriteLock):
-            leave_turn(self._turn)
+            release_lock_file(self._turn)
 
     def kill(self) -> None:
         """From any thread: the statement that runs may end, no other one begins."""
@@ -202,7 +204,7 @@ class Connection:
 
     # How it is done
 
-    def _pass(self, sql: str, send: Callable[[sqlite3.Connection], T]) -> T:
+    def _execute(self, sql: str, send: Callable[[sqlite3.Connection], T]) -> T:
         """Every statement passes here."""
         raw, probe = self._usable(), self._probe
         if probe is None:
@@ -248,7 +250,7 @@ class Connection:
         for pragma in (*_PRAGMAS, self._synchronous):
             raw.execute(pragma).fetchall()
         if self._file is not None:
-            self._file.note()
+            self._file.add_audit()
         return raw
 
     def _checkpoint(self) -> None:
@@ -279,7 +281,7 @@ class Connection:
             return 0
 
     @contextmanager
-    def _safely(self) -> Iterator[None]:
+    def _map_errors(self) -> Iterator[None]:
         """Leave no transaction open, and drop a connection in doubt: the next job opens another."""
         try:
             yield
@@ -288,7 +290,7 @@ class Connection:
             if isinstance(meaning, StorageConflictError | StorageRejectedError):
                 self._rollback()
             else:
-                self.forget()
+                self.reset()
             if meaning is error:
                 raise
             raise meaning from error

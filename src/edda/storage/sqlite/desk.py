@@ -15,13 +15,13 @@ T = TypeVar("T")
 class ConnectionThread:
     def __init__(self, name: str, connection: Connection) -> None:
         self._connection = connection
-        self._lane = JobThread(f"edda-sqlite-{name}", connection.finish)
+        self._lane = JobThread(f"edda-sqlite-{name}", connection.close)
 
     def transact(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
-        return self._lane.submit(lambda: self._connection.transact(job))
+        return self._lane.submit(lambda: self._connection.run_in_transaction(job))
 
     def hold(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
-        return self._lane.submit(lambda: self._connection.hold(job))
+        return self._lane.submit(lambda: self._connection.with_write_lock(job))
 
     def read(self, job: Callable[[Connection], T], patience: float | None = None) -> asyncio.Future[T]:
         return self._lane.submit(lambda: self._connection.read(job, patience))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from edda.core.model import StagedKind, StagedEventRow
+from edda.core.model import StagedEventRow, StagedKind
 from edda.errors import StorageConflictError
 
 from .connection import Connection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import StepCommit, RunId
+from edda.core.model import RunId, StepCommit
 
 from .connection import Connection
 

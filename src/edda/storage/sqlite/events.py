@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edda.core.model import AcceptResult, EntryKind, Event, EventKey, NewEvent, RunId, MatchPaths, StoredEvent
+from edda.core.model import AcceptResult, EntryKind, Event, EventKey, MatchPaths, NewEvent, RunId, StoredEvent
 
 from . import dispatches, runs, waits
 from .connection import Connection
@@ -24,7 +24,7 @@ _TAKERS = """
 SELECT run_id, min(step) FROM edda_wait INDEXED BY edda_wait_key WHERE key = ? GROUP BY run_id"""
 _TARGET = """
 SELECT run_id, step FROM edda_wait WHERE run_id = ?2 AND key = ?1 ORDER BY step LIMIT 1"""
-_RIVALS = f"{_TAKERS} ORDER BY run_id LIMIT ?"
+_COMPETING_WAITS = f"{_TAKERS} ORDER BY run_id LIMIT ?"
 
 _SHAPES = """
 SELECT t.type, t.version, s.shape
@@ -62,7 +62,7 @@ def accept(
         seq = _insert(db, incoming.event, now)
         if seq is not None:
             fresh.add(position)
-            woke |= _hand_out(db, incoming, seq, now)
+            woke |= _deliver(db, incoming, seq, now)
     return AcceptResult(frozenset(fresh), woke)
 
 
@@ -79,20 +79,24 @@ def _insert(db: Connection, event: Event, now: int) -> int | None:
     return int(row[0]) if row else None
 
 
-def _hand_out(db: Connection, incoming: NewEvent, seq: int, now: int) -> bool:
+def _deliver(db: Connection, incoming: NewEvent, seq: int, now: int) -> bool:
     """Whether there is something to do for somebody."""
-    takers = _takers(db, incoming)
+    takers = _waiting_runs(db, incoming)
     if takers:
         waits.deliver(db, EntryKind.EVENT, seq, sorted(takers.items()), now)
     had = set(takers)
-    kept = [key.kept for key in incoming.keys if not (key.once and _give(db, key, incoming.event, seq, had, now))]
+    kept = [
+        key.kept
+        for key in incoming.keys
+        if not (key.once and _deliver_exclusive(db, key, incoming.event, seq, had, now))
+    ]
     if kept:
-        db.many(_KEY, [(key, seq) for key in kept])
+        db.run_many(_KEY, [(key, seq) for key in kept])
     started = runs.start(db, incoming.starts, now)  # they see what comes after the newest event, which is this one
     return bool(had or started)
 
 
-def _takers(db: Connection, incoming: NewEvent) -> dict[RunId, str]:
+def _waiting_runs(db: Connection, incoming: NewEvent) -> dict[RunId, str]:
     """At most one wait of each run: that of the first step."""
     takers: dict[RunId, str] = {}
     target = incoming.event.target
@@ -105,10 +109,10 @@ def _takers(db: Connection, incoming: NewEvent) -> dict[RunId, str]:
     return takers
 
 
-def _give(db: Connection, key: EventKey, event: Event, seq: int, had: set[RunId], now: int) -> bool:
+def _deliver_exclusive(db: Connection, key: EventKey, event: Event, seq: int, had: set[RunId], now: int) -> bool:
     """To one of those who wait under the key, but not to one who has the event by another."""
     if event.target is None:
-        found = db.rows(_RIVALS, (key.plain, len(had) + 1))
+        found = db.rows(_COMPETING_WAITS, (key.plain, len(had) + 1))
     else:
         found = db.rows(_TARGET, (key.plain, event.target))
     for run_id, step in found:
@@ -139,16 +143,16 @@ def learn(db: Connection, type: str, shape: str) -> int:
 
 
 def fill(db: Connection, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
-    db.many(_KEY, keys)
+    db.run_many(_KEY, keys)
     db.run(_FILL, (after, type, shape))
 
 
 def log(db: Connection, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
-    return tuple(map(as_stored, db.rows(_LOG, (type, after, upto, limit))))
+    return tuple(map(row_to_event, db.rows(_LOG, (type, after, upto, limit))))
 
 
 def page(db: Connection, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
-    return tuple(map(as_stored, db.rows(_PAGE, (key, after, limit))))
+    return tuple(map(row_to_event, db.rows(_PAGE, (key, after, limit))))
 
 
 def last_event(db: Connection, before: int | None) -> int:
@@ -158,9 +162,9 @@ def last_event(db: Connection, before: int | None) -> int:
 
 def find_event(db: Connection, source: str, id: str) -> StoredEvent | None:
     row = db.row(_BY_ID, (source, id))
-    return as_stored(row) if row else None
+    return row_to_event(row) if row else None
 
 
-def as_stored(row: Sequence[Any]) -> StoredEvent:
+def row_to_event(row: Sequence[Any]) -> StoredEvent:
     seq, received_at, *event = row
     return StoredEvent(seq, received_at, Event(*event))

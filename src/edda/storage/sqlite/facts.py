@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import RunValue, RunId
+from edda.core.model import RunId, RunValue
 
 from .connection import Connection
 

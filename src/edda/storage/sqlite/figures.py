@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edda.core.model import WorkerId, WorkerInfo
-from edda.core.survey import MOST_COUNTED, Backlog, TimeBucket, Latency, WorkerRecord
+from edda.core.survey import MAX_COUNT, Backlog, Latency, TimeBucket, WorkerRecord
 from edda.storage.latency import measure
 
 from .connection import Connection
@@ -70,25 +70,25 @@ def _worker(
     now: int,
 ) -> WorkerRecord:
     """Its row knows the lease only if there is no file."""
-    is_lapsed = presence.is_over(id, expires_at, now)
+    is_lapsed = presence.lease_is_over(id, expires_at, now)
     info = WorkerInfo(id, service, host, pid)
-    return WorkerRecord(info, started_at, presence.until(id, expires_at), is_lapsed, runs)
+    return WorkerRecord(info, started_at, presence.lease_end(id, expires_at), is_lapsed, runs)
 
 
 def backlog(db: Connection, now: int) -> Backlog:
-    ((ready, oldest_ready),) = db.rows(_READY, (now, MOST_COUNTED))
+    ((ready, oldest_ready),) = db.rows(_READY, (now, MAX_COUNT))
     ((waiting, oldest_wait),) = db.rows(_WAITING, (now,))
     outgoing = db.row(_OLDEST_OUTGOING)
     return Backlog(
         ready,
         oldest_ready,
-        min(waiting, MOST_COUNTED),
+        min(waiting, MAX_COUNT),
         oldest_wait,
-        parked=min(_number(db, _PARKED, now), MOST_COUNTED),
-        outbox_pending=_number(db, _PENDING, MOST_COUNTED),
-        outbox_dead=_number(db, _DEAD, MOST_COUNTED),
+        parked=min(_number(db, _PARKED, now), MAX_COUNT),
+        outbox_pending=_number(db, _PENDING, MAX_COUNT),
+        outbox_dead=_number(db, _DEAD, MAX_COUNT),
         oldest_outgoing=outgoing[0] if outgoing else None,
-        dispatches=_number(db, _DISPATCHES, MOST_COUNTED),
+        dispatches=_number(db, _DISPATCHES, MAX_COUNT),
     )
 
 

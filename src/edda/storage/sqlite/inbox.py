@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import EntryKind, RunSignal, RunId
+from edda.core.model import EntryKind, RunId, RunSignal
 
 from .connection import Connection
 

@@ -71,18 +71,18 @@ class TransactionConnection:
     @property
     def raw(self) -> sqlite3.Connection:
         """For code that needs the driver's own. Its calls block: see `run`."""
-        return self._tenure.db.lend()
+        return self._tenure.db.lend_to_user()
 
     async def run(self, act: Callable[[sqlite3.Connection], T]) -> T:
         """Have something done with the driver's own connection, in the transaction's thread."""
-        return await self._tenure.submit(_inside(lambda db: act(db.lend())))
+        return await self._tenure.submit(_inside(lambda db: act(db.lend_to_user())))
 
     async def execute(self, sql: str, values: _Values = ()) -> int:
         """How many rows it touched."""
         return await self._tenure.submit(_inside(lambda db: db.run(sql, values)))
 
     async def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        await self._tenure.submit(_inside(lambda db: db.many(sql, rows)))
+        await self._tenure.submit(_inside(lambda db: db.run_many(sql, rows)))
 
     async def fetch(self, sql: str, values: _Values = ()) -> list[tuple[Any, ...]]:
         return await self._tenure.submit(_inside(lambda db: db.rows(sql, values)))
@@ -109,7 +109,7 @@ def _commit(db: Connection) -> None:
     except sqlite3.IntegrityError:  # a constraint that is looked at last: it is open still, and goes with its turn
         raise
     except sqlite3.Error as error:
-        db.forget()
+        db.reset()
         raise StorageUnavailableError(str(error)) from error
 
 
@@ -118,4 +118,4 @@ def _roll_back(db: Connection) -> None:
         if db.in_transaction:
             db.run("ROLLBACK")
     except sqlite3.Error:  # a closed connection has none
-        db.forget()
+        db.reset()

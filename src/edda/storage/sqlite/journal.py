@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import AckInbox, RunWrite, End, Entry, Fence, Recur, Suspend, RunId, Start, WorkerId, BatchResult
+from edda.core.model import AckInbox, BatchResult, End, Entry, Fence, Recur, RunId, RunWrite, Start, Suspend, WorkerId
 from edda.core.states import RunStatus
 
 from . import dispatches, done, facts, lineage, outbox, waits
@@ -68,16 +68,16 @@ SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.valu
 def write(db: Connection, fence: Fence, batch: Sequence[RunWrite], token: int, now: int) -> BatchResult | None:
     if db.run(_BUMP, (fence.worker, fence.batch_no, fence.moves, fence.token, fence.claims, token)) != 1:
         return None
-    refused = lineage.refused(db, batch)
-    unmet, finds = waits.settle(db, batch)
+    refused = lineage.refused_runs(db, batch)
+    unmet, finds = waits.register_batch(db, batch)
     unmet |= dict.fromkeys(refused, frozenset())
     rows = _Rows(fence.worker, now)
     for bundle in batch:
         rows.add(bundle, stays=bundle.run_id in unmet)
     rows.send(db)
-    waits.bring(db, finds, now)
-    lineage.spread(db, batch, refused, now)
-    return BatchResult(rows.mailed(db), unmet)
+    waits.deliver_found(db, finds, now)
+    lineage.write_to_other_runs(db, batch, refused, now)
+    return BatchResult(rows.runs_with_inbox(db), unmet)
 
 
 def read_fence(db: Connection, worker: WorkerId) -> Fence | None:
@@ -122,7 +122,7 @@ class _Rows:
         if bundle.undoing:
             self.undoing.append((bundle.run_id,))
         if bundle.dispatches or bundle.outgoing or bundle.facts or bundle.recorded:
-            self._add_talk(bundle)
+            self._add_side_effects(bundle)
         run_id = bundle.run_id
         match bundle.move:
             case End() as move if not stays:
@@ -145,7 +145,7 @@ class _Rows:
                 (run, gen, epoch, e.seq, kind, e.step, e.name, ok, e.at, e.attempt, e.n, e.event, e.input, e.value)
             )
 
-    def _add_talk(self, bundle: RunWrite) -> None:
+    def _add_side_effects(self, bundle: RunWrite) -> None:
         run_id = bundle.run_id
         self.dispatches += [(dispatch.kind.value, dispatch.body) for dispatch in bundle.dispatches]
         self.outgoing += map(outbox.as_row, bundle.outgoing)
@@ -155,10 +155,10 @@ class _Rows:
     def _add_start(self, bundle: RunWrite, start: Start, stays: bool) -> None:
         self.runs.append(as_row(start, bundle.gen))
         if not isinstance(bundle.move, End):
-            place = self._place(bundle, start, stays)
+            place = self._initial_state(bundle, start, stays)
             self.scheds.append((start.run_id, bundle.gen, bundle.epoch, start.workflow, *place))
 
-    def _place(self, bundle: RunWrite, start: Start, stays: bool) -> _Row:
+    def _initial_state(self, bundle: RunWrite, start: Start, stays: bool) -> _Row:
         """Owner, due time, status, reason, absorbed, attempts of a run that is new in this batch."""
         match bundle.move:
             case Suspend(absorbed=absorbed, ready_at=ready_at, status=status, reason=reason) if not stays:
@@ -204,9 +204,9 @@ class _Rows:
             (done.FORGET, self.recorded),
         ):
             if rows:
-                db.many(sql, rows)
+                db.run_many(sql, rows)
 
-    def mailed(self, db: Connection) -> frozenset[RunId]:
+    def runs_with_inbox(self, db: Connection) -> frozenset[RunId]:
         if not self.released:
             return frozenset()
         ids = json.dumps([row[0] for row in self.released])

@@ -58,11 +58,11 @@ class JobQueue:
                 self._stopped = True
                 self._queue.put(None)
 
-    def work(self) -> None:
+    def run_jobs(self) -> None:
         """In the thread that does them. Every job gets an answer: a caller whose future is forgotten waits for ever."""
         while (job := self._queue.get()) is not None:
             try:
-                _perform(*job)
+                _run_job(*job)
             except Exception as error:  # no memory for the answer, most likely
                 _answer_at_last(job[1], error)
             del job  # results may be large, and the next job may be long in coming
@@ -93,11 +93,11 @@ class JobThread:
             self._thread.join(timeout)
 
     def _work(self) -> None:
-        self._jobs.work()
+        self._jobs.run_jobs()
         self._finish()
 
 
-def _perform(act: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+def _run_job(act: Callable[[], Any], future: asyncio.Future[Any]) -> None:
     if future.cancelled():  # its caller gave up before it began
         return
     try:

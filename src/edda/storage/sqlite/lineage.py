@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Sequence
 
-from edda.core.model import RunWrite, End, Recur, RunId
+from edda.core.model import End, Recur, RunId, RunWrite
 
 from . import inbox, runs
 from .connection import Connection
@@ -16,7 +16,7 @@ _MAILED = """
 SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.key WHERE s.delivered <> i.value"""
 
 
-def refused(db: Connection, batch: Sequence[RunWrite]) -> frozenset[RunId]:
+def refused_runs(db: Connection, batch: Sequence[RunWrite]) -> frozenset[RunId]:
     """Ends that do not know all who watch, and what would leave mail unread."""
     watched: dict[RunId, int] = {}
     mailed: dict[RunId, int] = {}
@@ -35,7 +35,7 @@ def _differing(db: Connection, sql: str, believed: dict[RunId, int]) -> list[Run
     return [run_id for (run_id,) in db.rows(sql, (json.dumps(believed),))] if believed else []
 
 
-def spread(db: Connection, batch: Sequence[RunWrite], refused: Container[RunId], now: int) -> None:
+def write_to_other_runs(db: Connection, batch: Sequence[RunWrite], refused: Container[RunId], now: int) -> None:
     """What a batch brings to other runs."""
     if children := [child for bundle in batch for child in bundle.children]:
         runs.start(db, children, now)

@@ -87,7 +87,7 @@ class WriteLock:
         os.close(self._descriptor)
 
 
-def share_turn(path: str) -> WriteLock:
+def acquire_lock_file(path: str) -> WriteLock:
     """The process's one `Turn` for this file; every user gives it back with `leave_turn`."""
     with _guard:
         turn = _turns.get(path) or _turns.setdefault(path, WriteLock(path))
@@ -95,7 +95,7 @@ def share_turn(path: str) -> WriteLock:
         return turn
 
 
-def leave_turn(turn: WriteLock) -> None:
+def release_lock_file(turn: WriteLock) -> None:
     with _guard:
         turn.users -= 1
         if not turn.users and _turns.get(turn.path) is turn:
@@ -110,7 +110,7 @@ class WorkerLockFile:
         self._database = database
         self._prefix = f"{database}.worker-"
 
-    def hold(self, worker: WorkerId) -> None:
+    def lock(self, worker: WorkerId) -> None:
         """Before the worker's row is visible, so that nobody who sees the row finds the file unlocked."""
         file = self._prefix + worker
         with _guard:
@@ -122,7 +122,7 @@ class WorkerLockFile:
                 raise StorageRejectedError(f"worker {worker} is registered in another process already")
             _alive[file] = descriptor
 
-    def is_lost(self, worker: WorkerId) -> bool:
+    def process_is_dead(self, worker: WorkerId) -> bool:
         """Whether the process of this worker is dead for certain; without its file nothing is certain."""
         file = self._prefix + worker
         with _guard:
@@ -156,11 +156,11 @@ class WorkerLockFile:
             if os.stat(self._prefix + worker).st_mtime_ns // 1000 > until:
                 os.utime(self._prefix + worker, ns=(until * 1000, until * 1000))
 
-    def is_over(self, worker: WorkerId, expires_at: int, now: int) -> bool:
+    def lease_is_over(self, worker: WorkerId, expires_at: int, now: int) -> bool:
         """Nobody waits for the lease of a process that is dead; `expires_at` is for workers without a file."""
-        return self.until(worker, expires_at) < now or self.is_lost(worker)
+        return self.lease_end(worker, expires_at) < now or self.process_is_dead(worker)
 
-    def until(self, worker: WorkerId, expires_at: int) -> int:
+    def lease_end(self, worker: WorkerId, expires_at: int) -> int:
         """When its lease ends."""
         with suppress(OSError):
             return os.stat(self._prefix + worker).st_mtime_ns // 1000

@@ -18,7 +18,7 @@ class ReadCache:
         self._version: Version | None = None
         self._answers: dict[tuple[Any, ...], Any] = {}
 
-    def recall(self, db: Connection, ask: Callable[[Connection, *Ts], T], *args: *Ts) -> T:
+    def get(self, db: Connection, ask: Callable[[Connection, *Ts], T], *args: *Ts) -> T:
         version = db.version()  # looked at before the answer, which may be newer than it but never older
         if version != self._version:
             self._version, self._answers = version, {}

@@ -27,7 +27,7 @@ class OpenedFile:
         self._look_at = 0.0
         self._is_told = False
 
-    def note(self) -> None:
+    def add_audit(self) -> None:
         """After the first connection was opened."""
         if self._identity is None:
             self._identity = self._find()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import OutboxEvent, OutboxRow, OutboxState, SendLater, SendResult, Rejected, Sent
+from edda.core.model import OutboxEvent, OutboxRow, OutboxState, Rejected, SendLater, SendResult, Sent
 
 from .connection import Connection
 
@@ -64,7 +64,7 @@ def as_row(event: OutboxEvent) -> tuple[Any, ...]:
 
 
 def enqueue(db: Connection, events: Iterable[OutboxEvent]) -> None:
-    db.many(INSERT, map(as_row, events))
+    db.run_many(INSERT, map(as_row, events))
 
 
 def first_due(db: Connection) -> int | None:
@@ -99,7 +99,7 @@ def claim(db: Connection, limit: int, lease: int, now: int) -> tuple[OutboxRow, 
     chosen = claimable(db, limit, now)
     if not chosen:
         return ()
-    db.many(_CLAIM, [(now + lease, seq) for seq in chosen])
+    db.run_many(_CLAIM, [(now + lease, seq) for seq in chosen])
     return tuple(map(_as_record, db.rows(_CLAIMED, (json.dumps(chosen),))))
 
 

@@ -88,7 +88,7 @@ def _moment(db: Connection, sql: str) -> int | None:
 
 def hide_events(db: Connection, before: int, limit: int) -> int:
     found = db.rows(_FOUND, (last_event(db, before), before, limit))
-    db.many(_HIDE, found)
+    db.run_many(_HIDE, found)
     return len(found)
 
 
@@ -109,11 +109,11 @@ def prune_runs(db: Connection, before: int, limit: int) -> int:
 def remove_runs(db: Connection, run_ids: Sequence[tuple[RunId]]) -> None:
     """With everything of theirs."""
     for sql in _RUN:
-        db.many(sql, run_ids)
+        db.run_many(sql, run_ids)
 
 
 def _prune_generations(db: Connection, before: int, limit: int) -> int:
     followed = [(run_id, gen) for run_id, gen, _ in db.rows(_FOLLOWED, (before, limit))]
     for sql in _GENERATION:
-        db.many(sql, followed)
+        db.run_many(sql, followed)
     return len(followed)

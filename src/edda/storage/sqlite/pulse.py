@@ -39,7 +39,7 @@ class SQLitePulse:
     def _renew(self, db: Connection, worker: WorkerId, lease: int) -> int | None:
         """While nobody writes nobody can have taken over. Who does so just now is stopped by nothing here: the fence
         keeps the old owner from writing, and the next beat tells it."""
-        known, now = self._memo.recall(db, workers.is_known, worker), self._now()
+        known, now = self._memo.get(db, workers.is_known, worker), self._now()
         return now if known and self._presence.renew(worker, now + lease) else None
 
     async def hand_over(self, worker: WorkerId, keep: RunId | None) -> int:

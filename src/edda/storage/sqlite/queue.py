@@ -12,11 +12,11 @@ from edda.core.model import (
     Claim,
     ClaimedRun,
     Crashes,
-    InboxItem,
-    StepCommit,
     Entry,
     EntryKind,
+    InboxItem,
     RunId,
+    StepCommit,
     WorkerId,
 )
 
@@ -102,7 +102,7 @@ def claim(db: Connection, worker: WorkerId, workflows: Iterable[str], limit: int
     due = _due(db, workflows, limit, now)
     if not due:
         return Claim(now, (), number)
-    db.many(_TAKE, [(worker, run_id) for run_id in due])
+    db.run_many(_TAKE, [(worker, run_id) for run_id in due])
     return Claim(now, _load(db, due), number)
 
 
@@ -123,7 +123,7 @@ def claim_suspects(
     found = db.rows(_SUSPECTS, (json.dumps(list(workflows)), SUSPECT_DEATHS, few))
     chosen = [run_id for run_id, deaths in found if deaths == SUSPECT_DEATHS] or [run_id for run_id, _ in found[:1]]
     is_alone = alone and bool(found) and found[0][1] != SUSPECT_DEATHS
-    db.many(_TAKE_SUSPECT, [(worker, int(is_alone), run_id) for run_id in chosen])
+    db.run_many(_TAKE_SUSPECT, [(worker, int(is_alone), run_id) for run_id in chosen])
     return Claim(now, _load(db, chosen) if chosen else (), number)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import CancelOutcome, Entry, EntryKind, RunSignal, RunFilter, RunId, RunRecord, Start
+from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, RunSignal, Start
 from edda.core.states import OPEN, RunStatus
 
 from . import inbox

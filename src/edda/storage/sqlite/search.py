@@ -17,14 +17,14 @@ from msgspec.structs import replace
 
 from edda.core.model import RunId, RunRecord
 from edda.core.states import ENDED, OPEN, RunStatus
-from edda.core.survey import MOST_COUNTED, RunQuery
+from edda.core.survey import MAX_COUNT, RunQuery
 
 from .connection import Connection
 from .runs import OPEN_STATUS, RECORD, STATUS, as_record
 
-FEW = 10_000
+SCAN_LIMIT = 10_000
 """So many rows are looked at one by one."""
-NEWEST = 2_000
+RECENT_LIMIT = 2_000
 """So many runs are gone through in the hope of a page of the seldom ones."""
 _LAST = 2**63 - 1
 _UNUSUAL = ENDED - {RunStatus.COMPLETED}
@@ -62,7 +62,7 @@ class _SearchSource(Struct, frozen=True):
     range: str
 
     @property
-    def page(self) -> str:
+    def events_under_key(self) -> str:
         """Sorted by what is needed for it alone: inputs and results may be long."""
         places = f"{_PLACE} FROM {self.tables} WHERE {self.range} {_FITS} {_NEWEST_FIRST}"
         return f"{RECORD} FROM ({places}) p {_OF_PLACE} {_NEWEST_FIRST}"
@@ -86,7 +86,7 @@ class _RunSource(_SearchSource, frozen=True):
         return f"{_NUMBER} FROM ({_ANY} FROM {self.first} WHERE {self.range} LIMIT :few)"
 
     @property
-    def horizon(self) -> str:
+    def scan_boundary(self) -> str:
         """When the first of the newest few was created."""
         newest_first = "ORDER BY r.created_at DESC, r.id DESC LIMIT 1 OFFSET :few"
         return f"{_MOMENT} FROM {self.first} WHERE {self.range} {newest_first}"
@@ -143,39 +143,39 @@ SELECT 'completed', count(*)
 def search(db: Connection, query: RunQuery, now: int) -> tuple[RunRecord, ...]:
     values = _values(query, now)
     if query.text and query.ids_after is not None:
-        return _page(db, _told(query, values))
-    if source := _narrow(db, query, values):
+        return _page(db, _text_sources(query, values))
+    if source := _selective_index(db, query, values):
         return _page(db, [(source, values)])
-    broad, seldom = _broad(query), _seldom(query)
+    broad, seldom = _time_index(query), _rare_sources(query)
     if not seldom:
         return _page(db, [(broad, values)])
     newest = _page(db, [(broad, values | _moment(db, broad, values))])
     return newest if len(newest) == query.limit else _page(db, [(source, values) for source in seldom])
 
 
-def _seldom(query: RunQuery) -> Sequence[_SearchSource]:
+def _rare_sources(query: RunQuery) -> Sequence[_SearchSource]:
     """Where to look for what may be seldom among the newest."""
-    if _beyond(query.id_prefix or ""):
+    if _prefix_end(query.id_prefix or ""):
         return [_BY_ID]
     return [_OPEN_ONES, _UNUSUAL_ONES] if query.statuses and RunStatus.COMPLETED not in query.statuses else []
 
 
 def _page(db: Connection, parts: Sequence[_Part]) -> tuple[RunRecord, ...]:
-    found = [as_record(row) for source, values in parts for row in db.rows(source.page, values)]
+    found = [as_record(row) for source, values in parts for row in db.rows(source.events_under_key, values)]
     found.sort(key=lambda run: (run.created_at, run.run_id), reverse=True)
     return tuple(found[: parts[0][1]["limit"]])
 
 
-def _told(query: RunQuery, values: _Values) -> list[_Part]:
+def _text_sources(query: RunQuery, values: _Values) -> list[_Part]:
     """By the text: those that are new enough for a look at their ids, and the older ones, none of them twice."""
     since = values["ids_at"]
     recent = values | {"created_from": max(values["created_from"], since)}
     older = values | {"created_to": min(values["created_to"], since)}
-    return [(_broad(query), recent), (_EXPLAINED_ONES, older), (_BY_WHOLE_ID, older)]
+    return [(_time_index(query), recent), (_EXPLAINED_ONES, older), (_BY_WHOLE_ID, older)]
 
 
-def horizon(db: Connection, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
-    broad, values = _broad(query), _values(replace(query, after=None), 0)
+def scan_boundary(db: Connection, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
+    broad, values = _time_index(query), _values(replace(query, after=None), 0)
     newest_first = "ORDER BY r.created_at DESC, r.id DESC LIMIT 1 OFFSET :reach"
     row = db.row(f"{_HORIZON} FROM {broad.first} WHERE {broad.range} {newest_first}", values | {"reach": reach})
     return (row[0], row[1]) if row else None
@@ -185,12 +185,12 @@ def count(db: Connection, query: RunQuery, now: int) -> dict[RunStatus, int]:
     query = replace(query, after=None, limit=-1)
     values = _values(query, now)
     if query.text and query.ids_after is not None:
-        counted = _count_told(db, _told(query, values))
-    elif source := _narrow(db, query, values):
+        counted = _count_told(db, _text_sources(query, values))
+    elif source := _selective_index(db, query, values):
         counted = dict(db.rows(source.count, values))
     else:
         counted = _count_broadly(db, query, values)
-    return {RunStatus(status): min(number, MOST_COUNTED) for status, number in counted.items() if number}
+    return {RunStatus(status): min(number, MAX_COUNT) for status, number in counted.items() if number}
 
 
 def _count_told(db: Connection, parts: Iterable[_Part]) -> dict[str, int]:
@@ -203,13 +203,13 @@ def _count_told(db: Connection, parts: Iterable[_Part]) -> dict[str, int]:
 def _count_broadly(db: Connection, query: RunQuery, values: _Values) -> dict[str, int]:
     wanted = query.statuses or frozenset(RunStatus)
     counted = dict(_count_open(db, query, wanted & OPEN, values))
-    limited = values | {"limit": MOST_COUNTED}
+    limited = values | {"limit": MAX_COUNT}
     any_will_do = _is_plain(query) and query.workflow is None
     for status in wanted & _UNUSUAL:
         sql = _COUNT_UNUSUAL if any_will_do else _UNUSUAL_ONES.count
         counted |= dict(db.rows(sql, limited | _only({status}) | {"status": status.value}))
     if RunStatus.COMPLETED in wanted:
-        sql = _COUNT_COMPLETED if any_will_do and not query.id_prefix else next(_suitable(query)).count
+        sql = _COUNT_COMPLETED if any_will_do and not query.id_prefix else next(_candidate_indexes(query)).count
         counted |= dict(db.rows(sql, limited | _only({RunStatus.COMPLETED})))
     return counted
 
@@ -230,33 +230,33 @@ def _is_plain(query: RunQuery) -> bool:
     return all(value is None for value in asked)
 
 
-def _narrow(db: Connection, query: RunQuery, values: _Values) -> _RunSource | None:
+def _selective_index(db: Connection, query: RunQuery, values: _Values) -> _RunSource | None:
     """An index that leaves few rows."""
-    for source in _suitable(query):
-        if db.rows(source.size, values | {"few": FEW})[0][0] < FEW:
+    for source in _candidate_indexes(query):
+        if db.rows(source.size, values | {"few": SCAN_LIMIT})[0][0] < SCAN_LIMIT:
             return source
     return None
 
 
-def _suitable(query: RunQuery) -> Iterator[_RunSource]:
+def _candidate_indexes(query: RunQuery) -> Iterator[_RunSource]:
     """Those that will likely leave the fewest rows first."""
     if query.parent is not None:
         yield _BY_PARENT
-    if _beyond(query.id_prefix or ""):
+    if _prefix_end(query.id_prefix or ""):
         yield _BY_ID
-    yield _broad(query)
+    yield _time_index(query)
     if query.workflow is not None:
         yield _BY_TIME
 
 
-def _broad(query: RunQuery) -> _RunSource:
+def _time_index(query: RunQuery) -> _RunSource:
     """Newest first."""
     return _BY_TIME if query.workflow is None else _BY_WORKFLOW
 
 
 def _moment(db: Connection, source: _RunSource, values: _Values) -> _Values:
     """Nothing before the newest few."""
-    row = db.row(source.horizon, values | {"few": NEWEST})
+    row = db.row(source.scan_boundary, values | {"few": RECENT_LIMIT})
     return {"created_from": row[0]} if row else {}
 
 
@@ -277,7 +277,7 @@ def _values(query: RunQuery, now: int) -> _Values:
         "after_at": after_at,
         "after_id": after_id,
         "id_from": prefix,
-        "id_to": _beyond(prefix),
+        "id_to": _prefix_end(prefix),
         "workflow": query.workflow,
         "parent": query.parent,
         "text": query.text or None,
@@ -287,7 +287,7 @@ def _values(query: RunQuery, now: int) -> _Values:
     }
 
 
-def _beyond(prefix: str) -> str | None:
+def _prefix_end(prefix: str) -> str | None:
     """The first text after all those that begin with it; None if there is no such text."""
     stem = prefix.rstrip("\U0010ffff")
     if not stem:

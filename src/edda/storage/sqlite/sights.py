@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from edda.core.model import RunId, StoredEvent
-from edda.core.survey import EventReceiver, Definition, EventQuery, EventSchema, Generation, WaitRow
+from edda.core.survey import Definition, EventQuery, EventReceiver, EventSchema, Generation, WaitRow
 
 from .connection import Connection
-from .events import STORED, as_stored
-from .waits import as_wait
+from .events import STORED, row_to_event
+from .waits import row_to_wait
 
 FEW = 10_000
 """So many events are looked at one by one."""
@@ -68,7 +68,7 @@ def find_events(db: Connection, query: EventQuery) -> tuple[StoredEvent, ...]:
         "before": _LAST if query.before is None else query.before,
         "limit": query.limit,
     }
-    return tuple(map(as_stored, db.rows(_choose(db, query, values), values)))
+    return tuple(map(row_to_event, db.rows(_choose(db, query, values), values)))
 
 
 def _choose(db: Connection, query: EventQuery, values: dict[str, Any]) -> str:
@@ -84,7 +84,7 @@ def _choose(db: Connection, query: EventQuery, values: dict[str, Any]) -> str:
 
 def event(db: Connection, seq: int) -> StoredEvent | None:
     row = db.row(_EVENT, (seq,))
-    return as_stored(row) if row else None
+    return row_to_event(row) if row else None
 
 
 def consumers(db: Connection, seq: int, limit: int) -> tuple[EventReceiver, ...]:
@@ -93,7 +93,7 @@ def consumers(db: Connection, seq: int, limit: int) -> tuple[EventReceiver, ...]
 
 def standing(db: Connection, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
     rows = db.rows(_STANDING, (*(after or ("", "")), type, limit))
-    return tuple(WaitRow(run_id, workflow, as_wait(wait)) for run_id, workflow, *wait in rows)
+    return tuple(WaitRow(run_id, workflow, row_to_wait(wait)) for run_id, workflow, *wait in rows)
 
 
 def forms(db: Connection, workflow: str) -> tuple[EventSchema, ...]:

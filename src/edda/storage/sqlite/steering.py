@@ -81,9 +81,9 @@ def delete(db: Connection, run_id: RunId) -> bool:
     return True
 
 
-def define(db: Connection, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
-    db.many(_DEFINE, [(d.workflow, d.service, d.details, d.seen_at) for d in definitions])
-    db.many(_FORM, [(f.workflow, f.type, f.schema) for f in forms])
+def save_definitions(db: Connection, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
+    db.run_many(_DEFINE, [(d.workflow, d.service, d.details, d.seen_at) for d in definitions])
+    db.run_many(_FORM, [(f.workflow, f.type, f.schema) for f in forms])
 
 
 def audits(db: Connection, before: int | None, limit: int) -> tuple[Audit, ...]:
@@ -98,7 +98,7 @@ class SQLiteSteering:
     async def _transact(self, job: Callable[[Connection], T]) -> T:
         raise NotImplementedError
 
-    async def _look(self, job: Callable[[Connection], T]) -> T:
+    async def _query(self, job: Callable[[Connection], T]) -> T:
         raise NotImplementedError
 
     async def reopen(self, run_id: RunId, gen: int, keep: int) -> ReopenOutcome:
@@ -110,15 +110,15 @@ class SQLiteSteering:
     async def delete(self, run_id: RunId) -> bool:
         return await self._transact(lambda db: delete(db, run_id))
 
-    async def drop_outgoing(self, ids: Sequence[str]) -> int:
+    async def delete_outbox(self, ids: Sequence[str]) -> int:
         return await self._transact(lambda db: db.run(_DROP, (json.dumps(list(ids)),)))
 
-    async def note(self, audit: Audit) -> None:
+    async def add_audit(self, audit: Audit) -> None:
         row = (audit.at, audit.who, audit.action, audit.subject, audit.origin, audit.details)
         await self._transact(lambda db: db.run(_NOTE, row))
 
     async def audits(self, before: int | None, limit: int) -> tuple[Audit, ...]:
-        return await self._look(lambda db: audits(db, before, limit))
+        return await self._query(lambda db: audits(db, before, limit))
 
-    async def define(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
-        await self._transact(lambda db: define(db, definitions, forms))
+    async def save_definitions(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
+        await self._transact(lambda db: save_definitions(db, definitions, forms))

@@ -16,33 +16,33 @@ from typing import TypeVar, TypeVarTuple
 
 from edda.core.model import (
     AcceptResult,
-    RunWrite,
+    BatchResult,
     CancelOutcome,
     Claim,
-    InboxItem,
-    StepCommit,
+    EndWatcher,
     Entry,
-    RunValue,
     Fence,
+    InboxItem,
+    MatchPaths,
     NewEvent,
     OutboxEvent,
     OutboxRow,
     OutboxState,
-    SendResult,
-    WorkerStatus,
     RunFilter,
     RunId,
     RunRecord,
-    MatchPaths,
-    Start,
+    RunValue,
+    RunWrite,
+    SendResult,
     StagedEventRow,
+    Start,
+    StepCommit,
     StoredEvent,
     Takeover,
     Wait,
-    EndWatcher,
     WorkerId,
     WorkerInfo,
-    BatchResult,
+    WorkerStatus,
 )
 from edda.errors import AppError, StorageUnavailableError
 from edda.storage.ports import StatementProbe, WriteLock
@@ -79,9 +79,9 @@ from .watch import ChangePoller
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-PATIENCE = 5.0
+QUERY_TIMEOUT = 5.0
 """Seconds after which people are told that they ask for too much."""
-GOODBYE = 1.0
+KILL_TIMEOUT = 1.0
 """Seconds a kill waits for the statements that run; whoever stands in a queue for the file is left there."""
 
 
@@ -142,26 +142,26 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         self._news = asyncio.Event()  # of this loop: the app may have run on another before
         if self._file is not None:
             self._file.forget()
-        self._writer = self._desk("writer", lent=self._in_memory)
+        self._writer = self._connection_thread("writer", lent=self._in_memory)
         await self._writer.transact(lambda db: None)
         if self._in_memory:
             self._reader = self._writer
         else:
-            self._reader = self._desk("reader")
+            self._reader = self._connection_thread("reader")
             await self._reader.read(lambda db: None)  # it opens now, not while somebody has the turn for long
             self._watch = ChangePoller(Connection(self._path, self._synchronous, file=self._file), self._news.set)
             await self._watch.open()
 
     async def close(self) -> None:
-        for part in self._leave():
+        for part in self._pop_parts():
             await part.close()
         self._release_workers()
 
     def kill(self) -> None:
-        parts = tuple(self._leave())
+        parts = tuple(self._pop_parts())
         for part in parts:
             part.kill()
-        until = time.monotonic() + GOODBYE
+        until = time.monotonic() + KILL_TIMEOUT
         for part in parts:
             part.join(max(0.0, until - time.monotonic()))
         self._release_workers()
@@ -188,10 +188,10 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         return self._tenures.holder if self._tenures else ""
 
     async def read_fence(self, worker: WorkerId) -> Fence | None:
-        return await _open_only(self._writer).read(lambda db: journal.read_fence(db, worker))
+        return await _require_open(self._writer).read(lambda db: journal.read_fence(db, worker))
 
-    async def owned(self, worker: WorkerId) -> dict[RunId, int]:
-        return await _open_only(self._writer).read(lambda db: journal.owned(db, worker))
+    async def owned_runs(self, worker: WorkerId) -> dict[RunId, int]:
+        return await _require_open(self._writer).read(lambda db: journal.owned(db, worker))
 
     async def locked(self, runs: Collection[RunId]) -> frozenset[RunId]:
         """There is one lock for all of the file, and who writes waits for it."""
@@ -201,7 +201,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
 
     async def register(self, worker: WorkerInfo, lease: int) -> int:
         if not self._in_memory:
-            self._presence.hold(worker.id)
+            self._presence.lock(worker.id)
             self._workers.add(worker.id)
         try:
             return await self._transact(lambda db: self._register(db, worker, lease))
@@ -214,30 +214,30 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         self._presence.renew(worker.id, now + lease)
         return workers.register(db, worker, now + lease, now)
 
-    async def retire(self, worker: WorkerId, died: bool = False) -> None:
+    async def remove_worker(self, worker: WorkerId, died: bool = False) -> None:
         await self._transact(lambda db: workers.retire(db, worker, died, self._now()))
-        self._bury(worker)
+        self._remove_worker(worker)
 
-    async def roster(self) -> tuple[WorkerStatus, ...]:
-        known = await self._recall(workers.roster)
+    async def registered_workers(self) -> tuple[WorkerStatus, ...]:
+        known = await self._cached_read(workers.roster)
         return tuple(WorkerStatus(info, self._is_over(info.id, expires_at)) for info, expires_at in known)
 
     def _is_over(self, worker: WorkerId, expires_at: int) -> bool:
-        return self._presence.is_over(worker, expires_at, self._now())
+        return self._presence.lease_is_over(worker, expires_at, self._now())
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
         takeover = await self._transact(lambda db: workers.take_over(db, me, self._is_over, self._now()))
         if takeover:
-            self._bury(takeover.worker)
+            self._remove_worker(takeover.worker)
         return takeover
 
     async def free_orphans(self) -> int:
         total = 0
-        while await self._recall(workers.has_orphans):
+        while await self._cached_read(workers.has_orphans):
             total += await self._transact(lambda db: workers.free_orphans(db, self._now()))
         return total
 
-    async def disown(self, run_id: RunId) -> bool:
+    async def release_run(self, run_id: RunId) -> bool:
         return await self._transact(lambda db: workers.disown(db, run_id, self._now()))
 
     async def is_ahead(self) -> bool:
@@ -254,11 +254,11 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     async def clear_deaths(self, run_id: RunId, epoch: int) -> None:
         await self._transact(lambda db: workers.clear_deaths(db, run_id, epoch))
 
-    async def pulse(self) -> SQLitePulse:
+    async def open_heartbeat(self) -> SQLitePulse:
         if self._in_memory:
-            return SQLitePulse(_open_only(self._writer), self._presence, self._now)
-        _open_only(self._writer)
-        desk = self._desk("pulse")
+            return SQLitePulse(_require_open(self._writer), self._presence, self._now)
+        _require_open(self._writer)
+        desk = self._connection_thread("pulse")
         self._pulses.add(desk)
         return SQLitePulse(desk, self._presence, self._now, self._end_pulse)
 
@@ -275,16 +275,16 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         )
 
     async def has_suspects(self, workflows: Sequence[str]) -> bool:
-        return await self._recall(queue.has_suspects, tuple(workflows))
+        return await self._cached_read(queue.has_suspects, tuple(workflows))
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:
-        ready_at = await self._recall(queue.next_ready, tuple(workflows))
+        ready_at = await self._cached_read(queue.next_ready, tuple(workflows))
         return None if ready_at is None else max(0, ready_at - self._now())
 
-    async def unpark(self, workflows: Sequence[str]) -> int:
+    async def wake_parked(self, workflows: Sequence[str]) -> int:
         return await self._transact(lambda db: queue.unpark(db, workflows, self._now()))
 
-    async def mail(self, worker: WorkerId) -> tuple[InboxItem, ...]:
+    async def read_inboxes(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         return await self._read(lambda db: queue.mail(db, worker))
 
     # Runs
@@ -298,7 +298,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     async def get(self, run_id: RunId) -> RunRecord | None:
         return await self._read(lambda db: runs.get(db, run_id, self._now()))
 
-    async def watch(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
+    async def add_watcher(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
         return await self._transact(lambda db: self._watch_run(db, run_id, watcher))
 
     def _watch_run(self, db: Connection, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
@@ -329,26 +329,26 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     ) -> AcceptResult | None:
         return await self._transact(lambda db: events.accept(db, post, versions, forwarded, self._now()))
 
-    async def dispatches(self, limit: int) -> tuple[StagedEventRow, ...]:
+    async def staged_events(self, limit: int) -> tuple[StagedEventRow, ...]:
         return await self._read(lambda db: self._dispatches(db, limit))
 
     def _dispatches(self, db: Connection, limit: int) -> tuple[StagedEventRow, ...]:
-        due, now = self._memo.recall(db, dispatches.first_due), self._now()
+        due, now = self._memo.get(db, dispatches.first_due), self._now()
         return () if due is None or due > now else dispatches.lowest(db, limit, now)
 
-    async def shapes(self, types: Sequence[str]) -> dict[str, MatchPaths]:
+    async def match_paths(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         return await self._read(lambda db: events.shapes(db, types))
 
-    async def learn(self, type: str, shape: str) -> int:
+    async def register_match_paths(self, type: str, shape: str) -> int:
         return await self._transact(lambda db: events.learn(db, type, shape))
 
-    async def fill(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+    async def backfill_keys(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
         await self._transact(lambda db: events.fill(db, type, shape, keys, after))
 
-    async def log(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
+    async def events_of_type(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
         return await self._read(lambda db: events.log(db, type, after, upto, limit))
 
-    async def page(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
+    async def events_under_key(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
         return await self._read(lambda db: events.page(db, key, after, limit))
 
     async def last_event(self, before: int | None = None) -> int:
@@ -365,51 +365,53 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     async def enqueue(self, events: Sequence[OutboxEvent]) -> None:
         await self._transact(lambda db: outbox.enqueue(db, events))
 
-    async def claim_outgoing(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
+    async def claim_outbox(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         """Nobody is kept from writing by one who finds nothing."""
-        if await self.next_outgoing() != 0 or not await self._read(lambda db: outbox.claimable(db, limit, self._now())):
+        if await self.next_outbox_due() != 0 or not await self._read(
+            lambda db: outbox.claimable(db, limit, self._now())
+        ):
             return ()
         return await self._transact(lambda db: outbox.claim(db, limit, lease, self._now()))
 
-    async def settle_outgoing(self, receipts: Sequence[SendResult]) -> None:
+    async def record_send_results(self, receipts: Sequence[SendResult]) -> None:
         if receipts:
             await self._transact(lambda db: outbox.settle(db, receipts, self._now()))
 
-    async def next_outgoing(self) -> int | None:
-        due = await self._recall(outbox.first_due)
+    async def next_outbox_due(self) -> int | None:
+        due = await self._cached_read(outbox.first_due)
         return None if due is None else max(0, due - self._now())
 
-    async def find_outgoing(
+    async def find_outbox(
         self, state: OutboxState | None = None, after: int = 0, limit: int = 50
     ) -> tuple[OutboxRow, ...]:
         return await self._read(lambda db: outbox.find(db, state, after, limit))
 
-    async def retry_outgoing(self, ids: Sequence[str] | None) -> int:
+    async def retry_outbox(self, ids: Sequence[str] | None) -> int:
         return await self._transact(lambda db: outbox.retry(db, ids))
 
     # Facts
 
-    async def facts(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
+    async def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
         return await self._read(lambda db: facts.of_run(db, run_id, name))
 
     # Joints
 
     async def begin(self, holder: str = "") -> joint.SQLiteJoint:
-        return await joint.begin(self._lent(), holder)
+        return await joint.begin(self._user_transactions(), holder)
 
     @property
     def is_certified(self) -> bool:
         return False
 
-    async def take_turn(self, holder: str = "") -> WriteLock:
+    async def acquire_write_lock(self, holder: str = "") -> WriteLock:
         """Of a database in memory nobody else has a connection."""
-        return NO_TURN if self._in_memory else await self._lent().begin(holder=holder)
+        return NO_TURN if self._in_memory else await self._user_transactions().begin(holder=holder)
 
-    async def done(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
+    async def find_step_commit(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
         return await self._read(lambda db: done.find(db, run_id, gen, step))
 
-    async def take(self, key: bytes, lease: int) -> StagedEventRow | None:
-        if not await self._recall(dispatches.is_kept, key):
+    async def take_message(self, key: bytes, lease: int) -> StagedEventRow | None:
+        if not await self._cached_read(dispatches.is_kept, key):
             return None
         return await self._transact(lambda db: dispatches.take(db, key, self._now() + lease))
 
@@ -421,7 +423,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         hidden = await self._transact(lambda db: pruning.hide_events(db, before, limit))
         return hidden + await self._transact(lambda db: pruning.prune_events(db, before, limit))
 
-    async def prune_letters(self, before: int, limit: int) -> int:
+    async def prune_inbox(self, before: int, limit: int) -> int:
         if not await self._is_any_before(before, pruning.oldest_letter):
             return 0
         return await self._transact(lambda db: pruning.prune_letters(db, before, limit))
@@ -432,25 +434,25 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
                 return await self._transact(lambda db: pruning.prune_runs(db, before, limit))
         return 0
 
-    async def prune_outgoing(self, before: int, limit: int) -> int:
+    async def prune_outbox(self, before: int, limit: int) -> int:
         if not await self._is_any_before(before, outbox.first_sent):
             return 0
         return await self._transact(lambda db: outbox.prune(db, before, limit))
 
     async def _is_any_before(self, before: int, oldest: Callable[[Connection], int | None]) -> bool:
-        moment = await self._recall(oldest)
+        moment = await self._cached_read(oldest)
         return moment is not None and moment < before
 
     # News
 
-    async def announce(self) -> None:
+    async def notify(self) -> None:
         """The commit itself is what other processes see; this wakes our own."""
         self._news.set()
 
-    async def news(self, timeout: float) -> None:
+    async def wait_for_notification(self, timeout: float) -> None:
         watch = self._watch
         if watch:
-            watch.ask()
+            watch.start_polling()
         try:
             async with asyncio.timeout(timeout):
                 await self._news.wait()
@@ -459,9 +461,9 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         finally:
             self._news.clear()
             if watch:
-                watch.rest()
+                watch.stop_polling()
 
-    async def pulse_mark(self) -> str:
+    async def change_token(self) -> str:
         """Of this very object: the numbers of one connection say nothing of another's."""
         version = await self._read(lambda db: db.version())
         return "-".join(map(str, (self._name, *version)))
@@ -472,40 +474,42 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     def _in_memory(self) -> bool:
         return self._path == MEMORY
 
-    def _desk(self, name: str, *, lent: bool = False) -> ConnectionThread:
-        return ConnectionThread(name, Connection(self._path, self._synchronous, self._probe, lent=lent, file=self._file))
+    def _connection_thread(self, name: str, *, lent: bool = False) -> ConnectionThread:
+        return ConnectionThread(
+            name, Connection(self._path, self._synchronous, self._probe, lent=lent, file=self._file)
+        )
 
-    def _lent(self) -> HeldTransactions:
+    def _user_transactions(self) -> HeldTransactions:
         """A database in memory has one connection only."""
-        writer = _open_only(self._writer)
+        writer = _require_open(self._writer)
         if self._tenures is None:
-            self._tenures = HeldTransactions(writer if self._in_memory else self._desk("joint", lent=True))
+            self._tenures = HeldTransactions(writer if self._in_memory else self._connection_thread("joint", lent=True))
         return self._tenures
 
     async def _transact(self, job: Callable[[Connection], T]) -> T:
-        return await _open_only(self._writer).transact(job)
+        return await _require_open(self._writer).transact(job)
 
     async def _read(self, job: Callable[[Connection], T]) -> T:
-        return await _open_only(self._reader).read(job)
+        return await _require_open(self._reader).read(job)
 
-    async def _look(self, job: Callable[[Connection], T]) -> T:
+    async def _query(self, job: Callable[[Connection], T]) -> T:
         """For people, who may ask for much: the engine's own questions do not wait behind it."""
-        writer = _open_only(self._writer)
+        writer = _require_open(self._writer)
         if self._in_memory:
-            return await writer.read(job, PATIENCE)
+            return await writer.read(job, QUERY_TIMEOUT)
         if self._observer is None:
-            self._observer = self._desk("observer")
-        return await self._observer.read(job, PATIENCE)
+            self._observer = self._connection_thread("observer")
+        return await self._observer.read(job, QUERY_TIMEOUT)
 
-    async def _recall(self, ask: Callable[[Connection, *Ts], T], *args: *Ts) -> T:
+    async def _cached_read(self, ask: Callable[[Connection, *Ts], T], *args: *Ts) -> T:
         """What is asked by the clock costs a database at rest no statement."""
-        return await self._read(lambda db: self._memo.recall(db, ask, *args))
+        return await self._read(lambda db: self._memo.get(db, ask, *args))
 
     async def _end_pulse(self, desk: ConnectionThread) -> None:
         self._pulses.discard(desk)
         await desk.close()
 
-    def _leave(self) -> Iterator[ConnectionThread | HeldTransactions | ChangePoller]:
+    def _pop_parts(self) -> Iterator[ConnectionThread | HeldTransactions | ChangePoller]:
         """Every part, each forgotten as it is given away; first who may hold the turn that the others need to close."""
         tenures, self._tenures = self._tenures, None
         if tenures:
@@ -523,7 +527,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         for worker in tuple(self._workers):
             self._release(worker)
 
-    def _bury(self, worker: WorkerId) -> None:
+    def _remove_worker(self, worker: WorkerId) -> None:
         """Its lock too, should it be this very process that overslept."""
         self._release(worker)
         self._presence.remove(worker)
@@ -533,7 +537,7 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         self._presence.release(worker)
 
 
-def _open_only(desk: ConnectionThread | None) -> ConnectionThread:
+def _require_open(desk: ConnectionThread | None) -> ConnectionThread:
     if desk is None:
         raise StorageUnavailableError("the storage is not open")
     return desk

@@ -66,7 +66,7 @@ class HeldTransaction:
             return
         self._prepare(db)
         self._db = db
-        self._jobs.work()
+        self._jobs.run_jobs()
 
 
 class _NoTurn:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from edda.core.model import AckInbox, RunWrite, EntryKind, Suspend, RunId, Wait
+from edda.core.model import AckInbox, EntryKind, RunId, RunWrite, Suspend, Wait
 
 from .connection import Connection
 from .inbox import WAKE
@@ -47,27 +47,27 @@ class FoundEvent(Struct, frozen=True):
     kind: EntryKind
 
 
-def settle(db: Connection, batch: Sequence[RunWrite]) -> tuple[dict[RunId, frozenset[str]], list[FoundEvent]]:
+def register_batch(db: Connection, batch: Sequence[RunWrite]) -> tuple[dict[RunId, frozenset[str]], list[FoundEvent]]:
     """What a batch drops, gives back and asks for; returns the steps that have mail instead of a wait, and what to
     bring when the rest is written: a run that is new has no inbox before."""
     unmet: dict[RunId, frozenset[str]] = {}
     finds: list[FoundEvent] = []
     for bundle in batch:
         if bundle.drops:
-            db.many(_DROP, [(bundle.run_id, step) for step in bundle.drops])
+            db.run_many(_DROP, [(bundle.run_id, step) for step in bundle.drops])
         if bundle.frees:
-            db.many(_FREE, [(bundle.run_id, n) for n in bundle.frees])
-        if bundle.waits and (steps := _ask(db, bundle, finds)):
+            db.run_many(_FREE, [(bundle.run_id, n) for n in bundle.frees])
+        if bundle.waits and (steps := _register_one(db, bundle, finds)):
             unmet[bundle.run_id] = steps
     return unmet, finds
 
 
-def bring(db: Connection, finds: Iterable[FoundEvent], now: int) -> None:
+def deliver_found(db: Connection, finds: Iterable[FoundEvent], now: int) -> None:
     for find in finds:
         deliver(db, find.kind, find.seq, [(find.run_id, find.step)], now)
 
 
-def _ask(db: Connection, bundle: RunWrite, finds: list[FoundEvent]) -> frozenset[str]:
+def _register_one(db: Connection, bundle: RunWrite, finds: list[FoundEvent]) -> frozenset[str]:
     found: dict[str, int] = {}
     if bundle.start is None:  # else no event can have come since
         inbox = db.row(_INBOX, (bundle.run_id,))
@@ -80,7 +80,7 @@ def _ask(db: Connection, bundle: RunWrite, finds: list[FoundEvent]) -> frozenset
     # Of steps that found the same event the first gets it; the others ask again.
     takers = {seq: step for step, seq in sorted(found.items(), reverse=True)}
     brought = [FoundEvent(bundle.run_id, seq, step, EntryKind.EVENT) for seq, step in takers.items()]
-    brought += _take_all(db, bundle, set(takers))
+    brought += _take_exclusive(db, bundle, set(takers))
     finds += sorted(brought, key=lambda find: find.seq)
     unmet = frozenset(found).union(find.step for find in brought)
     _register(db, bundle.run_id, [wait for wait in bundle.waits if wait.step not in unmet])
@@ -93,7 +93,7 @@ def _find(db: Connection, run_id: RunId, wait: Wait, start_seq: int) -> int | No
     return min((row[0] for row in rows if row), default=None)
 
 
-def _take_all(db: Connection, bundle: RunWrite, had: set[int]) -> list[FoundEvent]:
+def _take_exclusive(db: Connection, bundle: RunWrite, had: set[int]) -> list[FoundEvent]:
     """What nobody else will get; not one of those that the run has by another step."""
     taken: list[FoundEvent] = []
     for wait in bundle.waits:
@@ -114,20 +114,20 @@ def _take(db: Connection, run_id: RunId, wait: Wait, had: Collection[int]) -> in
 
 def _register(db: Connection, run_id: RunId, waits: Sequence[Wait]) -> None:
     rows = [(run_id, w.step, w.key, w.own_key, w.type, w.match, w.due, int(w.once)) for w in waits]
-    db.many(_REGISTER, rows)
+    db.run_many(_REGISTER, rows)
 
 
 def deliver(db: Connection, kind: EntryKind, seq: int, takers: Sequence[tuple[RunId, str]], now: int) -> None:
     """Give one event to a step of each of these runs, which waits no longer."""
-    db.many(_DROP, takers)
-    db.many(WAKE, [(run_id,) for run_id, _ in takers])
-    db.many(_LETTER, [(run_id, kind.value, step, now, seq) for run_id, step in takers])
+    db.run_many(_DROP, takers)
+    db.run_many(WAKE, [(run_id,) for run_id, _ in takers])
+    db.run_many(_LETTER, [(run_id, kind.value, step, now, seq) for run_id, step in takers])
 
 
 def of_run(db: Connection, run_id: RunId) -> tuple[Wait, ...]:
-    return tuple(map(as_wait, db.rows(_WAITS, (run_id,))))
+    return tuple(map(row_to_wait, db.rows(_WAITS, (run_id,))))
 
 
-def as_wait(row: Sequence[Any]) -> Wait:
+def row_to_wait(row: Sequence[Any]) -> Wait:
     step, key, own_key, type, match, due, once = row
     return Wait(step, key, own_key, type, match, due, once=bool(once))

@@ -26,7 +26,7 @@ class ChangePoller:
 
     def __init__(self, connection: Connection, heard: Callable[[], None]) -> None:
         self._desk = ConnectionThread("watch", connection)
-        self._heard = heard
+        self._on_change = heard
         self._seen: Version | None = None
         self._pause = SHORTEST
         self._askers = 0
@@ -46,12 +46,12 @@ class ChangePoller:
     def join(self, timeout: float) -> None:
         self._desk.join(timeout)
 
-    def ask(self) -> None:
+    def start_polling(self) -> None:
         """Each asker calls `rest` in the end."""
         self._askers += 1
         self._look()
 
-    def rest(self) -> None:
+    def stop_polling(self) -> None:
         self._askers -= 1
 
     def _look(self) -> None:
@@ -67,7 +67,7 @@ class ChangePoller:
             logger.debug("watching the file failed, looking again later: %r", error)
             return
         if news:
-            self._heard()
+            self._on_change()
         elif self._askers > 0:  # who came just as the thread gave up
             self._look()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import RunId, EndWatcher
+from edda.core.model import EndWatcher, RunId
 
 from .connection import Connection
 

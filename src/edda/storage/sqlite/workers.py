@@ -96,7 +96,7 @@ def _free_from_dead(db: Connection, worker: WorkerId, now: int) -> int:
         crashes = Crashes(deaths, alone, seq).after_death(last, bool(is_alone))
         due = (None, now) if crashes.is_suspect else (now, None)
         rows.append((*due, crashes.deaths, crashes.alone, crashes.seq, run_id))
-    db.many(_FREE_FROM_DEAD, rows)
+    db.run_many(_FREE_FROM_DEAD, rows)
     return len(rows)
 
 
