@@ -143,7 +143,7 @@ async def test_a_claim_of_suspects_that_the_database_lost_is_noticed_and_fails_n
     await asyncio.wait_for(asked.wait(), PATIENCE)
     before = await Past.of(shared_database)
     let_go.set()
-    await until(lambda: len(bodies.begun) == MANY, "all runs are claimed and in their steps")
+    await until(lambda: len(bodies.begun) > 0, "a group of them is claimed and in its steps")
 
     await before.restore()
     bodies.let_go.set()

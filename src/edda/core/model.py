@@ -6,7 +6,7 @@ only the codec reads. Records are `msgspec` structs because thousands are made e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NewType
 
@@ -398,6 +398,27 @@ class Crashes(Struct, frozen=True):
 
 
 NO_CRASHES = Crashes()
+
+SUSPECT_GROUPS = 4
+"""Suspects that died together are next run in so many groups. With more there are fewer deaths until one is alone, but
+more turns in which the others wait."""
+
+
+def suspect_groups(crashes: Sequence[Crashes]) -> list[int]:
+    """Into which groups to divide the runs that one dead process had, in the order of their ids; group 0 is run first.
+
+    Those are together that died equally often. First come those that died alone, then those with fewer deaths: a run
+    with a long step gathers deaths of others. The order rotates from death to death, because a group after one that
+    outlives its window is run in company, and would never be alone if it was never the first."""
+    levels: dict[tuple[int, int], list[int]] = {}
+    for place, one in enumerate(crashes):
+        levels.setdefault((-one.alone, one.deaths), []).append(place)
+    groups, first = [0] * len(crashes), 0
+    for (_, deaths), places in sorted(levels.items()):
+        for number, place in enumerate(places):
+            groups[place] = first + (number + deaths) % len(places) * SUSPECT_GROUPS // len(places)
+        first += SUSPECT_GROUPS
+    return groups
 
 
 def unpark_pause(attempts: int) -> int:

@@ -63,7 +63,7 @@ from .settings import Settings
 from .shapes import MatchPathCache
 from .slots import ConcurrencyLimiter
 from .steps import ActivityThreads
-from .suspects import GROUP, SuspectTurns
+from .suspects import SuspectTurns
 from .unclaimed import UnclaimedRuns
 
 if TYPE_CHECKING:
@@ -384,14 +384,16 @@ class Worker:
             self.wake(sure=early)
 
     def run_progressed(self, run: LiveRun) -> None:
-        self._leave_turn(run.run_id)
         self._run_errand("edda-deaths", "clearing deaths", lambda: self._clear_deaths(run.run_id, run.epoch))
 
     async def _clear_deaths(self, run_id: RunId, epoch: int) -> None:
         await self._retry_forever("clearing deaths", lambda: self._storage.clear_deaths(run_id, epoch))
+        # Not before: a suspect of the next turn may end the process at once.
+        self._leave_turn(run_id)
 
     def _leave_turn(self, run_id: RunId) -> None:
-        if self._suspects.leave(run_id) or (self._suspects.is_waiting and not self.live):
+        turns = self._suspects
+        if turns.leave(run_id) or (turns.is_waiting and not turns.must_wait_for(self.live)):
             self.wake()
 
     def run_recurred(self, run: LiveRun, following: ClaimedRun) -> None:
@@ -613,7 +615,7 @@ class Worker:
             turns.is_marked = False
         if not turns.are_due or turns.is_time_of_others:
             return None
-        if turns.others_wait and await self._storage.next_due(names) == 0:
+        if turns.has_held_long and await self._storage.next_due(names) == 0:
             turns.give_way()
             return None
         if self.live:
@@ -621,24 +623,26 @@ class Worker:
             if not await self._storage.has_suspects(names):
                 turns.found_none()
                 return None
-            if (rest := turns.wait()) > 0:
+            if turns.must_wait_for(self.live) and (rest := turns.wait()) > 0:
                 return rest
         return await self._claim_suspects(names)
 
     async def _claim_suspects(self, names: Sequence[str]) -> float | None:
         turns, in_company = self._suspects, bool(self.live)
+        few = max(1, min(self._room, self.settings.claim_batch))
         runs = await self._adopt_claimed(
-            lambda seen: self._storage.claim_suspects(self.info.id, names, GROUP, not in_company, seen)
+            lambda seen: self._storage.claim_suspects(self.info.id, names, few, not in_company, seen)
         )
         if not runs:
             turns.found_none()
             return None
         if not in_company and len(self.live) > len(runs):  # a run was begun here while the claim was under way
-            in_company = True
             await self._storage.keep_company(self.info.id)
-        turns.open(runs, in_company=in_company)
+        turns.open(runs, self.live)
+        company = "alone" if len(runs) == 1 else f"with {len(runs) - 1} other such runs"
+        if beside := len(self.live) - len(runs):
+            company = f"{company} beside {beside} runs that stayed in memory"
         for run in runs:
-            company = "alone" if len(runs) == 1 else f"with {len(runs) - 1} other such runs"
             told = {"run": run.run_id, "workflow": run.workflow, "worker": self.info.id}
             log_line("run_suspect", **told, deaths=run.crashes.deaths, company=company)
         return turns.left

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from edda.core.model import (
     NO_CRASHES,
-    SUSPECT_DEATHS,
     AckInbox,
     BatchResult,
     CancelOutcome,
@@ -34,6 +33,7 @@ from edda.core.model import (
     WorkerId,
     WorkerInfo,
     WorkerStatus,
+    suspect_groups,
     unpark_pause,
 )
 from edda.core.states import RunStatus
@@ -188,6 +188,9 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
                 sched.die_with_owner(self._last_seq(sched), now)
             else:
                 sched.free(now)
+        suspects = sorted((sched for sched in scheds if died and sched.crashes.is_suspect), key=lambda one: one.run_id)
+        for sched, group in zip(suspects, suspect_groups([one.crashes for one in suspects]), strict=True):
+            sched.ready_at, sched.suspect_at = None, now - group
         return len(scheds)
 
     def _last_seq(self, sched: OpenRun) -> int:
@@ -271,15 +274,13 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
         if number is None:
             return Claim(now, ())
         due = sorted(
-            (sched.suspect_at, sched.run_id)
+            (-sched.suspect_at, sched.run_id)
             for sched in self.scheds.values()
             if sched.suspect_at is not None and sched.workflow in workflows
         )
-        suspects = [self.scheds[run_id] for _, run_id in due]
-        new = [sched for sched in suspects if sched.crashes.deaths == SUSPECT_DEATHS][:few]
-        chosen = new or suspects[:1]
+        chosen = [self.scheds[run_id] for group, run_id in due if group == due[0][0]][:few]
         for sched in chosen:
-            sched.suspect_at, sched.is_alone = None, alone and not new
+            sched.suspect_at, sched.is_alone = None, alone and len(chosen) == 1
         return Claim(now, tuple(self._claim(worker, sched) for sched in chosen), number)
 
     def has_suspects(self, workflows: Sequence[str]) -> bool:

@@ -67,7 +67,7 @@ class OpenRun(Struct):
     is_alone: bool = False
     """Claimed as the only run of its process."""
     suspect_at: int | None = None
-    """Stands for `ready_at` while it waits for its turn as a suspect."""
+    """Stands for `ready_at` while it waits for its turn as a suspect; that of its group."""
 
     def free(self, ready_at: int) -> None:
         self.owner, self.ready_at, self.status, self.is_alone = None, ready_at, RunStatus.RUNNING, False
@@ -75,8 +75,6 @@ class OpenRun(Struct):
     def die_with_owner(self, seq: int, now: int) -> None:
         self.crashes = self.crashes.after_death(seq, self.is_alone)
         self.free(now)
-        if self.crashes.is_suspect:
-            self.ready_at, self.suspect_at = None, now
 
     def wake(self) -> None:
         """Something came for it. An owner sees by itself; a parked run and a suspect have to wait for their time."""

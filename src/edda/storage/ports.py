@@ -104,7 +104,7 @@ class Workers(Protocol):
         """A worker leaves for good, or its process died: what it still owns is ready for others at once.
 
         A death is counted in each of those runs (`Crashes`), here and in the two methods below; a run with
-        `SUSPECT_DEATHS` is a suspect from then on, and waits for `claim_suspects`.
+        `SUSPECT_DEATHS` is a suspect from then on, and waits for `claim_suspects` in one of the `suspect_groups`.
         """
         ...
 
@@ -171,8 +171,8 @@ class ClaimQueue(Protocol):
     async def claim_suspects(
         self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0
     ) -> Claim:
-        """Up to `few` of those that became suspects by their last death; without any, one that died more often. With
-        `alone` that one counts as the only run of its process until `keep_company`. Counted as any claim."""
+        """Up to `few` of one group (`suspect_groups`), the first of those that died last. With `alone`, a run that is
+        the only one counts as the only run of its process until `keep_company`. Counted as any claim."""
         ...
 
     async def has_suspects(self, workflows: Sequence[str]) -> bool:

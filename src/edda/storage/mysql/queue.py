@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from edda.core.model import SUSPECT_DEATHS, Claim, ClaimedRun, InboxItem, RunId, WorkerId
+from edda.core.model import Claim, ClaimedRun, InboxItem, RunId, WorkerId
 
 from .certification import repeated
 from .clock import NOW, READ_CLOCK
@@ -34,11 +34,11 @@ COUNT_CLAIM = b"UPDATE edda_claim SET n = n + 1 WHERE worker = %b AND n >= %b"
 CLAIM_NUMBER = b"SELECT n FROM edda_claim WHERE worker = %b"
 TAKE = b"""UPDATE edda_sched FORCE INDEX (PRIMARY)
     SET owner = %b, epoch = epoch + 1, ready_at = NULL, status = 'running', reason = NULL WHERE run_id IN (%b)"""
-# Those that have just become suspects first, and of the others one.
+# Those first that died last; of these the first group is claimed.
 FIND_SUSPECTS = (
     b"SELECT suspect_at, " + _COLUMNS + b" FROM edda_sched FORCE INDEX (edda_sched_suspect)"
     b" WHERE suspect_at IS NOT NULL AND workflow IN (%b) AND owner IS NULL"
-    b" ORDER BY deaths <> %b, suspect_at, run_id LIMIT %b"
+    b" ORDER BY suspect_at DESC, run_id LIMIT %b"
     b" FOR UPDATE SKIP LOCKED"
 )
 TAKE_SUSPECTS = b"""UPDATE edda_sched FORCE INDEX (PRIMARY)
@@ -79,8 +79,6 @@ READ_MAIL = b"""SELECT d.run_id, d.n, d.kind, d.at, d.step, COALESCE(e.body, d.v
     FROM edda_delivery d FORCE INDEX (PRIMARY) LEFT JOIN edda_event e ON e.seq = d.event
     WHERE %b ORDER BY d.run_id, d.n"""
 
-_DEATHS = 10
-"""Its place in a row that was found to be claimed."""
 _INBOXES = 500
 """Ranges in one statement."""
 
@@ -135,14 +133,13 @@ class MySQLQueue:
         self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0
     ) -> Claim:
         async with self._pool.session() as session:
-            find = bind(FIND_SUSPECTS, workflows, SUSPECT_DEATHS, few)
+            find = bind(FIND_SUSPECTS, workflows, few)
             look = SHARE_FENCE if session.node is None else HOLD_FENCE
             _, fence, found = await session.send(bind(BEGIN), bind(look, worker), find)
             if not fence.rows:
                 return await _claim_nothing(session)
-            new = [row for row in found.rows if row[_DEATHS] == SUSPECT_DEATHS]
-            due = new or list(found.rows[:1])
-            take = [bind(TAKE_SUSPECTS, worker, int(alone and not new), _ids(due))] if due else []
+            due = [row for row in found.rows if row[0] == found.rows[0][0]]
+            take = [bind(TAKE_SUSPECTS, worker, int(alone and len(due) == 1), _ids(due))] if due else []
             return await self._take(session, worker, due, take, seen)
 
     async def has_suspects(self, workflows: Sequence[str]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from edda.core.model import Crashes, RunId, Takeover, WorkerId, WorkerInfo, WorkerStatus
+from collections.abc import Iterable
+
+from edda.core.model import Crashes, RunId, Takeover, WorkerId, WorkerInfo, WorkerStatus, suspect_groups
 from edda.errors import StorageError
 from edda.storage.ports import AT_ONCE, RECLAIM
 
@@ -41,17 +43,17 @@ FREE = (
     + NOW
     + b" WHERE run_id IN (%b) AND owner = %b"
 )
-# For `Crashes.after_death`. The deaths of a run are written only by who frees it, or by an owner that is gone now.
+# For `Crashes.after_death`, with one time for all, by which a group is known. The deaths of a run are written only by
+# who frees it, or by an owner that is gone now.
 RUNS_OF_DEAD = (
     b"SELECT s.run_id, s.deaths, s.deaths_alone, s.died_seq, s.alone,"
     b" (SELECT h.seq FROM edda_hist h WHERE h.run_id = s.run_id AND h.gen = s.gen"
-    b" ORDER BY h.seq DESC LIMIT 1) FROM edda_sched s WHERE s.owner = %b LIMIT %b"
+    b" ORDER BY h.seq DESC LIMIT 1), " + NOW + b" FROM edda_sched s WHERE s.owner = %b LIMIT %b"
 )
 FREE_FROM_DEAD = (
     b"UPDATE (%b) v STRAIGHT_JOIN edda_sched s FORCE INDEX (PRIMARY) ON s.run_id = v.run_id AND s.owner = v.owner SET"
     b" s.owner = NULL, s.status = 'running', s.alone = FALSE, s.deaths = v.deaths, s.deaths_alone = v.deaths_alone,"
-    b" s.died_seq = v.died_seq, s.ready_at = IF(v.suspect, NULL, " + NOW + b"),"
-    b" s.suspect_at = IF(v.suspect, " + NOW + b", NULL)"
+    b" s.died_seq = v.died_seq, s.ready_at = v.ready_at, s.suspect_at = v.suspect_at"
 )
 KEEP_COMPANY = b"UPDATE edda_sched SET alone = FALSE WHERE run_id IN (%b) AND owner = %b"
 CLEAR_DEATHS = b"""UPDATE edda_sched SET deaths = 0, deaths_alone = 0, died_seq = NULL, alone = FALSE
@@ -224,7 +226,7 @@ async def _free_some(session: Session, worker: WorkerId, died: bool) -> int:
     """Read without locks, then lock by primary key: by the owner's index the order would be another one."""
     if died:
         owned = (await session.run(RUNS_OF_DEAD, worker, TAKEOVER_LIMIT)).rows
-        freed = await session.send(*join_values(FREE_FROM_DEAD, [_death(row, worker) for row in sorted(owned)]))
+        freed = await session.send(*join_values(FREE_FROM_DEAD, _deaths(owned, worker)))
         return sum(reply.affected for reply in freed)
     rows = (await session.run(RUNS_OF, worker, TAKEOVER_LIMIT)).rows
     if not rows:
@@ -232,14 +234,27 @@ async def _free_some(session: Session, worker: WorkerId, died: bool) -> int:
     return (await session.run(FREE, sorted(run_id(row[0]) for row in rows), worker)).affected
 
 
-def _death(row: Row, worker: WorkerId) -> bytes:
-    run, deaths, alone, seq, is_alone, last = row
-    crashes = Crashes(deaths, alone, seq).after_death(last or 0, bool(is_alone))
-    return b"SELECT %b AS run_id, %b AS owner, %d AS deaths, %d AS deaths_alone, %b AS died_seq, %d AS suspect" % (
-        quote_text(run_id(run)),
+def _deaths(rows: Iterable[Row], worker: WorkerId) -> list[bytes]:
+    died = [
+        (run_id(run), Crashes(deaths, alone, seq).after_death(last or 0, bool(is_alone)), int(now))
+        for run, deaths, alone, seq, is_alone, last, now in sorted(rows)
+    ]
+    suspects = [(run, crashes) for run, crashes, _ in died if crashes.is_suspect]
+    groups = suspect_groups([crashes for _, crashes in suspects])
+    group_of = {run: group for (run, _), group in zip(suspects, groups, strict=True)}
+    return [_death(run, worker, crashes, now, group_of.get(run)) for run, crashes, now in died]
+
+
+def _death(run: RunId, worker: WorkerId, crashes: Crashes, now: int, group: int | None) -> bytes:
+    return (
+        b"SELECT %b AS run_id, %b AS owner, %d AS deaths, %d AS deaths_alone, %b AS died_seq, %b AS ready_at,"
+        b" %b AS suspect_at"
+    ) % (
+        quote_text(run),
         quote_text(worker),
         crashes.deaths,
         crashes.alone,
         int_or_null(crashes.seq),
-        crashes.is_suspect,
+        int_or_null(now if group is None else None),
+        int_or_null(None if group is None else now - group),
     )

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import asyncpg
 
 from edda.core.model import (
-    SUSPECT_DEATHS,
     Claim,
     ClaimedRun,
     Crashes,
@@ -58,18 +57,18 @@ SELECT {now} AS now, (SELECT n FROM counted) AS number, claimed.*
 CLAIM_FEW = _CLAIM.replace("{limit}", "100")
 CLAIM_MANY = _CLAIM.replace("{limit}", "1000")
 
-# Of those that have just become suspects several, else one alone. What is locked is being claimed or told something.
+# The group that is first of those that died last. What is locked is being claimed or told something.
 CLAIM_SUSPECTS = with_now("""
 WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHARE),
      counted AS (UPDATE edda_claim SET n = n + 1
                   WHERE worker = $1 AND n >= $5 AND EXISTS (SELECT FROM fence) RETURNING n),
      found AS MATERIALIZED (
-         SELECT run_id, deaths, suspect_at FROM edda_sched
+         SELECT run_id, suspect_at FROM edda_sched
           WHERE EXISTS (SELECT FROM counted) AND suspect_at IS NOT NULL AND workflow = ANY ($2::text[])
-          ORDER BY deaths <> {suspect}, suspect_at, run_id LIMIT $3 FOR UPDATE SKIP LOCKED),
+          ORDER BY suspect_at DESC, run_id LIMIT $3 FOR UPDATE SKIP LOCKED),
      chosen AS MATERIALIZED (
-         SELECT run_id, $4 AND deaths <> {suspect} AS alone, suspect_at FROM found WHERE deaths = {suspect}
-            OR run_id = (SELECT run_id FROM found ORDER BY deaths <> {suspect}, suspect_at, run_id LIMIT 1)),
+         SELECT run_id, $4 AND count(*) OVER () = 1 AS alone, suspect_at FROM found
+          WHERE suspect_at = (SELECT max(suspect_at) FROM found)),
      claimed AS (
          UPDATE edda_sched s
             SET owner = $1, epoch = s.epoch + 1, ready_at = NULL, suspect_at = NULL, status = 'running',
@@ -78,9 +77,7 @@ WITH fence AS MATERIALIZED (SELECT FROM edda_fence WHERE worker = $1 FOR KEY SHA
          RETURNING s.run_id, s.workflow, s.gen, s.epoch, s.absorbed, s.attempts, s.start_seq, s.watchers, s.undoing,
                    s.end_if_parked, s.deaths, s.deaths_alone, s.died_seq, chosen.suspect_at)
 SELECT {now} AS now, (SELECT n FROM counted) AS number, claimed.*
-  FROM (VALUES (1)) one LEFT JOIN claimed ON true ORDER BY claimed.suspect_at""").replace(
-    "{suspect}", str(SUSPECT_DEATHS)
-)
+  FROM (VALUES (1)) one LEFT JOIN claimed ON true ORDER BY claimed.run_id""")
 HAS_SUSPECTS = """
 SELECT EXISTS (SELECT FROM edda_sched WHERE suspect_at IS NOT NULL AND workflow = ANY ($1::text[]))"""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edda.core.model import SUSPECT_DEATHS, RunId, Takeover, WorkerId, WorkerInfo, WorkerStatus
+from edda.core.model import SUSPECT_DEATHS, SUSPECT_GROUPS, RunId, Takeover, WorkerId, WorkerInfo, WorkerStatus
 from edda.storage.ports import AT_ONCE, RECLAIM
 
 from .clock import with_now
@@ -45,26 +45,38 @@ WITH found AS MATERIALIZED (SELECT run_id FROM edda_sched WHERE owner = $1 LIMIT
           WHERE s.owner = $1 ORDER BY s.run_id FOR UPDATE OF s)
 UPDATE edda_sched s SET owner = NULL, ready_at = {now}, status = 'running', alone = false
   FROM locked WHERE s.run_id = locked.run_id""")
-# The same, with one more death each, as `Crashes.after_death` says.
-FREE_FROM_DEAD = with_now("""
+# The same, with one more death each, as `Crashes.after_death` says, and those who are suspects then in the groups of
+# `suspect_groups`. One time for all: a group is known by it.
+FREE_FROM_DEAD = (
+    with_now("""
 WITH found AS MATERIALIZED (SELECT run_id FROM edda_sched WHERE owner = $1 LIMIT 5000),
      locked AS MATERIALIZED (
          SELECT s.run_id, s.gen, s.deaths, s.deaths_alone, s.died_seq, s.alone
            FROM found JOIN edda_sched s USING (run_id)
           WHERE s.owner = $1 ORDER BY s.run_id FOR UPDATE OF s),
      died AS MATERIALIZED (
-         SELECT run_id, alone, deaths, deaths_alone,
+         SELECT run_id, deaths + 1 AS deaths, deaths_alone + alone::int AS deaths_alone,
                 CASE WHEN deaths > 0 THEN died_seq ELSE coalesce(last.seq, 0) END AS seq
            FROM locked LEFT JOIN LATERAL (
                 SELECT h.seq FROM edda_hist h
                  WHERE h.run_id = locked.run_id AND h.gen = locked.gen
-                 ORDER BY h.seq DESC LIMIT 1) last ON true)
+                 ORDER BY h.seq DESC LIMIT 1) last ON true),
+     divided AS (
+         SELECT run_id, deaths, deaths_alone,
+                (row_number() OVER level - 1 + deaths) % count(*) OVER whole * {groups} / count(*) OVER whole AS part
+           FROM died WHERE deaths >= {suspect}
+         WINDOW whole AS (PARTITION BY deaths_alone, deaths), level AS (whole ORDER BY run_id)),
+     suspects AS (
+         SELECT run_id, dense_rank() OVER (ORDER BY deaths_alone DESC, deaths, part) - 1 AS place FROM divided),
+     clock AS MATERIALIZED (SELECT {now} AS now)
 UPDATE edda_sched s
-   SET owner = NULL, status = 'running', alone = false, deaths = d.deaths + 1,
-       deaths_alone = d.deaths_alone + d.alone::int, died_seq = d.seq,
-       ready_at = CASE WHEN d.deaths + 1 < {suspect} THEN {now} END,
-       suspect_at = CASE WHEN d.deaths + 1 >= {suspect} THEN {now} END
-  FROM died d WHERE s.run_id = d.run_id""").replace("{suspect}", str(SUSPECT_DEATHS))
+   SET owner = NULL, status = 'running', alone = false, deaths = d.deaths, deaths_alone = d.deaths_alone,
+       died_seq = d.seq, ready_at = CASE WHEN d.deaths < {suspect} THEN clock.now END,
+       suspect_at = clock.now - suspects.place
+  FROM clock CROSS JOIN died d LEFT JOIN suspects USING (run_id) WHERE s.run_id = d.run_id""")
+    .replace("{suspect}", str(SUSPECT_DEATHS))
+    .replace("{groups}", str(SUSPECT_GROUPS))
+)
 KEEP_COMPANY = "UPDATE edda_sched SET alone = false WHERE owner = $1 AND alone"
 CLEAR_DEATHS = """
 UPDATE edda_sched SET deaths = 0, deaths_alone = 0, died_seq = NULL, alone = false

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edda.core.model import (
-    SUSPECT_DEATHS,
     Claim,
     ClaimedRun,
     Crashes,
@@ -33,11 +32,13 @@ SELECT ready_at, run_id FROM edda_sched INDEXED BY edda_sched_ready
 _TAKE = """
 UPDATE edda_sched SET owner = ?, epoch = epoch + 1, ready_at = NULL, status = 'running', reason = NULL
  WHERE run_id = ?"""
-# Those that have just become suspects, then the others; few have so many deaths, and no index knows how many.
+# The group that is first of those that died last.
 _SUSPECTS = """
-SELECT run_id, deaths FROM edda_sched INDEXED BY edda_sched_suspect
- WHERE suspect_at IS NOT NULL AND workflow IN (SELECT value FROM json_each(?1))
- ORDER BY deaths <> ?2, suspect_at, run_id LIMIT ?3"""
+SELECT run_id FROM edda_sched INDEXED BY edda_sched_suspect
+ WHERE suspect_at = (SELECT max(suspect_at) FROM edda_sched INDEXED BY edda_sched_suspect
+                      WHERE suspect_at IS NOT NULL AND workflow IN (SELECT value FROM json_each(?1)))
+   AND workflow IN (SELECT value FROM json_each(?1))
+ ORDER BY run_id LIMIT ?2"""
 _TAKE_SUSPECT = """
 UPDATE edda_sched
    SET owner = ?, epoch = epoch + 1, ready_at = NULL, suspect_at = NULL, status = 'running', reason = NULL, alone = ?
@@ -120,9 +121,8 @@ def claim_suspects(
     number = _count(db, worker, seen)
     if number is None:
         return Claim(now, ())
-    found = db.rows(_SUSPECTS, (json.dumps(list(workflows)), SUSPECT_DEATHS, few))
-    chosen = [run_id for run_id, deaths in found if deaths == SUSPECT_DEATHS] or [run_id for run_id, _ in found[:1]]
-    is_alone = alone and bool(found) and found[0][1] != SUSPECT_DEATHS
+    chosen = [run_id for (run_id,) in db.rows(_SUSPECTS, (json.dumps(list(workflows)), few))]
+    is_alone = alone and len(chosen) == 1
     db.run_many(_TAKE_SUSPECT, [(worker, int(is_alone), run_id) for run_id in chosen])
     return Claim(now, _load(db, chosen) if chosen else (), number)
 

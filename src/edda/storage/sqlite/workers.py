@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edda.core.model import Crashes, RunId, Takeover, WorkerId, WorkerInfo
+from edda.core.model import Crashes, RunId, Takeover, WorkerId, WorkerInfo, suspect_groups
 from edda.storage.ports import AT_ONCE as IMMEDIATE
 from edda.storage.ports import RECLAIM
 
@@ -91,13 +91,21 @@ def retire(db: Connection, worker: WorkerId, died: bool, now: int) -> int:
 
 
 def _free_from_dead(db: Connection, worker: WorkerId, now: int) -> int:
-    rows = []
-    for run_id, deaths, alone, seq, is_alone, last in db.rows(_OWNED_BY_DEAD, (worker, AT_ONCE)):
-        crashes = Crashes(deaths, alone, seq).after_death(last, bool(is_alone))
-        due = (None, now) if crashes.is_suspect else (now, None)
-        rows.append((*due, crashes.deaths, crashes.alone, crashes.seq, run_id))
-    db.run_many(_FREE_FROM_DEAD, rows)
-    return len(rows)
+    died = [
+        (run_id, Crashes(deaths, alone, seq).after_death(last, bool(is_alone)))
+        for run_id, deaths, alone, seq, is_alone, last in db.rows(_OWNED_BY_DEAD, (worker, AT_ONCE))
+    ]
+    suspects = [(run_id, crashes) for run_id, crashes in died if crashes.is_suspect]
+    groups = suspect_groups([crashes for _, crashes in suspects])
+    suspect_at = {run_id: now - group for (run_id, _), group in zip(suspects, groups, strict=True)}
+    db.run_many(
+        _FREE_FROM_DEAD,
+        [
+            (None if one.is_suspect else now, suspect_at.get(run_id), one.deaths, one.alone, one.seq, run_id)
+            for run_id, one in died
+        ],
+    )
+    return len(died)
 
 
 def keep_company(db: Connection, worker: WorkerId) -> None:
