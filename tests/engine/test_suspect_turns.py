@@ -194,6 +194,24 @@ async def test_the_next_suspects_do_not_wait_for_those_whose_steps_have_ended(
     assert not gate.is_open
 
 
+async def test_after_the_turn_of_a_run_that_died_alone_the_others_are_run_together(make_app: MakeApp) -> None:
+    client = await make_app(workflows=WORKFLOWS, worker=False)
+    storage = client.engine.storage
+    ids = [await client.start(one_long_step) for _ in range(13)]
+    await make_suspects(storage, 13, one_long_step.name)
+    killer = await client.start(suspect)
+    await make_suspects(storage, 1)
+    for number in range(2):
+        worker = WorkerInfo(WorkerId(f"alone-{number}"), "test", "elsewhere", 1)
+        await storage.register(worker, 3_600_000_000)
+        assert len((await storage.claim_suspects(worker.id, ["suspect"], 100, True)).runs) == 1
+        await storage.remove_worker(worker.id, died=True)
+    app = await make_app(workflows=WORKFLOWS, settings=PATIENT)
+    assert await results(app, [killer]) == [42]
+    await until(lambda: gate.ticks == 13, "all others are in their steps, which do not end")
+    assert all([(await client.engine.read_run(run_id)).owner is not None for run_id in ids])
+
+
 def _turns(window: float) -> suspects.SuspectTurns:
     return suspects.SuspectTurns(Settings(suspect_window=window))
 
@@ -217,12 +235,12 @@ def test_a_turn_in_company_is_not_prolonged_and_others_get_as_much_time(monkeypa
     now = 1_000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     turns = _turns(30.0)
-    turns.open([claimed(6)], ["run"])
+    turns.open([claimed(6)], [RunId("run")])
     assert turns.left == 240.0
     turns = _turns(30.0)
     turns.wait()
     now += 5.0
-    turns.open([claimed(6)], ["run", "other"])
+    turns.open([claimed(6)], [RunId("run"), RunId("other")])
     assert turns.left == 30.0
     now += 30.0
     turns.close()

@@ -4,7 +4,8 @@ A run that kills its process cannot be told from those that only shared the proc
 which the worker claims nothing else. The storage divides those that died together into groups (`suspect_groups`), and a
 group that dies is divided again, until a run is alone: its next deaths are its own. A turn ends when the deaths of its
 runs are void or they left memory, or when its window is over, and the next turn follows at once. Runs of earlier turns
-that go on beside it get a death at most, which makes no suspect of them; the next process runs suspects first.
+that go on beside it get a death at most, which makes no suspect of them; the next process runs suspects first. After
+the turn of a run that died alone again and again, those that are left are run together.
 
 A worker holds other runs back only while it knows that a suspect waits in the database: it waits at most `LONGEST_WAIT`
 seconds for its other runs to leave memory, then runs suspects beside those that stay. Once turns and waits have held
@@ -18,7 +19,7 @@ from collections.abc import Collection, Sequence
 
 from edda.core.model import ClaimedRun, RunId
 
-from .settings import Settings
+from .settings import DEATHS_ALONE, Settings
 
 LONGEST_WAIT = 5.0
 """Seconds for which a worker claims nothing so that its other runs leave memory. Those with long steps do not."""
@@ -29,10 +30,14 @@ class SuspectTurns:
     def __init__(self, settings: Settings) -> None:
         self.are_due = True
         """Suspects may wait in the database: a new worker looks, and then each sweep."""
+        self.has_found_killer = False
+        """A run that died alone again and again was parked here, or has ended its step: the suspects that are left
+        have most probably only shared its process, and are run together."""
         self.is_marked = False
         """The database may take a run of this worker to be alone."""
         self._settings = settings
         self._held: set[RunId] = set()
+        self._killer: RunId | None = None
         self._beside: set[RunId] = set()
         """In memory when the last turn began: suspects, and runs that did not leave in time. No turn waits for them."""
         self._began: float | None = None
@@ -77,6 +82,7 @@ class SuspectTurns:
         out."""
         now = time.monotonic()
         self._held = {run.run_id for run in runs}
+        self._killer = next((run.run_id for run in runs if run.crashes.alone >= DEATHS_ALONE), None)
         self._beside = {*live, *self._held}
         in_company = len(self._beside) > len(self._held)
         deaths = max(run.crashes.deaths for run in runs)
@@ -91,6 +97,7 @@ class SuspectTurns:
         if run_id not in self._held:
             return False
         self._held.discard(run_id)
+        self.has_found_killer = self.has_found_killer or run_id == self._killer
         return not self._held
 
     def close(self) -> None:
@@ -112,5 +119,5 @@ class SuspectTurns:
         return max(0.0, self._waits_until - now)
 
     def found_none(self) -> None:
-        self.are_due = False
+        self.are_due = self.has_found_killer = False
         self._began = self._waits_until = None

@@ -628,15 +628,15 @@ class Worker:
         return await self._claim_suspects(names)
 
     async def _claim_suspects(self, names: Sequence[str]) -> float | None:
-        turns, in_company = self._suspects, bool(self.live)
-        few = max(1, min(self._room, self.settings.claim_batch))
-        runs = await self._adopt_claimed(
-            lambda seen: self._storage.claim_suspects(self.info.id, names, few, not in_company, seen)
-        )
+        turns = self._suspects
+        alone = not self.live and not turns.has_found_killer
+        runs = await self._claim_suspect_group(names, alone)
         if not runs:
             turns.found_none()
             return None
-        if not in_company and len(self.live) > len(runs):  # a run was begun here while the claim was under way
+        while turns.has_found_killer and self._room > 0 and (more := await self._claim_suspect_group(names, False)):
+            runs = [*runs, *more]
+        if alone and len(self.live) > len(runs):  # a run was begun here while the claim was under way
             await self._storage.keep_company(self.info.id)
         turns.open(runs, self.live)
         company = "alone" if len(runs) == 1 else f"with {len(runs) - 1} other such runs"
@@ -646,6 +646,12 @@ class Worker:
             told = {"run": run.run_id, "workflow": run.workflow, "worker": self.info.id}
             log_line("run_suspect", **told, deaths=run.crashes.deaths, company=company)
         return turns.left
+
+    async def _claim_suspect_group(self, names: Sequence[str], alone: bool) -> Sequence[ClaimedRun]:
+        few = max(1, min(self._room, self.settings.claim_batch))
+        return await self._adopt_claimed(
+            lambda seen: self._storage.claim_suspects(self.info.id, names, few, alone, seen)
+        )
 
     async def _recheck_ownership(self, runs: Sequence[ClaimedRun], before: int) -> Sequence[ClaimedRun]:
         """A run stolen between its claim and now would be driven by two: if ownership was looked at
