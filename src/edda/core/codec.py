@@ -12,13 +12,23 @@ from typing import Any, Protocol
 
 import msgspec
 
-from edda.errors import ArgumentError, PayloadError, PayloadTooLargeError
+from edda.errors import ArgumentError, NonDeterminismError, PayloadError, PayloadTooLargeError
 
 from .annotations import shape_of
 from .paths import path_part
-from .plain import TAG, TAG_BYTES, UnstorableError, decode_value, encode_value, is_json_value
+from .plain import (
+    TAG,
+    TAG_BYTES,
+    UNTYPED_BYTES,
+    UnstorableError,
+    Untyped,
+    decode_value,
+    encode_value,
+    is_json_value,
+    is_untyped,
+)
 from .records import TypeMismatchError
-from .shapes import ARGUMENT, STORED, TypeAdapter
+from .shapes import ANYTHING, ARGUMENT, STORED, TypeAdapter
 
 MAX_BYTES = 2 * 1024 * 1024
 
@@ -64,6 +74,35 @@ class Codec:
         value = _parse(data, tagged)
         return value if shape.plain and not tagged else decode_as(value, shape)
 
+    def encode_typed(self, value: Any, annotation: Any) -> bytes:
+        """For `decode_recorded`: a value that is not what its annotation says is marked."""
+        data = self.encode(value)
+        try:
+            is_typed = fits(value, shape_of(annotation))
+        except Exception:  # nobody can read the annotation: what has happened is recorded all the same
+            return data
+        return data if is_typed else self.encode(Untyped(value))
+
+    def decode_recorded(self, data: bytes, annotation: Any, what: str, name: str) -> Any:
+        """What `encode_typed` wrote, as annotated now. Raises `NonDeterminismError` if the value was what its
+        annotation said, and is not any more: the code has changed, and is not given what it does not expect.
+
+        `what` and the `name` start the error's text.
+        """
+        data = self.decrypt(data)
+        value, shape = _parse(data, TAG_BYTES in data), shape_of(annotation)
+        if UNTYPED_BYTES in data and is_untyped(_read(data)):
+            return decode_as(value, shape)
+        return fit_recorded(value, shape, what, name)
+
+    def decode_input(self, data: bytes) -> tuple[Any, frozenset[str]]:
+        """The stored arguments by name, and the names of those that are marked."""
+        data = self.decrypt(data)
+        arguments = _parse(data, TAG_BYTES in data)
+        if UNTYPED_BYTES not in data:
+            return arguments, frozenset()
+        return arguments, frozenset(name for name, value in _read(data).items() if is_untyped(value))
+
     def convert(self, value: Any, annotation: Any, where: str) -> Any:
         """The value as an argument of this type; `where` starts the error's text."""
         return convert(value, shape_of(annotation), where)
@@ -73,7 +112,10 @@ class Codec:
         return one == other or self._canonical(one) == self._canonical(other)
 
     def _canonical(self, data: bytes) -> bytes:
-        return msgspec.json.encode(_parse(self.decrypt(data)), order="deterministic")
+        value = _parse(data := self.decrypt(data))
+        if UNTYPED_BYTES in data and type(value) is dict:  # an annotation that is corrected changes no argument
+            value = {key: item["v"] if is_untyped(item) else item for key, item in value.items()}
+        return msgspec.json.encode(value, order="deterministic")
 
     @property
     def is_sealing(self) -> bool:
@@ -109,6 +151,33 @@ def decode_as(value: Any, shape: TypeAdapter) -> Any:
         return shape.fit(value, STORED)
     except TypeMismatchError:
         return value
+
+
+def fit_recorded(value: Any, shape: TypeAdapter, what: str, name: str) -> Any:
+    try:
+        fitted = shape.fit(value, STORED)
+    except TypeMismatchError as misfit:
+        place = f"${misfit.path}: " if misfit.path else ""
+        raise NonDeterminismError(
+            f"{what} {name!r} was recorded, and does not fit {shape.name} now: {place}{misfit.reason}. The type "
+            "changed while the run was under way. Give a new field a default, let the type take what was recorded, or "
+            "deploy the code that recorded it, and the run goes on."
+        ) from misfit
+    return value if shape.plain else fitted
+
+
+def fits(value: Any, shape: TypeAdapter) -> bool:
+    """Whether a value that can be stored comes back as annotated."""
+    if shape is ANYTHING:
+        return True
+    try:
+        if shape.plain and is_json_value(value):
+            shape.fit(value, STORED)
+        else:
+            shape.fit(decode_value(encode_value(value)), STORED)
+    except TypeMismatchError:
+        return False
+    return True
 
 
 def _write_carefully(value: Any) -> tuple[Any, bytes]:

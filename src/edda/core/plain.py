@@ -32,6 +32,9 @@ TAG = "$"
 TAG_BYTES = b'"$"'
 """Its JSON; inside a longer string the quotes would be escaped, so data without these bytes has no tag."""
 
+UNTYPED = "untyped"
+UNTYPED_BYTES = b'"untyped"'
+
 MAX_DEPTH = 100
 """Far below Python's own limit: a tag adds levels, and restoring a model takes several calls per level."""
 
@@ -43,6 +46,18 @@ Packer = Callable[[Any, tuple[int, ...]], Any]
 
 class UnstorableError(LocatedError):
     """A value that cannot be stored."""
+
+
+class Untyped(msgspec.Struct, frozen=True):
+    """A value that was not what its annotation says when it was recorded. It is marked, so that a replay can tell it
+    from one whose type has changed since."""
+
+    value: Any
+
+
+def is_untyped(plain: Any) -> bool:
+    """Whether this JSON stands for such a value."""
+    return type(plain) is dict and plain.get(TAG) == UNTYPED
 
 
 def is_json_value(value: Any, depth: int = 0) -> bool:
@@ -164,6 +179,10 @@ def _pack_record(record: ModelAdapter, value: Any, parents: tuple[int, ...]) -> 
     return packed if TAG not in packed else _tagged("map", list(packed.items()))
 
 
+def _pack_untyped(value: Untyped, parents: tuple[int, ...]) -> Any:
+    return _tagged(UNTYPED, encode_value(value.value, parents))
+
+
 def _pack_member(value: Enum, parents: tuple[int, ...]) -> Any:
     return encode_value(value.value, parents)
 
@@ -248,6 +267,7 @@ _PACKERS: dict[type, Packer] = {
     UUID: partial(_pack_text, "uuid", str),
     bytes: partial(_pack_text, "bytes", _write_base64),
     bytearray: partial(_pack_text, "bytearray", _write_base64),
+    Untyped: _pack_untyped,
 }
 
 
@@ -303,4 +323,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "uuid": UUID,
     "bytes": a2b_base64,
     "bytearray": lambda text: bytearray(a2b_base64(text)),
+    UNTYPED: lambda value: value,
 }

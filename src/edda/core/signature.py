@@ -17,11 +17,11 @@ from msgspec import Struct
 from edda.errors import ArgumentError
 
 from .annotations import shape_of
-from .codec import Codec, decode_as
+from .codec import Codec, decode_as, fit_recorded, fits
 from .hints import Namespace, hints_of
-from .plain import is_storable
+from .plain import Untyped, is_storable
 from .records import TypeMismatchError
-from .shapes import ARGUMENT, TypeAdapter, did_you_mean
+from .shapes import ANYTHING, ARGUMENT, TypeAdapter, did_you_mean
 
 _PLAIN = (str, int, float, bool, bytes, dict, list, tuple, set)
 _PLAIN_NAMES = tuple(kind.__name__ for kind in _PLAIN)
@@ -79,14 +79,40 @@ class Signature:
     def encode(self, codec: Codec, bound: BoundArguments) -> bytes:
         return codec.encode(bound.values)
 
+    def encode_input(self, codec: Codec, bound: BoundArguments) -> bytes:
+        """Of a run, for `decode_input`: defaults and the fields of dataclasses need not be what their annotations
+        say, and are marked then."""
+        data = codec.encode(bound.values)
+        untyped = [key for key, value in bound.values.items() if not fits(value, self._shapes[key])]
+        if not untyped:
+            return data
+        return codec.encode(bound.values | {key: Untyped(bound.values[key]) for key in untyped})
+
     def decode(self, codec: Codec, data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call the function with."""
+        """What to call the function with; an argument that does not fit its annotation is passed as it is."""
         stored = codec.decode(data)
+        self._check_stored(stored)
         shapes = self._shapes
-        if not isinstance(stored, dict) or (stored.keys() != shapes.keys() and self._has_changed(stored)):
-            self._refuse_stored(stored)
         values = {key: decode_as(value, shapes[key]) if key in shapes else value for key, value in stored.items()}
         return self._spread(values)
+
+    def decode_input(self, codec: Codec, data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to call a workflow's function with. Raises `NonDeterminismError` if an argument fitted its annotation
+        when the run was started, and does not now."""
+        stored, untyped = codec.decode_input(data)
+        self._check_stored(stored)
+        shapes, what = self._shapes, f"the input of {self.name}(), argument"
+        values = {
+            key: decode_as(value, shapes.get(key, ANYTHING))
+            if key in untyped
+            else fit_recorded(value, shapes.get(key, ANYTHING), what, key)
+            for key, value in stored.items()
+        }
+        return self._spread(values)
+
+    def _check_stored(self, stored: Any) -> None:
+        if not isinstance(stored, dict) or (stored.keys() != self._shapes.keys() and self._has_changed(stored)):
+            self._refuse_stored(stored)
 
     @cached_property
     def parameters(self) -> dict[str, Any]:

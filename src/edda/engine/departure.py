@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from edda.core.codec import Codec
 from edda.core.model import NO_CRASHES, ClaimedRun, End, EndWatcher, Entry, EntryKind, Recur, RunSignal
+from edda.core.signature import Signature
 from edda.workflow.children import RunEnded
 from edda.workflow.context import RunContext
 from edda.workflow.execution import Execution, RecurRequested
@@ -31,6 +32,7 @@ class RunCompletion:
         draft: RunWriteBuffer,
         waits: EventWaits,
         context: RunContext,
+        signature: Signature,
         herald: RunHooks | None,
         limit: int,
     ) -> None:
@@ -42,7 +44,7 @@ class RunCompletion:
         self._waits = waits
         self._context = context
         self._endings = EndRecords(
-            f"{claimed.workflow} {claimed.run_id}", codec, clock, herald, limit, self._count_rejected
+            f"{claimed.workflow} {claimed.run_id}", codec, signature, clock, herald, limit, self._count_rejected
         )
         self._end: End | None = None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edda.core.codec import Codec
 from edda.core.failure import encode_failure
 from edda.core.model import End, EntryKind
+from edda.core.signature import Signature
 from edda.core.states import RunStatus
 from edda.errors import (
     CompensationError,
@@ -34,6 +35,7 @@ class EndRecords:
         self,
         name: str,
         codec: Codec,
+        signature: Signature,
         clock: Clock,
         herald: RunHooks | None,
         limit: int,
@@ -44,6 +46,7 @@ class EndRecords:
         self._limit = limit
         self._count_rejected = count_rejected
         self._codec = codec
+        self._signature = signature
         self._clock = clock
         self._herald = herald
         self.reason = ""
@@ -72,7 +75,7 @@ class EndRecords:
 
     def encode(self, result: Any) -> bytes:
         try:
-            return self._codec.encode(result)
+            return self._codec.encode_typed(result, self._signature.returns)
         except PayloadError as error:
             raise PayloadError(f"the result of {self._name} cannot be stored: {error}") from None
 

@@ -337,7 +337,7 @@ class Engine:
             )
         self.check_loop()
         bound = workflow.signature.bind(args, dict(kwargs))
-        data = workflow.signature.encode(self.codec, bound)
+        data = workflow.signature.encode_input(self.codec, bound)
         await self._look_at_clock()
         now = self.clock.now()
         context = current_context.get()

@@ -181,7 +181,7 @@ class EventIngest:
         return Start(
             run_id_for_event(workflow.name, event),
             workflow.name,
-            workflow.signature.encode(self._codec, bound),
+            workflow.signature.encode_input(self._codec, bound),
             now,
             now,
         )

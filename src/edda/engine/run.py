@@ -216,6 +216,7 @@ class LiveRun:
             self._draft,
             self._waits,
             self._context,
+            workflow.signature,
             self._herald,
             host.settings.history_limit,
         )
@@ -246,7 +247,7 @@ class LiveRun:
             self._park(self._guard.error("the workflow's own code, on replay"))
             return
         try:
-            args, kwargs = self.workflow.signature.decode(self._host.codec, claimed.input)
+            args, kwargs = self.workflow.signature.decode_input(self._host.codec, claimed.input)
         except Exception as error:  # the stored input does not fit the code: the code must change, the run is kept
             self._park(error)
             return

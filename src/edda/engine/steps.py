@@ -101,7 +101,7 @@ class OutcomePolicy:
     def on_result(self, command: Command, call: ActivityCall, result: Any) -> Success | Failure:
         """A result that cannot be stored, or not be undone, fails the step: trying again would repeat its effect."""
         try:
-            value = self._codec.encode(result)
+            value = self._codec.encode_typed(result, call.returns)
         except PayloadError as error:
             return self.failure(PayloadError(f"the result of {command.id} cannot be stored: {error}"))
         if call.undo is not None:

@@ -215,12 +215,14 @@ def inline_step(
         name,
         codec.encode(list(args)),
         decode=lambda entry: _decode(codec, entry, returns),
-        call=ActivityCall(fn, args, {}, is_async=is_async(fn), takes_context=False, retry_policy=retry_policy),
+        call=ActivityCall(fn, args, {}, is_async(fn), False, retry_policy, returns),
     )
 
 
 def _decode(codec: Codec, entry: Entry, returns: Any) -> Any:
-    return codec.decode(entry.value, returns) if entry.ok else decode_failure(codec, entry.value)
+    if not entry.ok:
+        return decode_failure(codec, entry.value)
+    return codec.decode_recorded(entry.value, returns, "the result of step", entry.step)
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

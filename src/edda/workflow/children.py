@@ -92,7 +92,7 @@ def start_child(
     is_awaited: bool,
 ) -> Coroutine[Any, Any, Any]:
     signature, codec = workflow.signature, ctx.codec
-    input = signature.encode(codec, signature.bind(args, dict(kwargs)))
+    input = signature.encode_input(codec, signature.bind(args, dict(kwargs)))
     call = ChildCall(workflow.name, input, options, is_awaited, options.id is not None, not options.detached)
     return ctx.execution.call(
         EntryKind.CHILD if is_awaited else EntryKind.START,
@@ -135,4 +135,4 @@ def _decode(codec: Codec, entry: Entry, returns: Any) -> Any:
         return decode_failure(codec, entry.value)
     if entry.kind is EntryKind.START:
         return codec.decode(entry.value, ChildStarted).run_id
-    return codec.decode(entry.value, returns)
+    return codec.decode_recorded(entry.value, returns, "the result of the run of step", entry.step)

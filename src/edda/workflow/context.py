@@ -224,7 +224,7 @@ class RunContext(WorkflowContext):
     def recur(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, NoReturn]:
         if not self.execution.is_at_root:
             raise NotInWorkflowError("ctx.recur() belongs into the workflow's own code, not into a branch of it")
-        raise RecurRequested(self._signature.encode(self._codec, self._signature.bind(args, kwargs)))
+        raise RecurRequested(self._signature.encode_input(self._codec, self._signature.bind(args, kwargs)))
 
     def now(self) -> datetime:
         """The time of the last recorded entry: the same on every replay."""
