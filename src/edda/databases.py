@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 
 from edda.core.urls import show_url
 from edda.engine.settings import Settings
-from edda.errors import AppError
+from edda.errors import AppError, ConfigurationError
 from edda.storage.ports import StatementProbe, Storage
 from edda.storage.url_options import refuse_unknown_options, split_options
 
@@ -102,7 +102,7 @@ def open_sessions(
     try:
         from edda.storage.alchemy import Sessions
     except ImportError as error:
-        raise AppError("ctx.session needs SQLAlchemy: pip install 'edda-framework[sqlalchemy]'") from error
+        raise ConfigurationError("ctx.session needs SQLAlchemy: pip install 'edda-framework[sqlalchemy]'") from error
     return Sessions(target, storage, engine=engine, pool_size=pool_size, probe=probe)
 
 

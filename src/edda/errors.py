@@ -38,6 +38,7 @@ EddaError
 ├── PayloadError                    a value that cannot be stored          (a ValueError)
 │   └── PayloadTooLargeError
 ├── AppError                        no app, or no single app, to talk to
+│   └── ConfigurationError              this process is not set up for what a step needs: its run is parked
 ├── LeaseLostError                  another worker took this one's runs
 ├── MigrationError                  the schema is not what this release needs
 └── StorageError
@@ -219,6 +220,11 @@ class PayloadTooLargeError(PayloadError):
 
 class AppError(EddaError, RuntimeError):
     """There is no app, or no single app, that the call could mean."""
+
+
+class ConfigurationError(AppError):
+    """This process is not set up for what a step needs, such as a package that is not installed. The run is parked, and
+    goes on in a process that is."""
 
 
 class LeaseLostError(EddaError):

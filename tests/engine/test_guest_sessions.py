@@ -17,12 +17,12 @@ from sqlalchemy.orm import Session
 from edda import EddaApp, RunStatus, WorkflowContext, activity, publish, receive, subscribe, workflow
 from edda.cloudevents import json_format
 from edda.engine.settings import Settings
-from edda.errors import AppError, InstanceConflictError, InstanceNotFoundError
+from edda.errors import InstanceConflictError, InstanceNotFoundError
 from edda.workflow.workflow import registry
 from tests.conftest import Database, MakeDatabase
 
 from .conftest import MakeApp
-from .facts import until
+from .facts import reason_of, until, until_status
 from .messages import logged, until_logged
 from .orders import SQL_KINDS, Order, Orders, driver_url, open_orders
 from .posting import SOURCE, result_of, stored
@@ -432,8 +432,9 @@ async def test_an_engine_that_commits_by_itself_is_refused(database: Database) -
 
     engine = create_async_engine(driver_url(database), isolation_level="AUTOCOMMIT")
     async with EddaApp("test", engine=engine) as app:
-        with pytest.raises(AppError, match="the engine given to EddaApp has isolation_level='AUTOCOMMIT'"):
-            await app.run(shop)
+        run_id = await app.start(shop)
+        await until_status(app, run_id, RunStatus.PARKED)
+        assert "the engine given to EddaApp has isolation_level='AUTOCOMMIT'" in await reason_of(app, run_id)
     await engine.dispose()
 
 

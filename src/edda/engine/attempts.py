@@ -14,6 +14,7 @@ from edda.errors import (
     ActivityCancelledError,
     ActivityTimeoutError,
     AppError,
+    ConfigurationError,
     HeartbeatTimeoutError,
     LeaseLostError,
     MigrationError,
@@ -29,7 +30,7 @@ from edda.workflow.limits import UNLIMITED
 from .backoff import Backoff
 from .log import tell_error
 from .progress import ActivityHeartbeat
-from .steps import ActivityThreads, Failure, Outcome, OutcomePolicy, Success
+from .steps import ActivityThreads, Failure, Outcome, OutcomePolicy, Success, Unready
 from .tasks import start_task
 from .work import DrainingError, EffectServices, LazyEffects, StepEffects
 
@@ -138,7 +139,7 @@ class Attempt:
 
     # What it does
 
-    async def run(self) -> Outcome | None:
+    async def run(self) -> Outcome | Unready | None:
         """None if it was cancelled: there is nothing to record."""
         conflicts, outages = Backoff(), Backoff(0.05, _LONGEST_PAUSE)
         while True:
@@ -187,7 +188,7 @@ class Attempt:
         if self._pause is not None and not self._pause.done():
             self._pause.set_result(None)
 
-    async def _run(self) -> Outcome | None:
+    async def _run(self) -> Outcome | Unready | None:
         owner, call = self._owner, self.call
         judge = owner.judge
         outcome: Outcome | None = None
@@ -222,7 +223,7 @@ class Attempt:
         if fault is Fault.AWAY or (fault is not None and self._repeats < _REPEATS):
             raise _FaultError(fault) from error
 
-    def failed(self, error: BaseException) -> Outcome | None:
+    def failed(self, error: BaseException) -> Outcome | Unready | None:
         """None if this worker gave the attempt up. A CancelledError that the worker did not ask for is a failure like
         any other: an attempt without an outcome would be begun again at once and for ever."""
         if isinstance(error, KeyboardInterrupt):
@@ -236,6 +237,8 @@ class Attempt:
             )
             cancelled.__cause__ = error
             error = cancelled
+        if isinstance(error, ConfigurationError):
+            return Unready(error)
         return self._owner.judge.on_error(self.command, self.call, self.number, error)
 
     @property
@@ -261,7 +264,7 @@ class Attempt:
 
     # What it does through Edda
 
-    async def _commit_effects(self, work: StepEffects, outcome: Outcome) -> Outcome | None:
+    async def _commit_effects(self, work: StepEffects, outcome: Outcome) -> Outcome | Unready | None:
         if not isinstance(outcome, Success):
             return outcome
         if not work.needs_commit:
@@ -275,8 +278,8 @@ class Attempt:
         except asyncio.CancelledError as error:
             return self.failed(error)
 
-    async def _commit(self, work: StepEffects, success: Success) -> Outcome | None:
-        command, call, judge = self.command, self.call, self._owner.judge
+    async def _commit(self, work: StepEffects, success: Success) -> Outcome | Unready | None:
+        command, call = self.command, self.call
         try:
             await work.commit(success.value)
         except LeaseLostError:
@@ -290,7 +293,7 @@ class Attempt:
                 return None
             if known is None:
                 self._repeat_after(fault, error)
-                return judge.on_error(command, call, self.number, error)
+                return self.failed(error)
             result = self._owner.place.codec.decode(known.value, call.returns)
             return Success(known.value, result, (known,))
         return Success(success.value, success.result, (StepCommit(command.id, self.number, success.value, 0),))
@@ -398,7 +401,7 @@ class Attempt:
             self._slot.free()
 
 
-async def _shield_commit(commit: asyncio.Task[Outcome | None]) -> Outcome | None:
+async def _shield_commit(commit: asyncio.Task[Outcome | Unready | None]) -> Outcome | Unready | None:
     """A cancel does not stop it, for it may be in already; a second one does."""
     try:
         return await asyncio.shield(commit)

@@ -15,7 +15,7 @@ from .herald import RunHooks
 from .log import RunLog
 from .queue import StartGate, StepQueue
 from .slots import Slot
-from .steps import Failure, Outcome, OutcomePolicy, Retry, Success
+from .steps import Failure, Outcome, OutcomePolicy, Retry, Success, Unready
 from .tasks import start_task
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ActivityRunner:
         herald: RunHooks | None,
         log: RunLog,
         *,
-        settled: Callable[[Command, Outcome | None], None],
+        settled: Callable[[Command, Outcome | Unready | None], None],
         progressed: Callable[[Command, bytes], None],
         unbegun: Callable[[Command], None],
         failed: Callable[[Exception], None],
@@ -197,7 +197,7 @@ class ActivityRunner:
         if attempt in self._running:
             self._end(attempt, None)
 
-    def _end(self, attempt: Attempt, outcome: Outcome | None) -> None:
+    def _end(self, attempt: Attempt, outcome: Outcome | Unready | None) -> None:
         self._remove(attempt)
         try:
             self._record_result(attempt, outcome)
@@ -211,13 +211,13 @@ class ActivityRunner:
         if not step.attempts and self._steps.get(step.command.id) is step:
             del self._steps[step.command.id]
 
-    def _record_result(self, attempt: Attempt, outcome: Outcome | None) -> None:
+    def _record_result(self, attempt: Attempt, outcome: Outcome | Unready | None) -> None:
         step, verdict = attempt.step, outcome
         if isinstance(outcome, Success):
             verdict = self._succeed(step, outcome)
         elif attempt.is_given_up or outcome is None:
             verdict = None
-        elif step.is_abandoned and not self._transfer_to_successor(step):
+        elif not isinstance(outcome, Unready) and step.is_abandoned and not self._transfer_to_successor(step):
             verdict = Failure(outcome.value, outcome.error)  # there is no other attempt
         command = step.command
         if step.successor is not None:

@@ -36,6 +36,7 @@ from edda.core.model import (
 from edda.core.states import RunStatus
 from edda.core.veil import redact_credentials
 from edda.errors import (
+    ConfigurationError,
     DeadlockError,
     EddaError,
     LeaseLostError,
@@ -60,7 +61,7 @@ from .log import RunLog, tell_moment
 from .mailbox import InboxReader, find_misfit
 from .outcomes import StepOutcomes
 from .patience import GraceTimer
-from .steps import Outcome, no_current_task
+from .steps import Outcome, Unready, no_current_task
 from .timetable import TimerQueue
 from .waits import WAITS, EventWaits, WaitServices
 
@@ -607,10 +608,13 @@ class LiveRun:
             self._bodies.enqueue(command)
 
     @_entry
-    def on_step_finished(self, command: Command, outcome: Outcome | None) -> None:
+    def on_step_finished(self, command: Command, outcome: Outcome | Unready | None) -> None:
         execution = self._execution
         if execution is not None and self._draft.transition is None:
             with no_current_task():
+                if isinstance(outcome, Unready):
+                    self._park(ConfigurationError(f"step {command.id!r}: {outcome.error}"))
+                    return
                 if outcome is not None:
                     self._outcomes.record(execution, command, outcome)
                 self.advance()

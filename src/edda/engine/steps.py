@@ -16,7 +16,7 @@ from edda.core.failure import MAX_MESSAGE, encode_failure, tell
 from edda.core.model import MICROSECONDS, OutboxEvent, RunId, StagedEvent, StepCommit
 from edda.core.paths import truncate
 from edda.core.retry import RetryPolicy
-from edda.errors import PayloadError, RetryExhaustedError
+from edda.errors import ConfigurationError, PayloadError, RetryExhaustedError
 
 if TYPE_CHECKING:
     from edda.workflow.activity import ActivityCall
@@ -47,6 +47,12 @@ class Retry(Struct, frozen=True):
 
 
 Outcome = Success | Failure | Retry
+
+
+class Unready(Struct, frozen=True):
+    """No outcome: this process is not set up for the step, and its run waits for one that is."""
+
+    error: ConfigurationError
 
 
 class ActivityThreads:

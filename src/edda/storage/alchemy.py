@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import AsyncAdaptedQueuePool, ConnectionPoolEntry
 from sqlalchemy.util import await_only
 
-from edda.errors import AppError, NotConnectedError, NotInWorkflowError, StorageUnavailableError
+from edda.errors import ConfigurationError, NotConnectedError, NotInWorkflowError, StorageUnavailableError
 
 from .ports import Dialect, StatementProbe, Transactions, WriteLock
 from .session_target import SessionTarget
@@ -339,7 +339,7 @@ class Sessions:
     def _check_connection(self, connection: Connection) -> None:
         """Ours are made for what is in front of the server; the user's engine may not be."""
         if not self._is_own and self._target.is_pooled() and _keeps_prepared_statements(connection):
-            raise AppError(
+            raise ConfigurationError(
                 "ctx.session: a connection pooler is in front of PostgreSQL, and the engine given to EddaApp keeps "
                 "prepared statements across transactions: make it with create_async_engine(url, "
                 "connect_args={'statement_cache_size': 0, 'prepared_statement_cache_size': 0, "
@@ -361,7 +361,9 @@ class Sessions:
 
 def _check(engine: AsyncEngine | None) -> None:
     if engine is not None and _commits_by_itself(engine):
-        raise AppError("ctx.session needs transactions: the engine given to EddaApp has isolation_level='AUTOCOMMIT'")
+        raise ConfigurationError(
+            "ctx.session needs transactions: the engine given to EddaApp has isolation_level='AUTOCOMMIT'"
+        )
 
 
 def _commits_by_itself(engine: AsyncEngine) -> bool:
