@@ -209,7 +209,7 @@ async def test_events_of_one_post_go_to_different_waits_of_a_run_in_order(storag
     await storage.accept([incoming(id, "order") for id in ("e1", "e2")], {})
     (run,) = (await worker.claim()).runs
     assert [(letter.n, letter.step, letter.value) for letter in run.mail] == [(1, "a", b"e1"), (2, "b", b"e2")]
-    assert run.waits == ("c",)
+    assert [step for step, _ in run.waits] == ["c"]
 
 
 async def test_a_wait_taken_by_one_event_of_a_post_is_gone_for_the_next(storage: Storage, worker: Worker) -> None:
@@ -228,7 +228,7 @@ async def test_events_of_one_post_for_many_runs_with_many_waits_all_arrive(stora
     claimed = (await worker.claim()).runs
     expected = [(1, "s0", b"e0"), (2, "s1", b"e1"), (3, "s2", b"e2"), (4, "s3", b"e3"), (5, "s4", b"e4")]
     assert {run.run_id: [(x.n, x.step, x.value) for x in run.mail] for run in claimed} == dict.fromkeys(runs, expected)
-    assert {run.waits for run in claimed} == {("s5",)}
+    assert [[step for step, _ in run.waits] for run in claimed] == [["s5"]] * len(runs)
 
 
 async def test_events_and_other_mail_are_numbered_together(storage: Storage, worker: Worker) -> None:

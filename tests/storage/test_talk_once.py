@@ -215,7 +215,7 @@ async def test_registering_again_is_harmless(storage: Storage, worker: Worker) -
 
 async def test_a_claim_tells_which_steps_are_registered(storage: Storage, worker: Worker) -> None:
     await worker.send(born("run-1", move=Suspend(0, 0, RunStatus.WAITING_FOR_MESSAGE), waits=[job("run-1")]))
-    assert [run.waits for run in (await worker.claim()).runs] == [("w",)]
+    assert [run.waits for run in (await worker.claim()).runs] == [(("w", job("run-1").key),)]
 
 
 async def test_a_message_that_was_taken_is_found_by_nobody_even_when_it_is_given_back(

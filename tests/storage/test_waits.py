@@ -78,12 +78,12 @@ async def test_a_run_that_stays_may_register(storage: Storage, worker: Worker) -
     assert await storage.owned_runs(worker.id) == {R1: 1}
 
 
-async def test_a_claim_tells_which_steps_are_registered(storage: Storage, worker: Worker) -> None:
-    waits = [wait("run-1", step, "order") for step in ("b", "a")]
+async def test_a_claim_tells_which_steps_are_registered_and_under_which_keys(storage: Storage, worker: Worker) -> None:
+    waits = [wait("run-1", "b", "order"), wait("run-1", "a", "invoice")]
     rest = Suspend(0, 0, RunStatus.WAITING_FOR_EVENT)
     await worker.send(born("run-1", move=rest, waits=waits), born("run-2", move=rest))
     runs = {run.run_id: run.waits for run in (await worker.claim()).runs}
-    assert runs == {R1: ("a", "b"), R2: ()}
+    assert runs == {R1: (("a", waits[1].key), ("b", waits[0].key)), R2: ()}
 
 
 async def test_registering_again_is_harmless(storage: Storage, worker: Worker) -> None:

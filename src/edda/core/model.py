@@ -446,8 +446,8 @@ class ClaimedRun(Struct, frozen=True):
     """How often it was parked in a row; decides how long it rests next time."""
     entries: tuple[Entry, ...]
     mail: tuple[InboxItem, ...]
-    waits: tuple[str, ...] = ()
-    """The steps that are registered."""
+    waits: tuple[tuple[str, bytes], ...] = ()
+    """The steps that are registered, with the keys they wait under."""
     start_seq: int = 0
     """The newest event when it was started; it sees those after it."""
     parent: RunId | None = None

@@ -51,7 +51,7 @@ class RunWriteBuffer:
         self._parts: deque[tuple[int, Attachment]] = deque()
         """What else goes in with an entry."""
         self._waits: dict[str, Wait] = {}
-        self._asked = set(claimed.waits)
+        self._asked = {step for step, _ in claimed.waits}
         """Steps whose waits may be in the database."""
         self._drops: set[str] = set()
         self._undoing = False

@@ -65,7 +65,10 @@ class EventWaits:
         self._pages = ChannelBacklog(claimed.run_id)
         self.backlog_waits: deque[Command] = deque()
         """Those that read the log, in the order they asked."""
-        self._registered = set(claimed.waits)
+        self._stored_keys = dict(claimed.waits)
+        self._registered = set(self._stored_keys)
+        self._inherited = self._registered | {letter.step for letter in claimed.mail if letter.event is not None}
+        """Steps whose waits another process registered, maybe with other code: what comes for them may not fit."""
         self.may_have_exclusive_messages = bool(claimed.waits or claimed.mail)
         """Whether its inbox may have a message that was taken from the others for it."""
         self._preparing: set[asyncio.Task[None]] = set()
@@ -147,18 +150,31 @@ class EventWaits:
         self._draft.cancel_wait(step)
 
     def cancel_stale(self, pending: Pending) -> None:
-        """Registered by somebody who could not take it back any more."""
-        for step in self._registered - pending.keys():
-            self._pages.disable()
-            self.cancel(step)
+        """Registered by somebody who could not take it back any more, or by code that asked for something else."""
+        for step in sorted(self._registered):
+            command = pending.get(step)
+            if command is None or not self._is_stored_wait(command):
+                self._pages.disable()
+                self.cancel(step)
+
+    def _is_stored_wait(self, command: Command) -> bool:
+        """The id of a step does not tell: it has the type of the event but not what is matched, or a chosen name."""
+        return command.kind in WAITS and command.call.key(self._run_id) == self._stored_keys[command.id]
 
     def accepts(self, command: Command, body: bytes) -> bool:
-        """A step that was named may have been named before: what comes late for that one is not for this."""
+        """A step that was named may have been named before, and one whose wait was registered by another process may
+        have been changed since: what comes for that wait is not for this."""
         if command.kind not in WAITS:
             return False
         call: EventCall | MessageCall = command.call
-        if not call.is_named:
+        if not call.is_named and command.id not in self._inherited:
             return True
+        try:
+            return self._is_for(call, body)
+        except Exception:  # it cannot be read, as when a key is missing: its delivery says so and parks the run
+            return True
+
+    def _is_for(self, call: EventCall | MessageCall, body: bytes) -> bool:
         codec = self._registry.codec
         if isinstance(call, MessageCall):
             return stored_event_type(codec, body) == call.type
@@ -169,12 +185,14 @@ class EventWaits:
     def on_received(self, command: Command, event: int) -> None:
         self._unanswered.pop(command.id, None)
         self._registered.discard(command.id)
+        self._inherited.discard(command.id)
         self._pages.wait_done(command)
         self._floors.received(command, event)
 
     def release_event(self, step: str, type: str, event: int, pending: Pending) -> None:
         """Other waits may have passed the event by meanwhile, so they ask anew."""
         self._registered.discard(step)
+        self._inherited.discard(step)
         self._floors.on_released(type, event)
         others = tuple(self._registered)
         for other in others:
@@ -186,6 +204,7 @@ class EventWaits:
     def register_again(self, command: Command) -> None:
         """What came was not for it."""
         self._registered.discard(command.id)
+        self._inherited.discard(command.id)
         if command.kind in WAITS:
             self.register(command)
 

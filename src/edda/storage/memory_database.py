@@ -307,7 +307,7 @@ class MemoryDatabase(MemorySteering, MemorySurvey, MemoryJournal, MemoryOutbox):
             attempts=sched.attempts,
             entries=self.history(sched.run_id, sched.gen),
             mail=self._mail(sched),
-            waits=tuple(sorted(self.waiting.get(sched.run_id, ()))),
+            waits=tuple((step, wait.key) for step, wait in sorted(self.waiting.get(sched.run_id, {}).items())),
             start_seq=sched.start_seq,
             parent=start.parent,
             parent_step=start.parent_step,

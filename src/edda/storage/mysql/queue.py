@@ -46,7 +46,7 @@ TAKE_SUSPECTS = b"""UPDATE edda_sched FORCE INDEX (PRIMARY)
         alone = %b WHERE run_id IN (%b)"""
 HAS_SUSPECTS = b"""SELECT 1 FROM edda_sched FORCE INDEX (edda_sched_suspect)
     WHERE suspect_at IS NOT NULL AND workflow IN (%b) LIMIT 1"""
-READ_WAITS = b"SELECT run_id, step FROM edda_wait WHERE run_id IN (%b) ORDER BY run_id, step"
+READ_WAITS = b"SELECT run_id, step, `key` FROM edda_wait WHERE run_id IN (%b) ORDER BY run_id, step"
 READ_WATCHERS = b"SELECT run_id, watcher, step FROM edda_watcher WHERE run_id IN (%b) ORDER BY run_id, watcher, step"
 READ_RUNS = b"""SELECT r.id, r.input, r.created_at, r.deadline, r.parent, r.parent_step, r.depth
     FROM edda_sched s FORCE INDEX (PRIMARY)

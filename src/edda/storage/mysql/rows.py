@@ -131,9 +131,9 @@ def claimed_runs(
     letters: dict[bytes, list[InboxItem]] = defaultdict(list)
     for row in mail:
         letters[row[0]].append(delivery(row))
-    steps: dict[bytes, list[str]] = defaultdict(list)
-    for run, step in waits:
-        steps[run].append(step.decode())
+    steps: dict[bytes, list[tuple[str, bytes]]] = defaultdict(list)
+    for run, step, key in waits:
+        steps[run].append((step.decode(), key))
     watchers: dict[bytes, list[EndWatcher]] = defaultdict(list)
     for row in watching:
         watchers[row[0]].append(watcher(row[1:]))

@@ -86,6 +86,7 @@ SELECT EXISTS (SELECT FROM edda_sched WHERE suspect_at IS NOT NULL AND workflow 
 READ_RUNS = """
 SELECT r.id, r.input, r.created_at, r.deadline, r.parent, r.parent_step, r.depth,
        ARRAY(SELECT w.step FROM edda_wait w WHERE w.run_id = r.id ORDER BY w.step) AS waits,
+       ARRAY(SELECT w.key FROM edda_wait w WHERE w.run_id = r.id ORDER BY w.step) AS keys,
        ARRAY(SELECT (h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n,
                      h.event)::edda_entry_row
                FROM edda_hist h WHERE h.run_id = r.id AND h.gen = r.gen ORDER BY h.seq) AS history,
@@ -193,7 +194,7 @@ def _to_claimed_run(row: asyncpg.Record, birth: asyncpg.Record, watchers: Sequen
         attempts=row["attempts"],
         entries=entries,
         mail=tuple(map(delivery_of, birth["inbox"])),
-        waits=tuple(birth["waits"]),
+        waits=tuple(zip(birth["waits"], birth["keys"], strict=True)),
         start_seq=row["start_seq"],
         parent=birth["parent"],
         parent_step=birth["parent_step"],

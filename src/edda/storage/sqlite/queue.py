@@ -67,7 +67,8 @@ SELECT d.run_id, d.step, d.attempt, d.value, d.at
  CROSS JOIN edda_done d ON d.run_id = s.run_id AND d.gen = s.gen
  ORDER BY i.key, d.step"""
 _WAITS = """
-SELECT w.run_id, w.step FROM json_each(?) i CROSS JOIN edda_wait w ON w.run_id = i.value ORDER BY w.run_id, w.step"""
+SELECT w.run_id, w.step, w.key FROM json_each(?) i CROSS JOIN edda_wait w ON w.run_id = i.value
+ ORDER BY w.run_id, w.step"""
 # The letter of an event has only its number.
 _LETTER = "SELECT d.run_id, d.n, d.kind, d.at, d.step, coalesce(e.body, d.value), d.event"
 _UNREAD = f"""{_LETTER}
@@ -141,9 +142,9 @@ def _due(db: Connection, workflows: Iterable[str], limit: int, now: int) -> list
 
 def _load(db: Connection, run_ids: list[RunId]) -> tuple[ClaimedRun, ...]:
     ids = (json.dumps(run_ids),)
-    waits: defaultdict[RunId, list[str]] = defaultdict(list)
-    for run_id, step in db.rows(_WAITS, ids):
-        waits[run_id].append(step)
+    waits: defaultdict[RunId, list[tuple[str, bytes]]] = defaultdict(list)
+    for run_id, step, key in db.rows(_WAITS, ids):
+        waits[run_id].append((step, key))
     entries: defaultdict[RunId, list[Entry]] = defaultdict(list)
     for run_id, *row in db.rows(_HISTORY, ids):
         entries[run_id].append(as_entry(row))
