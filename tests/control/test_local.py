@@ -104,7 +104,7 @@ async def test_a_waiting_run_says_what_it_waits_for_and_can_be_answered(app: Edd
     assert detail.run.words.endswith(" of 5 min")
     assert detail.input == {"order_id": "A-17", "password": "•••", "due": None}
     assert detail.facts == {"stage": {"at": "payment", "token": "•••"}}
-    assert detail.may == ("cancel",)
+    assert detail.may == ("cancel", "resume")
     (wait,) = detail.waits
     assert (wait.kind, wait.type, wait.match) == ("event", "payment.completed", {"order_id": "A-17"})
     assert wait.schema is not None

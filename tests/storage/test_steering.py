@@ -20,7 +20,7 @@ from edda.core.model import (
     Start,
     Suspend,
 )
-from edda.core.states import RunStatus
+from edda.core.states import WAITING, RunStatus
 from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome, RunQuery
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
@@ -30,9 +30,9 @@ from .joints import SQL_KINDS, record, step_record
 from .records import (
     ASLEEP,
     HOUR,
+    LATER,
     WORKFLOW,
     again,
-    asleep,
     born,
     bundle,
     child,
@@ -295,10 +295,26 @@ async def test_a_parked_run_is_ready_at_once_when_it_is_resumed(storage: Storage
     assert (await claimed(worker)).entries == (entry(1),)
 
 
-async def test_a_run_that_is_not_parked_is_not_resumed(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("mine"), born("asleep", move=asleep()), born("done", move=done()))
-    await storage.start([start("ready")])
-    for run in ("mine", "asleep", "done", "ready", "nobody"):
+@pytest.mark.parametrize("status", [*sorted(WAITING), RunStatus.COMPENSATING])
+async def test_a_run_that_waits_is_ready_at_once_when_it_is_resumed_and_keeps_its_waits(
+    storage: Storage, worker: Worker, status: RunStatus
+) -> None:
+    await worker.write(
+        born("run-1", entry(1), waits=[wait("run-1", "w", "order")], move=Suspend(0, LATER, status, "order"))
+    )
+    assert await storage.resume(R1)
+    run = await storage.get(R1)
+    assert run is not None
+    assert (run.status, run.ready_at, run.reason) == (RunStatus.RUNNING, 0, None)
+    assert [one.step for one in await storage.waits(R1)] == ["w"]
+    assert (await claimed(worker)).entries == (entry(1),)
+    assert not await storage.resume(R1), "it has an owner"
+
+
+async def test_a_run_that_is_not_suspended_is_not_resumed(storage: Storage, worker: Worker) -> None:
+    await worker.write(born("mine"), born("done", move=done()))
+    await storage.start([start("ready"), replace(start("delayed"), ready_at=LATER)])
+    for run in ("mine", "done", "ready", "delayed", "nobody"):
         before = await storage.get(RunId(run))
         assert not await storage.resume(RunId(run))
         assert await storage.get(RunId(run)) == before

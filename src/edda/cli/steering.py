@@ -51,7 +51,7 @@ def retry(target: Target, ids: tuple[str, ...], search: RunSearch, from_start: b
 @search_options
 @_yes
 def resume(target: Target, ids: tuple[str, ...], search: RunSearch, yes: bool) -> None:
-    """Have parked runs tried now."""
+    """Replay runs that wait or are parked with their current code: those with the ids, or all that the options find."""
     _act(target, BulkOrder("resume"), ids, search, yes, lambda controller, run_id: controller.resume_run(run_id))
 
 

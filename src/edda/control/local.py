@@ -307,11 +307,9 @@ class LocalController:
         return ActionResult(True, f"run {run_id} {'begins anew' if order.from_start else 'goes on'}", 1, run_id)
 
     async def resume_run(self, run_id: str) -> ActionResult:
-        if not await self.engine.resume_run(run_id):
-            status = (await self.engine.read_run(run_id)).status
-            raise ActionRefusedError(f"run {run_id} is not parked but {status.value}: there is nothing to resume")
+        await self.engine.resume_run(run_id)
         await self._audit("resume", run_id)
-        return ActionResult(True, f"run {run_id} is tried again", 1, run_id)
+        return ActionResult(True, f"run {run_id} is replayed with its current code", 1, run_id)
 
     async def delete_run(self, run_id: str) -> ActionResult:
         if not await self._storage.delete(RunId(run_id)):

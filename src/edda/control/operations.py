@@ -156,7 +156,14 @@ CANCEL_RUN = Operation(
 RETRY_RUN = Operation(
     "retry_run", "POST", "/runs/{id}/retry", "Go on with a run that failed.", ActionResult, "control", body=RetryOrder
 )
-RESUME_RUN = Operation("resume_run", "POST", "/runs/{id}/resume", "Try a parked run now.", ActionResult, "control")
+RESUME_RUN = Operation(
+    "resume_run",
+    "POST",
+    "/runs/{id}/resume",
+    "Replay a run that waits or is parked, with its current code.",
+    ActionResult,
+    "control",
+)
 LIST_EVENTS = Operation(
     "list_events", "GET", "/events", "Events, the newest first.", Page[EventView], query=EventSearch
 )

@@ -14,7 +14,7 @@ from edda.core.codec import Codec
 from edda.core.match import describe
 from edda.core.model import Entry, EntryKind, OutboxRow, RunRecord, StoredEvent
 from edda.core.redaction import Redaction
-from edda.core.states import OPEN, RunStatus
+from edda.core.states import OPEN, WAITING, RunStatus
 from edda.core.survey import Audit, Definition, EventReceiver, Generation, TimeBucket, WaitRow, WorkerRecord
 from edda.core.veil import redact_credentials
 from edda.engine.open_runs import say_lost
@@ -41,12 +41,14 @@ from .words import status_text
 
 ALLOWED_ACTIONS = {
     RunStatus.PARKED: ("resume", "cancel"),
+    **dict.fromkeys(WAITING, ("cancel", "resume")),
     RunStatus.COMPENSATING: (),
     RunStatus.COMPLETED: ("delete",),
     RunStatus.FAILED: ("retry", "delete"),
     RunStatus.CANCELLED: ("retry", "delete"),
 }
-"""What can be done with a run; with any other that is open: cancel."""
+"""What can be done with a run; with any other that is open: cancel. One that compensates can be resumed too while it
+waits, but its status does not tell whether it does."""
 
 
 def allowed_actions(status: RunStatus) -> tuple[str, ...]:

@@ -495,13 +495,16 @@ class Engine:
                 raise ActionRefusedError(f"run {instance_id} cannot be tried again: its state has just changed")
         await self._wake_workers()
 
-    async def resume_run(self, instance_id: str) -> bool:
-        """Whether it was parked."""
+    async def resume_run(self, instance_id: str) -> None:
+        """It is replayed with the code of whoever claims it, and then waits for what that code asks for."""
+        _refuse_in_transaction("to resume a run")
         async with self.calls.call(f"resuming run {instance_id!r}", "resume it again, which does no harm") as call:
             resumed: bool = await call.order(self.storage.resume, RunId(instance_id))
-        if resumed:
-            await self._wake_workers()
-        return resumed
+        if not resumed:
+            status = (await self.read_run(instance_id)).status
+            state = f"has ended as {status.value}" if status in ENDED else f"is {status.value}, not suspended"
+            raise ActionRefusedError(f"run {instance_id} {state}: there is nothing to resume")
+        await self._wake_workers()
 
     async def _wake_workers(self) -> None:
         await self._announce_shortly()

@@ -52,7 +52,7 @@ class MemorySteering(MemoryEvents, MemoryPruning):
 
     def resume(self, run_id: RunId) -> bool:
         sched = self.scheds.get(run_id)
-        if sched is None or sched.status is not RunStatus.PARKED or sched.owner is not None:
+        if sched is None or sched.status is RunStatus.RUNNING or sched.owner is not None:
             return False
         sched.resume()
         return True

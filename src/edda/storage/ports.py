@@ -496,7 +496,8 @@ class Admin(Protocol):
         ...
 
     async def resume(self, run_id: RunId) -> bool:
-        """Make a parked run ready now, and forget its deaths. False if it is not parked."""
+        """Make a run ready now that waits or is parked, and forget its deaths; its waits stay. False if it is owned,
+        ready or delayed, or not open."""
         ...
 
     async def delete(self, run_id: RunId) -> bool:

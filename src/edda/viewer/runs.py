@@ -50,7 +50,11 @@ class Action:
 ACTIONS = {
     "cancel": Action("Cancel", "The code is told, finally blocks run, and what was done is undone.", "Cancel it"),
     "retry": Action("Retry", "It goes on where it ended; steps that succeeded are not run again.", "Retry it"),
-    "resume": Action("Resume", "It is tried again now instead of later.", "Resume it"),
+    "resume": Action(
+        "Resume",
+        "It is replayed now with its current code. If it still has to wait, it waits for what that code asks for.",
+        "Resume it",
+    ),
     "delete": Action("Delete", "The run goes with its history, its result and its messages.", "Delete it", True),
 }
 

@@ -44,6 +44,10 @@ class Client(Protocol):
         """`ActionRefusedError` if the run's state does not allow it."""
         ...
 
+    async def resume_run(self, instance_id: str) -> None:
+        """`ActionRefusedError` if the run is not suspended."""
+        ...
+
     def register_event_schema(self, workflow: str, type: str, model: Any) -> None:
         """A run of the workflow waits for events of the type whose data fits the model. Returns at once."""
         ...

@@ -62,6 +62,13 @@ class WorkflowHandle(Generic[R]):
         ctx = running_context()
         return self._retry(from_start) if ctx is None else ctx.step("retry", self._retry, from_start)
 
+    def resume(self) -> Coroutine[Any, Any, None]:
+        """Have a run replayed now that waits or is parked: it goes on with the code of today, and if it still has to
+        wait, it waits for what that code asks for. `ActionRefusedError` if it is running or has ended.
+        """
+        ctx = running_context()
+        return self._resume() if ctx is None else ctx.step("resume", self._resume)
+
     async def history(self, generation: int | None = None) -> tuple[Entry, ...]:
         """Of the newest generation, or of an earlier one; the first is 0."""
         _refuse_in_workflow("history")
@@ -87,6 +94,9 @@ class WorkflowHandle(Generic[R]):
 
     async def _retry(self, from_start: bool) -> None:
         await self._client.retry_run(self.instance_id, from_start)
+
+    async def _resume(self) -> None:
+        await self._client.resume_run(self.instance_id)
 
     def __repr__(self) -> str:
         return f"<handle of run {self.instance_id}>"

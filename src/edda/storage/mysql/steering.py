@@ -53,7 +53,7 @@ FORGET_END = b"DELETE FROM edda_result WHERE run_id = %b"
 
 RESUME = b"""UPDATE edda_sched FORCE INDEX (PRIMARY)
     SET ready_at = 0, status = 'running', reason = NULL, deaths = 0, deaths_alone = 0, died_seq = NULL
-    WHERE run_id = %b AND status = 'parked' AND owner IS NULL"""
+    WHERE run_id = %b AND status <> 'running' AND owner IS NULL"""
 
 DROP_OUTGOING = b"DELETE FROM edda_outbox WHERE seq IN (%b)"
 

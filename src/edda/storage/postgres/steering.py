@@ -52,7 +52,7 @@ SELECT born.id, born.workflow, 'running', coalesce(past.epoch, 0) + 1, born.gen,
 RESUME = """
 UPDATE edda_sched
    SET ready_at = 0, status = 'running', reason = NULL, deaths = 0, deaths_alone = 0, died_seq = NULL
- WHERE run_id = $1 AND status = 'parked' AND owner IS NULL"""
+ WHERE run_id = $1 AND status <> 'running' AND owner IS NULL"""
 
 DROP_OUTGOING = "DELETE FROM edda_outbox WHERE state = 'dead' AND id = ANY ($1::text[])"
 

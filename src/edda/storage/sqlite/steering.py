@@ -43,7 +43,7 @@ UPDATE edda_delivery SET event = NULL, kind = 'stray'
 _RESUME = """
 UPDATE edda_sched
    SET ready_at = 0, status = 'running', reason = NULL, deaths = 0, deaths_alone = 0, died_seq = NULL
- WHERE run_id = ? AND status = 'parked' AND owner IS NULL"""
+ WHERE run_id = ? AND status <> 'running' AND owner IS NULL"""
 _HAS_ENDED = "SELECT 1 FROM edda_result WHERE run_id = ?"
 _DROP = """
 DELETE FROM edda_outbox INDEXED BY edda_outbox_dead
