@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import socket
 from hashlib import sha256
 from pathlib import Path
 
@@ -70,14 +71,13 @@ async def test_no_server_says_what_it_is() -> None:
 
 
 async def test_several_processes_serve_one_address() -> None:
-    port = free_port()
-    async with running(["-m", "edda", "serve", APP, "--port", str(port), "--workers", "2"]) as process:
-        server = Server(process, port)
-        await server.hear("edda listens on")
-        for _ in range(2):
-            await server.hear("started")
-        async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as client:
+    async with running(["-m", "edda", "serve", APP, "--port", "0", "--workers", "2"]) as process:
+        server = Server(process, 0)
+        await server.hear("started")
+        address = (await server.hear("edda listens on")).split()[-1]
+        async with httpx2.AsyncClient(base_url=address, trust_env=False) as client:
             assert (await client.post("/events", headers=HEADERS, content=b"{}")).status_code == 202
+        await server.hear("started")
         process.terminate()
         for _ in range(2):
             await server.hear("drained")
@@ -85,11 +85,44 @@ async def test_several_processes_serve_one_address() -> None:
             assert await process.wait() == 0
 
 
-async def test_an_app_that_does_not_start_ends_the_server_with_its_reason() -> None:
-    async with running(["-m", "edda", "serve", APP, "--port", "0"], EDDA_TEST_FAIL="1") as process:
-        await Server(process, 0).hear("the database is not there")
-        async with asyncio.timeout(PATIENCE):
-            assert await process.wait() == 3
+WORKERS = pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["one process", "two processes"])
+
+
+@WORKERS
+async def test_an_app_that_does_not_start_ends_the_server_with_its_reason(options: list[str]) -> None:
+    async with running(["-m", "edda", "serve", APP, "--port", "0", *options], EDDA_TEST_FAIL="1") as process:
+        said = await everything(process)
+        assert said.splitlines()[-1] == "Error: the database is not there"
+        assert "edda listens on" not in said
+        assert process.returncode == 1
+
+
+@WORKERS
+async def test_a_database_that_does_not_answer_is_told_in_one_line(options: list[str], tmp_path: Path) -> None:
+    port = free_port()
+    url = f"postgresql://nobody@127.0.0.1:{port}/shop"
+    (tmp_path / "shop.py").write_text("from edda import EddaApp\napp = EddaApp('shop')\n")
+    command = ["-m", "edda", "serve", "shop:app", "--port", "0", *options]
+    async with running(command, EDDA_DB_URL=url, PYTHONPATH=str(tmp_path)) as process:
+        (line,) = (await everything(process)).splitlines()
+        assert line.startswith("Error: cannot connect to PostgreSQL")
+        assert process.returncode == 1
+
+
+@WORKERS
+async def test_a_port_in_use_is_told_in_one_line(options: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        async with running(["-m", "edda", "serve", APP, "--port", str(port), *options]) as process:
+            said = await everything(process)
+            assert said == f"Error: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+            assert process.returncode == 1
+
+
+async def everything(process: asyncio.subprocess.Process) -> str:
+    async with asyncio.timeout(PATIENCE):
+        said, _ = await process.communicate()
+    return said.decode()
 
 
 async def test_with_tokens_it_serves_beyond_this_machine() -> None:

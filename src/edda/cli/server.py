@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,11 +19,13 @@ from typing import Any
 import click
 import httpx2
 import uvicorn
+from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 from uvicorn.supervisors import ChangeReload
-from uvicorn.supervisors.multiprocess import Multiprocess
+from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from edda.app import EddaApp
 from edda.cli.connection import MOST_PER_ADDRESS, PER_ADDRESS
+from edda.cli.terminal import strip_control
 from edda.web import WebOptions
 
 _SETTINGS: dict[str, Any] = {
@@ -36,9 +39,9 @@ _SETTINGS: dict[str, Any] = {
     "timeout_keep_alive": 15,
     "timeout_graceful_shutdown": 30,
 }
-_LIFESPAN_FAILED = 3
-"""The exit code that uvicorn has for it."""
-_ENDED_AT_ONCE = 1
+_STARTUP_FAILED = 3
+"""The exit code of uvicorn when the app does not start."""
+_FAILED = 1
 _PATIENCE = 60.0
 """Seconds until nobody waits for the page any more."""
 
@@ -58,9 +61,11 @@ class Limits:
 
 def serve_workers(target: str, host: str, port: int, workers: int, options: WebOptions, limits: Limits) -> None:
     _exit_zero_on_sigterm()
-    _announce(_address(host, port), options)
     config = _Config(target, host=host, port=port, workers=workers, **limits.settings())
-    _Supervisor(config, sockets=[config.bind_socket()]).run()
+    supervisor = _Supervisor(config, _bind(host, port), options)
+    supervisor.run()
+    if any(child.process.exitcode == _STARTUP_FAILED for child in supervisor.processes):
+        sys.exit(_FAILED)
 
 
 def serve_one(
@@ -69,22 +74,49 @@ def serve_one(
     _exit_zero_on_sigterm()
     server = _AnnouncedServer(_Config(app, host=host, port=port, **limits.settings()), options, opened)
     try:
-        server.run()
+        server.run(_bind(host, port))
     except KeyboardInterrupt:
         return  # drained, as with SIGTERM
+    except SystemExit as end:
+        sys.exit(_FAILED if end.code == _STARTUP_FAILED else end.code)
     if not server.started:
-        sys.exit(_LIFESPAN_FAILED)
+        sys.exit(_FAILED)
 
 
 def serve_with_reload(target: str, host: str, port: int, options: WebOptions, *, opened: bool) -> None:
     """In a process of its own, that is replaced whenever a file below this folder changes."""
     config = _Config(target, host=host, port=port, reload=True, **Limits().settings())
-    listening = config.bind_socket()
-    address = _address(host, listening.getsockname()[1])
+    sockets = _bind(host, port)
+    address = _address(sockets[0])
     _announce(address, options)
     if opened:
         _open_page(address)
-    ChangeReload(config, target=_Server(config).run, sockets=[listening]).run()
+    ChangeReload(config, target=_Server(config).run, sockets=sockets).run()
+
+
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """One for each address of the host. Nothing listens yet: the app starts first, if the port can be had at all."""
+    bound: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            one = socket.socket(family)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the IPv4 addresses have their own
+            try:
+                one.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL or not bound:  # such as ::1 of localhost without IPv6
+                    raise
+                one.close()
+                continue
+            one.set_inheritable(True)
+            bound.append(one)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return bound
 
 
 def _exit_zero_on_sigterm() -> None:
@@ -97,6 +129,16 @@ class _Config(uvicorn.Config):
         """Called once in each process that serves."""
         threading.Thread(target=_stop_with_parent, name="edda-parent", daemon=True).start()
         super().load()
+        self.lifespan_class = _Lifespan
+
+
+class _Lifespan(LifespanOn):
+    async def send(self, message: LifespanSendMessage) -> None:
+        """Why the app does not start is told in one line, as by the other commands."""
+        if message["type"] == "lifespan.startup.failed":
+            click.echo(f"Error: {strip_control(' '.join(message.get('message', '').split()))}", err=True)
+            self.logger.disabled = True  # uvicorn would say it again, and the process ends
+        await super().send(message)
 
 
 def _stop_with_parent() -> None:
@@ -117,12 +159,36 @@ class _Server(uvicorn.Server):
         then as SIGTERM from their parent, and that is one request.
         """
         if sig in self._captured_signals:
-            os._exit(_ENDED_AT_ONCE)
+            os._exit(_FAILED)
         super().handle_exit(sig, frame)
 
 
 class _Supervisor(Multiprocess):
     """The parent of `--workers`: starts the serving processes, and replaces one that dies or does not answer."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], options: WebOptions) -> None:
+        super().__init__(config, sockets)
+        self._options = options
+
+    def init_processes(self) -> None:
+        """The first one alone: what keeps the app from starting is told once, and all ends before more are started."""
+        first = self._add_process()
+        while not _listens(self.sockets[0]):
+            if not first.process.is_alive():
+                sys.exit(_FAILED)
+            self.handle_signals()
+            if self.should_exit.is_set():
+                return
+            time.sleep(0.05)
+        _announce(_address(self.sockets[0]), self._options)
+        for _ in range(1, self.processes_num):
+            self._add_process()
+
+    def _add_process(self) -> Process:
+        child = Process(self.config, self.sockets)
+        child.start()
+        self.processes.append(child)
+        return child
 
     def join_all(self) -> None:
         """A second SIGTERM or Ctrl-C while the children drain kills them."""
@@ -130,7 +196,7 @@ class _Supervisor(Multiprocess):
             if {signal.SIGTERM, signal.SIGINT} & {*self.signal_queue}:
                 for child in self.processes:
                     child.process.kill()
-                sys.exit(_ENDED_AT_ONCE)
+                sys.exit(_FAILED)
             time.sleep(0.05)
         super().join_all()
 
@@ -143,14 +209,20 @@ class _AnnouncedServer(_Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for server in self.servers:
-            address = _address(*server.sockets[0].getsockname()[:2])
-            _announce(address, self._options)
-            if self._opened:
-                _open_page(address)
+        assert sockets is not None
+        address = _address(sockets[0])
+        _announce(address, self._options)
+        if self._opened:
+            _open_page(address)
 
 
-def _address(host: str, port: int) -> str:
+def _listens(bound: socket.socket) -> bool:
+    with socket.socket(bound.family) as probe:
+        return probe.connect_ex(bound.getsockname()) == 0
+
+
+def _address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
