@@ -302,6 +302,24 @@ async def a_parked_run(app: EddaApp) -> None:
     await until_status(app, run, RunStatus.PARKED)
 
 
+@situation(
+    warning("run_parked", workflow="order", error="DeadlockError: every branch waits*"),
+    warning("more_runs_parked", workflow="order", runs=19),
+)
+async def many_parked_runs(app: EddaApp) -> None:
+    @workflow
+    async def order(ctx: WorkflowContext) -> None:
+        await asyncio.Event().wait()
+
+    runs = [await app.start(order) for _ in range(20)]
+    for run in runs:
+        await until_status(app, run, RunStatus.PARKED)
+        await app.engine.resume_run(run)  # it is parked once more
+    for run in runs:
+        await until_status(app, run, RunStatus.PARKED)
+    await app.shutdown()
+
+
 @situation(warning("run_parked"), info("run_resumed", run="A-17", workflow="order"))
 async def a_parked_run_that_goes_on(app: EddaApp) -> None:
     is_mended = False

@@ -88,6 +88,12 @@ LINES: dict[str, Line] = {
     "run_failed": Line(runs, WARNING, f"{_RUN} failed: %(error)s"),
     "run_cancelled": Line(runs, INFO, f"{_RUN} ended as cancelled: %(reason)s"),
     "run_parked": Line(runs, WARNING, f"{_RUN} is parked, next try at %(next_try)s: %(error)s"),
+    "run_parked_too": Line(runs, DEBUG, f"{_RUN} is parked like others, next try at %(next_try)s: %(error)s"),
+    "more_runs_parked": Line(
+        runs,
+        WARNING,
+        "run %(run)s is parked, and %(runs)d more runs of %(workflow)s for the same reason in the last minute",
+    ),
     "run_ends_unread": Line(
         runs,
         WARNING,

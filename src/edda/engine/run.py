@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from .clock import TimerHandle
     from .hooks import HookCaller
     from .journal import JournalWriter
+    from .parking_log import ParkingLog
     from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class RunHost(ActivityServices, WaitServices, ChildServices, Protocol):
     journal: JournalWriter
     hooks: HookCaller | None
     settings: Settings
+    parking_log: ParkingLog
 
     def run_ended(self, run: LiveRun, end: End) -> None: ...
 
@@ -840,7 +842,8 @@ class LiveRun:
     def _log_release(self, release: Suspend) -> None:
         if release.status is RunStatus.PARKED:
             due = tell_moment(release.ready_at) if release.ready_at else "its resumption by hand"
-            self._log.write("run_parked", error=redact_credentials(release.reason or ""), next_try=due)
+            reason = redact_credentials(release.reason or "")
+            self._host.parking_log.write(self._log, self.run_id, self.workflow.name, reason, due)
             return
         self._log_resumed()
         if self._log.is_verbose and release.status is RunStatus.RUNNING:

@@ -57,6 +57,7 @@ from .log import runs as run_logger
 from .log import write as log_line
 from .outage import Outage
 from .pages import PAGE_SIZE
+from .parking_log import ParkingLog
 from .retention import Pruner
 from .run import LiveRun
 from .settings import Settings
@@ -118,6 +119,7 @@ class Worker:
         self.live: dict[RunId, LiveRun] = {}
         self.draining = False
         self.outage = Outage(info.id)
+        self.parking_log = ParkingLog()
         self.journal = JournalWriter(
             storage, Fence(info.id, 0, 0), owns=self._owns, owned_sources=self._sources, lost=self._run_lost
         )
@@ -222,6 +224,7 @@ class Worker:
 
     async def retire(self) -> None:
         await self._stop_tasks()
+        self.parking_log.summarize(all=True)
         await self.heartbeat.stop()
         try:
             async with asyncio.timeout(self.settings.call_timeout):
@@ -767,6 +770,7 @@ class Worker:
             if self.heartbeat.has_died:
                 self._on_lost(self)
                 return
+            self.parking_log.summarize()
             try:
                 roster = await self._storage.registered_workers()
                 if all(one.info.id != self.info.id for one in roster):
