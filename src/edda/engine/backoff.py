@@ -22,9 +22,10 @@ class Backoff:
         self._next = min(self._next * 2, self._most)
         return seconds
 
-    def warn(self, logger: logging.Logger, message: str, *args: object) -> None:
-        """The first time as a warning; a database that is away for an hour need not fill the log. An error without a
-        text, such as a `TimeoutError`, is told by its class."""
+    def warn(self, logger: logging.Logger, message: str, *args: object) -> bool:
+        """The first time as a warning, and True; a database that is away for an hour need not fill the log. An error
+        without a text, such as a `TimeoutError`, is told by its class."""
         told = [type(one).__name__ if isinstance(one, BaseException) and not str(one) else one for one in args]
-        logger.log(logging.DEBUG if self._warned else logging.WARNING, message, *told)
-        self._warned = True
+        is_first, self._warned = not self._warned, True
+        logger.log(logging.WARNING if is_first else logging.DEBUG, message, *told)
+        return is_first

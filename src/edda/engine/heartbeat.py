@@ -36,6 +36,10 @@ class HeartbeatListener(Protocol):
 
     def on_heartbeat(self, database_now: int, sent: float, received: float) -> None: ...
 
+    def on_heartbeat_failed(self, error: Exception) -> None:
+        """The first of those that failed in a row."""
+        ...
+
     def on_taken_over(self) -> None: ...
 
     def clock_jumped(self) -> None:
@@ -159,7 +163,8 @@ class Heartbeat:
                     await self._look_for_stall(pulse)
                     self._backoff = Backoff()
                 except (StorageUnavailableError, StorageConflictError, TimeoutError) as error:
-                    self._backoff.warn(logger, "heartbeat of %s failed (%s), trying again", self._worker, error)
+                    if self._backoff.warn(logger, "heartbeat of %s failed (%s), trying again", self._worker, error):
+                        self._call_on_loop(self._listener.on_heartbeat_failed, error)
                     self.ok_since = self._monotonic()
                     pause = min(1.0, self._settings.heartbeat)
                 await self._rest(pause)

@@ -40,6 +40,7 @@ from edda.errors import (
 from edda.storage.ports import Journal, Runs
 
 from .backoff import Backoff
+from .outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -125,12 +126,14 @@ class JournalWriter:
         owns: Callable[[RunId, int], bool],
         owned_sources: Callable[[], Sequence[RunWriter]],
         lost: Callable[[RunWriter, str], None],
+        outage: Outage,
     ) -> None:
         self._storage = storage
         self._fence = fence
         self._owns = owns
         self._owned_sources = owned_sources
         self._on_run_lost = lost
+        self._outage = outage
         self._dirty: dict[RunId, RunWriter] = {}
         self._quarantined: set[RunId] = set()
         """Runs that once held a record the database refuses; they no longer share a batch."""
@@ -272,7 +275,8 @@ class JournalWriter:
             sending.is_unknown = True
             self.trouble = error
             message = "batch %d has no answer (%s); sending it again"
-            sending.backoff.warn(logger, message, self._fence.batch_no, error)
+            if sending.backoff.warn(logger, message, self._fence.batch_no, error):
+                self._outage.begin(error)
         await sending.backoff.pause()
 
     async def _was_committed(self, sent: int | None) -> bool:

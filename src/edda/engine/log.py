@@ -72,6 +72,7 @@ LINES: dict[str, Line] = {
         "worker %(worker)s: the database cannot be used by %(step)s of run %(run)s (%(error)s); %(steps)d steps of "
         "this worker wait for it, their attempts are not counted and are run again when it answers",
     ),
+    "database_back": Line(workers, INFO, "worker %(worker)s: the database answers again after %(seconds).1f s"),
     "runs_unclaimed": Line(
         workers,
         WARNING,

@@ -1,4 +1,7 @@
-"""Steps of one worker that wait for the database, and the one log line about all of them."""
+"""What one worker logs of a database that is away: one line about all steps that wait for it, and one when it is back.
+
+The first part of the worker whose warning is logged begins the outage, the next heartbeat that is answered ends it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edda.core.model import RunId, WorkerId
+from edda.errors import StorageConflictError
 
 from . import log
 
@@ -19,6 +23,18 @@ class Outage:
         self._worker = worker
         self._waiting = 0
         self._tell_at = 0.0
+        self._began: float | None = None
+
+    def begin(self, error: BaseException) -> None:
+        """A warning of this error was logged."""
+        if self._began is None and not isinstance(error, StorageConflictError):
+            self._began = time.monotonic()
+
+    def end(self, sent: float) -> None:
+        """What was sent at this moment was answered."""
+        if self._began is not None and sent > self._began:
+            log.write("database_back", worker=self._worker, seconds=time.monotonic() - self._began)
+            self._began = None
 
     @contextmanager
     def wait(self, run_id: RunId, step: str, error: BaseException) -> Iterator[None]:
@@ -35,4 +51,5 @@ class Outage:
         if now >= self._tell_at:
             self._tell_at = now + EVERY
             told = log.tell_error(error)
+            self.begin(error)
             log.write("database_away", worker=self._worker, run=run_id, step=step, error=told, steps=self._waiting)

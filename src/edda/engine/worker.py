@@ -121,7 +121,12 @@ class Worker:
         self.outage = Outage(info.id)
         self.parking_log = ParkingLog()
         self.journal = JournalWriter(
-            storage, Fence(info.id, 0, 0), owns=self._owns, owned_sources=self._sources, lost=self._run_lost
+            storage,
+            Fence(info.id, 0, 0),
+            owns=self._owns,
+            owned_sources=self._sources,
+            lost=self._run_lost,
+            outage=self.outage,
         )
         self._storage = storage
         self._find = find
@@ -241,7 +246,9 @@ class Worker:
         self.kill()
         await cancel_and_wait(*self._tasks)
         try:
+            sent = time.monotonic()
             await self._storage.remove_worker(self.info.id)
+            self.outage.end(sent)
             await self._storage.notify()
             self._worker_lock.remove()
         except RETRYABLE_ERRORS as error:
@@ -466,9 +473,13 @@ class Worker:
 
     def on_heartbeat(self, database_now: int, sent: float, received: float) -> None:
         self.clock.observe(database_now, sent, received)
+        self.outage.end(sent)
         if not self._lease_was_safe and self.may_start_steps:
             for run in list(self.live.values()):
                 run.advance()
+
+    def on_heartbeat_failed(self, error: Exception) -> None:
+        self.outage.begin(error)
 
     def on_taken_over(self) -> None:
         self._on_lost(self)
@@ -553,7 +564,8 @@ class Worker:
                 self._on_lost(self)
                 return
             except RETRYABLE_ERRORS as error:
-                backoff.warn(logger, "claiming failed: %s", error)
+                if backoff.warn(logger, "claiming failed: %s", error):
+                    self.outage.begin(error)
                 doubt.start()
                 await backoff.pause()
                 continue
@@ -755,7 +767,8 @@ class Worker:
                 *RETRYABLE_ERRORS,
                 MigrationError,
             ) as error:  # tables that are away come back; the run must not fail by it
-                backoff.warn(logger, doing + " failed: %s", error)
+                if backoff.warn(logger, doing + " failed: %s", error):
+                    self.outage.begin(error)
                 await backoff.pause()
 
     async def _read_inboxes(self) -> None:
