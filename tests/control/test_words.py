@@ -47,6 +47,11 @@ def record(status: RunStatus, **known: Any) -> RunRecord:
             record(RunStatus.PARKED, reason="NonDeterminismError: x", ready_at=NOW + MINUTE),
             "is parked (tried again in 1 min): NonDeterminismError: x",
         ),
+        (
+            record(RunStatus.PARKED, reason="NonDeterminismError: x", has_cancel=True),
+            "is parked: NonDeterminismError: x; a cancel is stored and is carried out when the code fits again; cancel "
+            "it once more to end it now, without compensation",
+        ),
         (record(RunStatus.COMPLETED, ended_at=NOW), "completed in 10 min"),
         (record(RunStatus.FAILED), "failed: ValueError: no"),
         (record(RunStatus.CANCELLED), "was cancelled: ValueError: no"),

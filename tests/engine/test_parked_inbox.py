@@ -230,6 +230,7 @@ async def test_a_run_cancelled_before_it_was_parked_waits_for_its_code(shop: Sho
     run_id = await shop.begin(cancel)
     wrong = await shop.open(shop.wrong)
     await until_status(wrong, run_id, RunStatus.PARKED)
+    assert "; a cancel is stored" in (await wrong.control.get_run(run_id)).run.words
     await wrong.shutdown(grace=0.0)
     right = await shop.open(shop.right)
     with pytest.raises(WorkflowCancelledError, match="not wanted"):

@@ -6,6 +6,7 @@ import pytest
 
 from edda.core.model import BatchResult, CancelOutcome, Crashes, EntryKind, RunId, Suspend, unpark_pause
 from edda.core.states import RunStatus
+from edda.core.survey import RunQuery
 from edda.storage.ports import Storage
 
 from .records import LATER, WORKFLOW, born, bundle, entry, incoming, wait
@@ -68,12 +69,23 @@ async def test_a_cancel_has_a_parked_run_tried_at_once_and_ended_if_that_fails(
 
 async def test_a_run_cancelled_before_it_was_parked_can_be_cancelled_again(storage: Storage, worker: Worker) -> None:
     await worker.write(born("run-1"))
+    assert not await has_cancel(storage)
     assert await storage.cancel(R1, b"stop") is CancelOutcome.REQUESTED
     await worker.write(bundle("run-1", move=PARKED))
+    assert await has_cancel(storage)
     assert await storage.cancel(R1, b"again") is CancelOutcome.REQUESTED
+    assert not await has_cancel(storage), "it ends now"
     (claimed,) = (await worker.claim()).runs
     assert claimed.end_if_parked
     assert [letter.value for letter in claimed.mail] == [b"stop"], "a cancel goes in once"
+
+
+async def has_cancel(storage: Storage) -> bool:
+    """Whether both ways to read the run tell of a stored cancel."""
+    record, (found,) = await storage.get(R1), await storage.search(RunQuery())
+    assert record is not None
+    assert record.has_cancel is found.has_cancel
+    return record.has_cancel
 
 
 async def test_a_cancel_leaves_a_run_parked_that_undoes_what_it_did(storage: Storage, worker: Worker) -> None:

@@ -136,9 +136,16 @@ def _say_undoing(run: _RunState) -> str:
     return f"undoes what it did{where}"
 
 
+_STORED_CANCEL = (
+    "; a cancel is stored and is carried out when the code fits again; cancel it once more to end it now, without "
+    "compensation"
+)
+
+
 def _say_parked(run: _RunState) -> str:
     again = f" (tried again in {run.rest})" if run.rest else ""
-    return f"is parked{again}: {run.reason}"
+    parked = f"is parked{again}: {run.reason}"
+    return truncate(parked, MAX_LENGTH - len(_STORED_CANCEL)) + _STORED_CANCEL if run.record.has_cancel else parked
 
 
 def _say_completed(run: _RunState) -> str:

@@ -491,6 +491,8 @@ class RunRecord(Struct, frozen=True):
     parent: RunId | None = None
     deaths: int = 0
     """Workers that died while they owned it, before the steps that were in flight had ended."""
+    has_cancel: bool = False
+    """A cancel is stored, nothing is being undone, and the run does not end yet if its code still does not fit."""
 
 
 class RunFilter(Struct, frozen=True):

@@ -53,6 +53,7 @@ class MemorySurvey(Tables):
             value=result.value if result else None,
             parent=start.parent,
             deaths=sched.crashes.deaths if sched else 0,
+            has_cancel=sched is not None and sched.cancelled and not sched.undoing and not sched.end_if_parked,
         )
 
     def search(self, query: RunQuery) -> tuple[RunRecord, ...]:

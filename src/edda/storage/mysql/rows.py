@@ -95,7 +95,7 @@ def fact(row: Row) -> RunValue:
 
 def run_record(row: Row) -> RunRecord:
     run, workflow, gen, status, given, created_at, deadline, owner, ready_at, reason, ended_at, value, *rest = row
-    parent, deaths = rest
+    parent, deaths, has_cancel = rest
     return RunRecord(
         run_id=run_id(run),
         workflow=workflow.decode(),
@@ -111,6 +111,7 @@ def run_record(row: Row) -> RunRecord:
         value=value,
         parent=maybe_run_id(parent),
         deaths=deaths,
+        has_cancel=bool(has_cancel),
     )
 
 

@@ -46,7 +46,8 @@ OPEN_STATUS = (
 STATUS = b"COALESCE(e.status, " + OPEN_STATUS + b")"
 COLUMNS = (
     b"SELECT r.id, r.workflow, r.gen, " + STATUS + b", r.input, r.created_at, r.deadline,"
-    b" s.owner, s.ready_at, s.reason, e.ended_at, e.value, r.parent, COALESCE(s.deaths, 0) FROM "
+    b" s.owner, s.ready_at, s.reason, e.ended_at, e.value, r.parent, COALESCE(s.deaths, 0),"
+    b" COALESCE(s.cancelled AND NOT s.undoing AND NOT s.end_if_parked, FALSE) FROM "
 )
 # The end of the index, run by run: "no newer one" would be looked for in all generations, for each of them.
 RECORDS = (

@@ -96,4 +96,5 @@ def record_of(row: asyncpg.Record) -> RunRecord:
         value=row["value"],
         parent=row["parent"],
         deaths=row["deaths"],
+        has_cancel=row["has_cancel"],
     )

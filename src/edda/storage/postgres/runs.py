@@ -56,7 +56,8 @@ OPEN_STATUS = with_now("""
                    WHEN s.owner IS NULL AND s.ready_at <= (SELECT {now}) AND s.status <> 'compensating' THEN 'running'
                    ELSE s.status END""")
 VIEW_COLUMNS = """r.id, r.workflow, r.gen, r.input, r.created_at, r.deadline, r.parent, s.owner, s.ready_at, s.reason,
-       coalesce(s.deaths, 0) AS deaths, e.ended_at, e.value, state.status"""
+       coalesce(s.deaths, 0) AS deaths, e.ended_at, e.value, state.status,
+       coalesce(s.cancelled AND NOT s.undoing AND NOT s.end_if_parked, false) AS has_cancel"""
 VIEW_STATES = """
   {open} JOIN edda_sched s ON s.run_id = r.id AND s.gen = r.gen
   {ended} JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen

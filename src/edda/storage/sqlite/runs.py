@@ -32,7 +32,8 @@ CASE WHEN s.undoing AND (s.status <> 'parked' OR s.ready_at <= :now) THEN 'compe
 STATUS = f"coalesce(x.status, {OPEN_STATUS})"
 RECORD = f"""
 SELECT r.id, r.workflow, r.gen, {STATUS} AS state, r.input, r.created_at, r.deadline,
-       s.owner, s.ready_at, s.reason, x.ended_at, x.value, r.parent, coalesce(s.deaths, 0)"""
+       s.owner, s.ready_at, s.reason, x.ended_at, x.value, r.parent, coalesce(s.deaths, 0),
+       coalesce(s.cancelled AND NOT s.undoing AND NOT s.end_if_parked, 0)"""
 _GET = f"""{RECORD}
   FROM edda_run r
   LEFT JOIN edda_sched s ON s.run_id = r.id
@@ -117,4 +118,5 @@ def find(db: Connection, filter: RunFilter, now: int) -> tuple[RunRecord, ...]:
 
 def as_record(row: Sequence[Any]) -> RunRecord:
     run_id, workflow, gen, status, *rest = row
+    rest[-1] = bool(rest[-1])
     return RunRecord(run_id, workflow, gen, RunStatus(status), *rest)
