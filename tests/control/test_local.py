@@ -442,6 +442,10 @@ async def test_a_message_is_published_to_everybody_or_to_one_run(app: EddaApp) -
     assert (audit.action, audit.subject) == ("publish message", done.subject)
     with pytest.raises(ActionRefusedError, match="nobody would receive it"):
         await control.publish_message(MessageOrder("whispers", target=run_id))
+    with pytest.raises(ActionRefusedError, match="has ended"):
+        await control.send_event(EventOrder("payment.completed", target=run_id))
+    with pytest.raises(InstanceNotFoundError, match="nobody"):
+        await control.send_event(EventOrder("payment.completed", target="nobody"))
     with pytest.raises(InstanceNotFoundError):
         await control.publish_message(MessageOrder("whispers", target="nobody"))
     with pytest.raises(ArgumentError, match="channel"):

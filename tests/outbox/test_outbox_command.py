@@ -80,7 +80,7 @@ async def test_a_long_list_is_read_page_by_page(shop: Storage, url: str, monkeyp
 
 async def test_dead_events_are_sent_again_on_request(shop: Storage, url: str) -> None:
     await fill(shop)
-    assert (await edda("retry", "--db", url, "b", "a", "unknown")).output == "1 dead event is sent again\n"
+    assert (await edda("retry", "--db", url, "b")).output == "1 dead event is sent again\n"
     assert await states(shop) == {"a": "sent", "b": "pending", "c": "dead", "d": "pending"}
     assert (await edda("retry", "--db", url, "--all")).output == "1 dead event is sent again\n"
     assert (await records(shop))["c"].attempts == 0
@@ -92,6 +92,16 @@ async def test_a_retry_has_to_say_what(shop: Storage, url: str) -> None:
         refused = await edda("retry", "--db", url, *arguments)
         assert refused.exit_code == 2
         assert "or --all" in refused.output
+
+
+@pytest.mark.parametrize("command", [["retry"], ["drop", "--yes"]], ids=["retry", "drop"])
+async def test_ids_of_no_dead_event_are_named_and_nothing_is_done(shop: Storage, url: str, command: list[str]) -> None:
+    await fill(shop)
+    before = (await edda("list", "--db", url)).output
+    refused = await edda(*command, "--db", url, "b", "nope", "a")
+    assert refused.exit_code == 1
+    assert "no dead event of the outbox has the id a, nope: nothing was done" in refused.output
+    assert (await edda("list", "--db", url)).output == before
 
 
 async def test_a_database_without_its_tables_is_an_error(tmp_path: Path) -> None:

@@ -368,6 +368,7 @@ class LocalController:
         return stored
 
     async def send_event(self, order: EventOrder) -> ActionResult:
+        await self._check_target(order.target)
         data = UNSET if order.data is None else order.data
         attributes = event_attributes(
             order.type, order.source, data, None, order.subject, None, None, order.target, order.extensions
@@ -421,12 +422,15 @@ class LocalController:
         except ValueError as error:
             raise ArgumentError(str(error)) from None
         target = order.target or None
-        if target is not None and (await self.engine.read_run(target)).status in ENDED:
-            raise ActionRefusedError(f"run {target} has ended: nobody would receive it")
+        await self._check_target(target)
         id, now = self.engine.new_id(), self.engine.microseconds
         await self.engine.publish(Message(id, order.channel, target, order.data, order.metadata, now))
         await self._audit("publish message", id, order)
         return ActionResult(True, f"message {id} is on {order.channel}", 1, id)
+
+    async def _check_target(self, target: str | None) -> None:
+        if target and (await self.engine.read_run(target)).status in ENDED:
+            raise ActionRefusedError(f"run {target} has ended: nobody would receive it")
 
     async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
         try:
@@ -439,19 +443,33 @@ class LocalController:
         return Page(tuple(map(self._display.outgoing, found[:limit])), last)
 
     async def retry_outbox(self, order: OutboxOrder) -> ActionResult:
-        count = await self._storage.retry_outbox(None if order.every else _named(order))
+        count = await self._storage.retry_outbox(None if order.every else await self._named(order))
         await self._storage.notify()
         await self._audit("retry outbox", f"{count} events", order)
         return ActionResult(count > 0, f"{count} dead events are sent again", count)
 
     async def drop_outbox(self, order: OutboxOrder) -> ActionResult:
-        count = await self._storage.delete_outbox(await self._dead() if order.every else _named(order))
+        count = await self._storage.delete_outbox(await self._dead() if order.every else await self._named(order))
         await self._audit("drop outbox", f"{count} events", order)
         return ActionResult(count > 0, f"{count} dead events are forgotten", count)
 
+    async def _named(self, order: OutboxOrder) -> tuple[str, ...]:
+        if not order.ids:
+            raise ArgumentError("which events? Give their ids, or say every=true")
+        if unknown := set(order.ids).difference(await self._dead()):
+            raise NotFoundError(
+                f"no dead event of the outbox has the id {', '.join(sorted(unknown))}: nothing was done"
+            )
+        return order.ids
+
     async def _dead(self) -> tuple[str, ...]:
-        dead = await self._with_timeout(self._storage.find_outbox(OutboxState.DEAD, 0, 10_000))
-        return tuple(record.event.id for record in dead)
+        """The ids of all of them."""
+        ids: list[str] = []
+        last = 0
+        while dead := await self._with_timeout(self._storage.find_outbox(OutboxState.DEAD, last, 10_000)):
+            ids += (record.event.id for record in dead)
+            last = dead[-1].seq
+        return tuple(ids)
 
     # The whole
 
@@ -518,12 +536,6 @@ def _tail_start(record: RunRecord, generations: Sequence[Generation]) -> int:
     """After which line the newest begin."""
     lines = sum(one.entries for one in generations if one.gen == record.gen)
     return max(-1, lines - TAIL_ENTRIES)
-
-
-def _named(order: OutboxOrder) -> tuple[str, ...]:
-    if not order.ids:
-        raise ArgumentError("which events? Give their ids, or say every=true")
-    return order.ids
 
 
 def _renewed(message: Message, id: str, now: int) -> Message:
