@@ -8,7 +8,8 @@ import pytest
 
 from edda import EddaApp, RunStatus, WorkflowContext, activity, wait_event, workflow
 from edda.control.views import RunSearch
-from edda.core.model import RunId, WorkerId, WorkerInfo
+from edda.core.model import RunId, RunRecord, WorkerId, WorkerInfo
+from edda.engine.open_runs import explain
 from edda.workflow.workflow import Workflow
 from tests.storage.worker import Worker
 
@@ -33,6 +34,12 @@ async def test_a_parked_run_says_that_it_is_parked_and_why(make_app: MakeApp) ->
     said = await complaint(app, run_id)
     assert "is parked and does not go on by itself with this code: DeadlockError" in said
     assert "Mend the code" in said
+
+
+def test_a_reason_that_is_a_sentence_ends_with_one_dot() -> None:
+    reason = "restore the steps, and the run goes on."
+    run = RunRecord(RunId("r"), "order", 0, RunStatus.PARKED, b"", 0, None, None, 1, reason, None, None)
+    assert "and the run goes on. Mend the code" in explain(run, 0, ())
 
 
 async def test_a_run_that_no_worker_claims_says_so(make_app: MakeApp) -> None:

@@ -76,7 +76,7 @@ LINES: dict[str, Line] = {
     "runs_unclaimed": Line(
         workers,
         WARNING,
-        "worker %(worker)s: at least %(runs)d runs of %(workflow)s have been ready for 30 s or longer and no worker "
+        "worker %(worker)s: runs of %(workflow)s (%(runs)d or more) have been ready for 30 s or longer and no worker "
         "has claimed them; start a worker that has this workflow, or more workers if all that have it are busy",
     ),
     # Runs

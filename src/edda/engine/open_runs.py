@@ -48,7 +48,8 @@ def say_lost(owner: WorkerId, now: int, workers: Sequence[WorkerRecord]) -> str 
 
 
 def _explain_parked(record: RunRecord) -> str:
-    parked = f"it is parked and does not go on by itself with this code: {record.reason or 'no reason is known'}."
+    reason = (record.reason or "no reason is known").rstrip(".")
+    parked = f"it is parked and does not go on by itself with this code: {reason}."
     if record.ready_at is None:
         return f"{parked} It is not tried again before `edda runs resume {record.run_id}`"
     return f"{parked} Mend the code and start a worker with it, or cancel the run, which then ends without compensation"
