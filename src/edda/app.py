@@ -521,6 +521,8 @@ def _choose_url(storage: Storage | None, given: str | None, engine: AsyncEngine 
     """A storage knows its database, whatever else is said of one."""
     if storage is not None:
         return storage.url
+    if given == "":  # most often of a variable that is not set: another database would be used without a word
+        raise ValueError("EddaApp(db_url=''): the URL of the database is empty; leave it out for EDDA_DB_URL")
     return given or (url_of(engine) if engine is not None else None) or os.environ.get("EDDA_DB_URL") or _DEFAULT_URL
 
 

@@ -335,3 +335,10 @@ async def test_a_step_that_finishes_during_shutdown_may_still_use_the_app(make_a
     await leaving
     await app.initialize()
     assert await app.handle(await app.handle(run_id).result(timeout=10)).result(timeout=10) == "hello late"
+
+
+def test_an_empty_url_is_not_taken_for_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDDA_DB_URL", "memory://")
+    with pytest.raises(ValueError, match="the URL of the database is empty"):
+        EddaApp("shop", "")
+    assert EddaApp("shop").db_url == "memory://"
