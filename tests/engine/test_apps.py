@@ -342,3 +342,10 @@ def test_an_empty_url_is_not_taken_for_the_default(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="the URL of the database is empty"):
         EddaApp("shop", "")
     assert EddaApp("shop").db_url == "memory://"
+
+
+async def test_a_host_that_cannot_be_found_is_named() -> None:
+    app = EddaApp("shop", "postgresql://shop:s3cret@no-such-host.invalid/shop")
+    with pytest.raises(EddaError, match=r"cannot connect to PostgreSQL at .*no-such-host\.invalid/shop: ") as refused:
+        await app.initialize()
+    assert "s3cret" not in str(refused.value)

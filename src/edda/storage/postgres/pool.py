@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from msgspec import Struct
 
+from edda.core.urls import show_url
 from edda.errors import NotConnectedError
 from edda.storage.ports import StatementProbe
 
@@ -67,7 +68,8 @@ class ConnectionFactory(Struct, frozen=True):
                 self._settings, answer_within=answer_within, is_shared=self.is_shared
             )
         except Exception as error:  # refused, unreachable, unknown host, wrong password, starting up: not there
-            raise NotConnectedError(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+            where, why = show_url(self.target.url), str(error) or type(error).__name__
+            raise NotConnectedError(f"cannot connect to PostgreSQL at {where}: {why}") from error
         return Session(connection, self.probe, self.target.expect_foreign_statements)
 
     @property
