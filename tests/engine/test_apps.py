@@ -349,3 +349,13 @@ async def test_a_host_that_cannot_be_found_is_named() -> None:
     with pytest.raises(EddaError, match=r"cannot connect to PostgreSQL at .*no-such-host\.invalid/shop: ") as refused:
         await app.initialize()
     assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("method", ["start", "run"])
+async def test_a_start_that_is_not_awaited_is_named_as_it_was_written(make_app: MakeApp, method: str) -> None:
+    @workflow
+    async def order(ctx: WorkflowContext) -> None: ...
+
+    await make_app(workflows=[order])
+    with pytest.warns(RuntimeWarning, match=rf"coroutine 'order\.{method}' was never awaited"):
+        getattr(order, method)()

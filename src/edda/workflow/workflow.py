@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from edda.core.options import explained, hide_unknown, known_options, refuse_unknown
@@ -121,14 +122,15 @@ class BoundWorkflow(Generic[P, R]):
         if ctx is not None:
             self._refuse_session("in a workflow's own code")
             return start_child(ctx, self._workflow, self._options, args, kwargs, is_awaited=False)
-        return (self._client or get_client()).start_workflow(self._workflow, self._options, args, kwargs)
+        starting = (self._client or get_client()).start_workflow(self._workflow, self._options, args, kwargs)
+        return _rename(starting, f"{self._workflow.name}.start")
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         self._refuse_session("with run(), which would wait for a run that is not committed: use start()")
         ctx = self._parent
         if ctx is not None:
             return start_child(ctx, self._workflow, self._options, args, kwargs, is_awaited=True)
-        return self._launch_and_wait(args, kwargs)
+        return _rename(self._launch_and_wait(args, kwargs), f"{self._workflow.name}.run")
 
     @property
     def _parent(self) -> RunContext | None:
@@ -149,6 +151,13 @@ class BoundWorkflow(Generic[P, R]):
         instance_id = await client.start_workflow(self._workflow, self._options, args, kwargs)
         result: R = await client.await_result(instance_id, self._workflow.signature.returns, None)
         return result
+
+
+def _rename(call: Coroutine[Any, Any, R], name: str) -> Coroutine[Any, Any, R]:
+    """Python's warning of a coroutine that is not awaited should name what the user wrote."""
+    if isinstance(call, CoroutineType):
+        call.__qualname__ = name
+    return call
 
 
 def as_starter(what: Any, verb: str) -> BoundWorkflow[Any, Any]:
