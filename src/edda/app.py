@@ -33,11 +33,11 @@ from edda.databases import check_engine, open_sessions, open_storage, settings_f
 from edda.engine.calls import CallLimit
 from edda.engine.clock import Clock, DatabaseClock
 from edda.engine.engine import Engine
+from edda.engine.events.ingest import run_id_for_event
 from edda.engine.hooks import WorkflowHooks
 from edda.engine.ids import Ids
-from edda.engine.intake import run_id_for_event
+from edda.engine.outbox.sinks import Sink
 from edda.engine.settings import Settings, check_whole
-from edda.engine.sinks import Sink
 from edda.errors import AppError, MigrationError, UnknownWorkflowError
 from edda.instances import InstancePage, Instances
 from edda.storage.ports import StatementProbe, Storage

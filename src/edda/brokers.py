@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import parse_qs, urlsplit
 
-from edda.engine.sinks import TIMEOUT, HttpSink, Sink
+from edda.engine.outbox.sinks import TIMEOUT, HttpSink, Sink
 
 
 def resolve_sink(

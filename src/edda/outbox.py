@@ -1,6 +1,6 @@
 """`from edda.outbox import ...`: what belongs to events for others."""
 
-from edda.engine.sinks import HttpSink, Sink
+from edda.engine.outbox.sinks import HttpSink, Sink
 from edda.relaying import OutboxRelayer
 from edda.workflow.sending import send_event_transactional
 

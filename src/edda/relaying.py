@@ -12,12 +12,11 @@ from edda.core.codec import Codec
 from edda.databases import open_storage
 from edda.engine.calls import CallLimit
 from edda.engine.clock import DatabaseClock
-from edda.engine.dismissal import cancel_and_wait
-from edda.engine.relayer import Relayer, RelaySettings
-from edda.engine.retention import Pruner
+from edda.engine.outbox.relayer import Relayer, RelaySettings
+from edda.engine.outbox.sinks import TIMEOUT, Sink
 from edda.engine.settings import Settings
-from edda.engine.sinks import TIMEOUT, Sink
-from edda.engine.tasks import start_task
+from edda.engine.tasks import cancel_and_wait, start_task
+from edda.engine.worker.pruner import Pruner
 from edda.errors import MigrationError
 from edda.storage.ports import Storage
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from edda import EddaApp, RunStatus, WorkflowContext, create_wsgi_app, wait_event, workflow
 from edda.control.describing import describe_workflow
-from edda.engine.lore import DefinitionPublisher
+from edda.engine.definitions import DefinitionPublisher
 from edda.workflow.workflow import Workflow, registry
 from tests.conftest import MakeDatabase
 from tests.engine.conftest import MakeApp, url_of

@@ -14,7 +14,7 @@ from edda import RunStatus, WorkflowContext, wait_event, workflow
 from edda.core.schemas import input_schema, schema_of
 from edda.core.signature import Signature
 from edda.core.survey import Definition, EventSchema
-from edda.engine.lore import DefinitionPublisher
+from edda.engine.definitions import DefinitionPublisher
 from edda.errors import StorageUnavailableError
 from tests.engine.conftest import MakeApp
 from tests.engine.facts import until, until_status

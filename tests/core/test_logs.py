@@ -21,7 +21,7 @@ def written() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    logger = logging.getLogger("edda.engine.run")
+    logger = logging.getLogger("edda.engine.run.run")
     logger.addHandler(handler)
     level = logger.level
     logger.setLevel(logging.DEBUG)
@@ -34,8 +34,8 @@ def written() -> Iterator[io.StringIO]:
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("template", ["run %s", "run %r", "run %.50s"])
 def test_what_comes_from_outside_cannot_forge_a_line(written: io.StringIO, text: str, template: str) -> None:
-    logging.getLogger("edda.engine.run").error(template, text)
-    logging.getLogger("edda.engine.run").error(template, ValueError(text))
+    logging.getLogger("edda.engine.run.run").error(template, text)
+    logging.getLogger("edda.engine.run.run").error(template, ValueError(text))
     lines = written.getvalue().split("\n")
     assert len(lines) == 3
     assert all(line.isprintable() for line in lines)
@@ -47,7 +47,7 @@ def test_a_traceback_forges_no_line_either(written: io.StringIO, text: str) -> N
     try:
         raise ValueError(text)
     except ValueError:
-        logging.getLogger("edda.engine.run").exception("storing failed")
+        logging.getLogger("edda.engine.run.run").exception("storing failed")
     first, *rest = written.getvalue().rstrip("\n").split("\n")
     assert first == "ERROR storing failed"
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
@@ -64,7 +64,7 @@ SECRETS = [
 
 @pytest.mark.parametrize("text", SECRETS)
 def test_no_line_and_no_traceback_has_a_secret(written: io.StringIO, text: str) -> None:
-    logger = logging.getLogger("edda.engine.run")
+    logger = logging.getLogger("edda.engine.run.run")
     logger.error("parked: %s", ValueError(text))
     try:
         raise ValueError(text)
@@ -75,7 +75,7 @@ def test_no_line_and_no_traceback_has_a_secret(written: io.StringIO, text: str) 
 
 
 def test_numbers_stay_numbers_and_plain_text_stays_as_it_is(written: io.StringIO) -> None:
-    logging.getLogger("edda.engine.run").info("%d of %s in %.1f s, %s", 3, "naïve 🎺 run-1", 0.25, None)
+    logging.getLogger("edda.engine.run.run").info("%d of %s in %.1f s, %s", 3, "naïve 🎺 run-1", 0.25, None)
     assert written.getvalue() == "INFO 3 of naïve 🎺 run-1 in 0.2 s, None\n"
     assert clean_text("a\nb") == "a\\nb"
 

@@ -9,7 +9,7 @@ import pytest
 
 from edda import EddaApp
 from edda.core.model import EntryKind
-from edda.engine.intake import run_id_for_event
+from edda.engine.events.ingest import run_id_for_event
 from edda.testing import CrashMode, CrashPoint, CrashPoints
 from tests.conftest import MakeDatabase
 

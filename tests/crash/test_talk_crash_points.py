@@ -19,7 +19,7 @@ from edda import EddaApp
 from edda.core.codec import Codec
 from edda.core.model import Entry, EntryKind, RunId
 from edda.core.states import ENDED
-from edda.engine.relayer import Relayer, RelaySettings
+from edda.engine.outbox.relayer import Relayer, RelaySettings
 from edda.testing import CrashMode, CrashPoint, CrashPoints
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database, MakeDatabase
@@ -172,7 +172,7 @@ def check_letters(entries: Sequence[Entry]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edda.engine.work.MESSAGE_LEASE", QUICK_LEASE)
+    monkeypatch.setattr("edda.engine.run.effects.MESSAGE_LEASE", QUICK_LEASE)
 
 
 @pytest.mark.parametrize("how", CrashMode)

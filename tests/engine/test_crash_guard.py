@@ -9,9 +9,9 @@ import pytest
 from edda import RetryPolicy, WorkflowContext, activity, sleep, workflow
 from edda.core.codec import Codec
 from edda.core.model import ClaimedRun, Crashes, Entry, EntryKind, RunId, RunWrite, WorkerId, WorkerInfo
-from edda.engine.crashes import CrashGuard
+from edda.engine.run.outcome_policy import OutcomePolicy
 from edda.engine.settings import Settings
-from edda.engine.steps import OutcomePolicy
+from edda.engine.worker.process_deaths import CrashGuard
 from edda.workflow.activity import ActivityCall
 from edda.workflow.execution import Command
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from edda.engine import dismissal
-from edda.engine.dismissal import cancel_and_wait
+from edda.engine import tasks
+from edda.engine.tasks import cancel_and_wait
 
 
 async def for_ever() -> None:
@@ -21,7 +21,7 @@ async def test_a_task_is_over_when_it_was_dismissed() -> None:
 
 
 async def test_a_cancel_that_is_swallowed_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dismissal, "RECANCEL_AFTER", 0.01)
+    monkeypatch.setattr(tasks, "RECANCEL_AFTER", 0.01)
     swallowed = 0
 
     async def deaf() -> None:

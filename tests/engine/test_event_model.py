@@ -27,7 +27,7 @@ from edda import (
 )
 from edda.cloudevents import json_format
 from edda.core.model import Entry, EntryKind, RunId
-from edda.engine.worker import Worker
+from edda.engine.worker.worker import Worker
 from edda.storage.memory import MemoryStorage
 from edda.storage.memory_database import MemoryDatabase
 from edda.testing import VirtualApp

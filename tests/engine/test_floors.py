@@ -7,8 +7,8 @@ import pytest
 from edda.core.channels import ChannelMode
 from edda.core.codec import Codec
 from edda.core.model import ClaimedRun, Entry, EntryKind, RunId
-from edda.engine import floors as floors_module
-from edda.engine.floors import EventCursors
+from edda.engine.run import cursors as floors_module
+from edda.engine.run.cursors import EventCursors
 from edda.workflow.channels import MessageCall
 from edda.workflow.events import EventCall
 from edda.workflow.execution import Command

@@ -9,7 +9,7 @@ import pytest
 from edda import EddaApp, WorkflowContext, publish, workflow
 from edda.core.channels import Message, unpack_message
 from edda.core.codec import Codec
-from edda.engine import forwarder as forwarding
+from edda.engine.events import staging as forwarding
 from edda.workflow.workflow import registry
 
 from .conftest import MakeApp

@@ -22,8 +22,8 @@ from edda import (
     workflow,
 )
 from edda.core.model import EntryKind
-from edda.engine import progress
-from edda.engine.progress import ActivityHeartbeat
+from edda.engine.run import attempt
+from edda.engine.run.attempt import ActivityHeartbeat
 from edda.errors import NotInWorkflowError, PayloadError
 from edda.testing.clock import VirtualAlarm
 
@@ -252,7 +252,7 @@ class Time:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     clock = Time()
-    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(attempt, "time", clock)
     return clock
 
 

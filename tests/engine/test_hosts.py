@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from edda.core.model import WorkerId
-from edda.engine import host
-from edda.engine.host import Presence, has_ended
+from edda.engine.worker import host
+from edda.engine.worker.host import Presence, has_ended
 from edda.storage.ports import Storage
 from tests.conftest import Database
 
@@ -26,7 +26,7 @@ WORKER = WorkerId("w1")
 HOLD = """
 import sys
 from pathlib import Path
-from edda.engine.host import Presence
+from edda.engine.worker.host import Presence
 presence = Presence("w1", Path(sys.argv[1]))
 presence.hold()
 print("held", flush=True)

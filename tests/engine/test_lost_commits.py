@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from edda import EddaApp, RunStatus, WorkflowContext, activity, sleep, workflow
 from edda.core.model import BatchResult, Claim, EntryKind, Fence, RunId, RunWrite, WorkerId, WorkerInfo
 from edda.engine.settings import Settings
-from edda.engine.worker import Worker
+from edda.engine.worker.worker import Worker
 from edda.errors import StorageUnavailableError
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database

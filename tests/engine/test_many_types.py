@@ -6,7 +6,7 @@ import pytest
 
 from edda import EddaApp, WorkflowContext, wait_event, workflow
 from edda.cloudevents.event import CloudEvent, make
-from edda.engine import shapes
+from edda.engine.events import match_paths
 
 from .facts import until_out_of_memory
 
@@ -32,18 +32,18 @@ async def test_a_known_type_beside_the_type_that_is_one_too_many_is_stored(app: 
         ]
         await app.engine.receive(post)
     assert await app.engine.storage.find_event("/shop", "again-2") is not None
-    assert len(app.engine._match_paths._shapes) <= shapes.MAX_TYPES
+    assert len(app.engine._match_paths._shapes) <= match_paths.MAX_TYPES
 
 
 async def test_one_post_may_have_more_types_than_are_kept(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "MAX_TYPES", 3)
+    monkeypatch.setattr(match_paths, "MAX_TYPES", 3)
     await app.engine.receive([event(f"type-{number}", "first") for number in range(10)])
     await app.engine.receive([event("type-9", "second"), event("type-0", "second"), event("other", "first")])
     assert len(app.engine._match_paths._shapes) <= 10
 
 
 async def test_a_wait_is_found_after_its_type_was_forgotten(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "MAX_TYPES", 2)
+    monkeypatch.setattr(match_paths, "MAX_TYPES", 2)
 
     @workflow
     async def order(ctx: WorkflowContext, type: str) -> str:

@@ -20,7 +20,8 @@ from edda import (
     workflow,
 )
 from edda.core.model import EntryKind
-from edda.engine import floors, worker
+from edda.engine.run import cursors
+from edda.engine.worker import worker
 
 from .conftest import RESTLESS, MakeApp
 from .histories import entries_of
@@ -145,11 +146,11 @@ async def test_a_letter_for_a_wait_that_is_over_is_not_passed_over_nor_doubled(
     assert await result_of(app, run_id) == list(range(2 * COUNT))
 
 
-@pytest.mark.parametrize("carried", [floors.MAX_CARRIED_CURSORS, 0])
+@pytest.mark.parametrize("carried", [cursors.MAX_CARRIED_CURSORS, 0])
 async def test_the_next_generation_reads_on_where_the_last_one_was(
     app: EddaApp, monkeypatch: pytest.MonkeyPatch, carried: int
 ) -> None:
-    monkeypatch.setattr(floors, "MAX_CARRIED_CURSORS", carried)
+    monkeypatch.setattr(cursors, "MAX_CARRIED_CURSORS", carried)
 
     @workflow
     async def listen(ctx: WorkflowContext, heard: list[Any]) -> list[Any]:

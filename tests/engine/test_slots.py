@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edda import EddaApp, RetryExhaustedError, RetryPolicy, WorkflowContext, activity, sleep, workflow
+from edda.engine.run.concurrency import ConcurrencyLimiter, Slot
 from edda.engine.settings import Settings
-from edda.engine.slots import ConcurrencyLimiter, Slot
 
 from .conftest import MakeApp
 from .facts import until

@@ -152,7 +152,7 @@ async def send(way: str, ctx: WorkflowContext, statement: str) -> None:
 async def test_a_server_that_cannot_write_costs_no_attempt(
     way: str, database: Database, make_app: MakeApp, orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edda.engine.attempts._LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr("edda.engine.run.attempt._LONGEST_PAUSE", 0.1)
     faults = FAULTS[database.kind]
 
     async def act(call: int, ctx: WorkflowContext) -> None:
@@ -310,7 +310,7 @@ async def test_a_connection_that_each_run_of_the_step_loses_ends_its_patience(
     way: str, open_app: OpenApp, proxy: DatabaseProxy, orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a body that rests in its transaction for longer than the server allows."""
-    monkeypatch.setattr("edda.engine.attempts._REPEATS", 3)
+    monkeypatch.setattr("edda.engine.run.attempt._REPEATS", 3)
 
     async def act(call: int, ctx: WorkflowContext) -> None:
         await orders.write(way, ctx, "lute")

@@ -16,20 +16,20 @@ import pytest
 
 import edda
 from edda import EddaApp, WorkflowContext, activity, publish, receive, sleep, subscribe, wait_event, workflow
-from edda.engine import supervision
-from edda.engine.forwarder import StagedEventMover
-from edda.engine.heartbeat import Heartbeat
+from edda.engine.definitions import DefinitionPublisher
+from edda.engine.events.ingest import EventIngest
+from edda.engine.events.staging import StagedEventMover
 from edda.engine.hooks import HookCaller, HooksBase
-from edda.engine.intake import EventIngest
 from edda.engine.journal import JournalWriter
-from edda.engine.lore import DefinitionPublisher
-from edda.engine.relayer import Relayer
-from edda.engine.retention import Pruner
-from edda.engine.run import LiveRun
+from edda.engine.outbox.relayer import Relayer
+from edda.engine.run.run import LiveRun
+from edda.engine.run.waits import EventWaits
 from edda.engine.settings import Settings
-from edda.engine.waits import EventWaits
-from edda.engine.watchdog import Watchdog
-from edda.engine.worker import Worker
+from edda.engine.worker import supervision
+from edda.engine.worker.heartbeat import Heartbeat
+from edda.engine.worker.pruner import Pruner
+from edda.engine.worker.watchdog import Watchdog
+from edda.engine.worker.worker import Worker
 from edda.errors import EddaError
 
 from .conftest import MakeApp
@@ -39,45 +39,45 @@ ROOT = Path(edda.__file__).parent
 
 STARTED = {
     # Through the supervision
-    "engine/supervision.py:start": "kept: begun anew after a growing pause",
-    "engine/supervision.py:attempt": "",
-    "engine/supervision.py:start_once": "its failure is logged; the next call begins it anew",
+    "engine/worker/supervision.py:start": "kept: begun anew after a growing pause",
+    "engine/worker/supervision.py:attempt": "",
+    "engine/worker/supervision.py:start_once": "its failure is logged; the next call begins it anew",
     # The bodies of steps, and what runs ask for: their errors reach the run, or `LiveRun.fail`
-    "engine/bodies.py:_begin": "ActivityRunner._run reports every error to its run",
-    "engine/attempts.py:_commit_effects": "awaited by the attempt",
-    "engine/attempts.py:_run_in_thread": "callbacks of an attempt's clock",
-    "engine/attempts.py:_check_timeouts": "callbacks of an attempt's clock",
-    "engine/attempts.py:force_cancel": "tells the run that the body is gone",
-    "engine/waits.py:_begin": "EventWaits._prepare reports every error to its run",
-    "engine/children.py:_start_resolving": "ChildRuns._resolve_task reports every error to its run",
-    "engine/run.py:_create_children_and_read_backlog": "LiveRun.advance is an entry: see `_entry`",
-    "engine/run.py:_set_alarm": "LiveRun._deliver_due is an entry: see `_entry`",
-    "engine/worker.py:_schedule_run": "LiveRun.begin is an entry: see `_entry`",
-    "engine/patience.py:has_expired": "calls LiveRun.advance, which is an entry",
-    "engine/progress.py:heartbeat": "records details of a body; the body goes on without",
-    "engine/progress.py:_schedule_flush": "records details of a body; the body goes on without",
-    "engine/steps.py:run": "awaited by the attempt",
+    "engine/run/activities.py:_begin": "ActivityRunner._run reports every error to its run",
+    "engine/run/attempt.py:_commit_effects": "awaited by the attempt",
+    "engine/run/attempt.py:_run_in_thread": "callbacks of an attempt's clock",
+    "engine/run/attempt.py:_check_timeouts": "callbacks of an attempt's clock",
+    "engine/run/attempt.py:force_cancel": "tells the run that the body is gone",
+    "engine/run/waits.py:_begin": "EventWaits._prepare reports every error to its run",
+    "engine/run/children.py:_start_resolving": "ChildRuns._resolve_task reports every error to its run",
+    "engine/run/run.py:_create_children_and_read_backlog": "LiveRun.advance is an entry: see `_entry`",
+    "engine/run/run.py:_set_alarm": "LiveRun._deliver_due is an entry: see `_entry`",
+    "engine/worker/worker.py:_schedule_run": "LiveRun.begin is an entry: see `_entry`",
+    "engine/tasks.py:has_expired": "calls LiveRun.advance, which is an entry",
+    "engine/run/attempt.py:heartbeat": "records details of a body; the body goes on without",
+    "engine/run/attempt.py:_schedule_flush": "records details of a body; the body goes on without",
+    "engine/run/outcome_policy.py:run": "awaited by the attempt",
     # Callbacks that only set an event
-    "engine/worker.py:_wait_for_work": "wakes the loop",
-    "engine/worker.py:run_failed": "ends the rest of a run",
-    "engine/worker.py:_run_errand": "forgets a task that is kept",
-    "engine/relayer.py:_rest": "wakes the loop",
-    "engine/relayer.py:stop": "cancels",
-    "engine/relayer.py:_start_key": "counts",
+    "engine/worker/worker.py:_wait_for_work": "wakes the loop",
+    "engine/worker/worker.py:run_failed": "ends the rest of a run",
+    "engine/worker/worker.py:_run_errand": "forgets a task that is kept",
+    "engine/outbox/relayer.py:_rest": "wakes the loop",
+    "engine/outbox/relayer.py:stop": "cancels",
+    "engine/outbox/relayer.py:_start_key": "counts",
     "engine/hooks.py:_run": "awaited",
-    "engine/lore.py:add_event_schema": "begins a task that is supervised",
-    "engine/lore.py:_begin": "forgets a task",
+    "engine/definitions.py:add_event_schema": "begins a task that is supervised",
+    "engine/definitions.py:_begin": "forgets a task",
     # The heartbeat's thread: `Heartbeat._run` reports its end, and `Worker._sweep` sees it
-    "engine/heartbeat.py:__init__": "the thread",
-    "engine/heartbeat.py:stop": "joins it",
-    "engine/heartbeat.py:kill": "wakes it",
-    "engine/heartbeat.py:_call_on_loop": "tells the worker",
-    "engine/watchdog.py:tick": "sets a time",
+    "engine/worker/heartbeat.py:__init__": "the thread",
+    "engine/worker/heartbeat.py:stop": "joins it",
+    "engine/worker/heartbeat.py:kill": "wakes it",
+    "engine/worker/heartbeat.py:_call_on_loop": "tells the worker",
+    "engine/worker/watchdog.py:tick": "sets a time",
     # Awaited where they are started
-    "engine/sinks.py:_end_gently": "awaited",
-    "engine/lore.py:_describe_all": "awaited",
+    "engine/outbox/sinks.py:_end_gently": "awaited",
+    "engine/definitions.py:_describe_all": "awaited",
     "storage/sqlite/slow_write.py:_set_alarm": "only logs",
-    "engine/lore.py:_save_event_schema": "awaited",
+    "engine/definitions.py:_save_event_schema": "awaited",
     "engine/clock.py:call_at": "the callers are in this table",
     "storage/postgres/line.py:connect": "awaited",
     "storage/postgres/session.py:kill": "drops a connection",
@@ -299,7 +299,7 @@ def test_a_pause_grows_to_its_limit_and_starts_over_after_a_long_time(
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.1)
     now = 1000.0
-    monkeypatch.setattr("edda.engine.supervision.time.monotonic", lambda: now)
+    monkeypatch.setattr("edda.engine.worker.supervision.time.monotonic", lambda: now)
     failures = supervision.Failures("part", longest=1.0)
     pauses = [failures.record(ValueError("x"), "again") for _ in range(6)]
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]

@@ -12,8 +12,8 @@ import pytest
 
 from edda import EddaApp, WorkflowContext, activity, workflow
 from edda.core.model import Claim, ClaimedRun, Crashes, RunId, WorkerId, WorkerInfo
-from edda.engine import suspects
 from edda.engine.settings import Settings
+from edda.engine.worker import suspects
 from edda.storage.ports import Storage
 from edda.workflow.workflow import Workflow
 

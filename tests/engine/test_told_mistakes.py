@@ -18,7 +18,7 @@ from edda.core.codec import Codec
 from edda.core.match import describe
 from edda.core.redaction import Redaction
 from edda.core.validation import ValidationFailure, validate
-from edda.engine.backoff import Backoff
+from edda.engine.tasks import Backoff
 from edda.errors import AppError, EventValidationError, PayloadError, StorageUnavailableError
 from edda.workflow.events import to_received_event
 

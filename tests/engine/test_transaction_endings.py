@@ -24,7 +24,7 @@ from edda import (
     workflow,
 )
 from edda.core.model import EntryKind, RunId, StepCommit
-from edda.engine.work import StepEffects
+from edda.engine.run.effects import StepEffects
 from edda.errors import PayloadError, StorageUnavailableError
 from edda.storage import joint as joints
 from edda.storage.joint import StepCommitWrite

@@ -31,7 +31,7 @@ from edda import (
     workflow,
 )
 from edda.core.model import RunId
-from edda.engine import work
+from edda.engine.run import effects
 from edda.errors import AppError, InstanceNotFoundError, NotInWorkflowError
 from edda.storage.ports import Storage
 from tests.conftest import Database, MakeDatabase
@@ -672,7 +672,7 @@ async def test_what_would_wait_for_the_transaction_itself_is_refused(
 async def test_a_message_that_was_received_in_a_block_that_is_rolled_back_is_offered_again(
     app: EddaApp, orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "MESSAGE_LEASE", 50_000)
+    monkeypatch.setattr(effects, "MESSAGE_LEASE", 50_000)
     got: list[str] = []
 
     async def drop(ctx: WorkflowContext) -> None:

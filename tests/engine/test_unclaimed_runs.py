@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edda import WorkflowContext, activity, workflow
-from edda.engine import unclaimed
 from edda.engine.settings import Settings
+from edda.engine.worker import unclaimed
 
 from .conftest import MakeApp
 from .facts import until

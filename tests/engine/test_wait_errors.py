@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edda import EddaApp, RunStatus, WorkflowContext, activity, sleep, wait_event, workflow
-from edda.engine.shapes import MOST_SHAPES
+from edda.engine.events.match_paths import MOST_SHAPES
 from edda.errors import ArgumentError, NonDeterminismError, NotInWorkflowError
 from edda.testing import VirtualApp
 

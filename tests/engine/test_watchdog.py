@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from edda.engine import watchdog
-from edda.engine.attempts import Attempt
+from edda.engine.run.attempt import Attempt
+from edda.engine.worker import watchdog
 
 
 def test_an_attempt_that_is_being_made_on_the_blocked_thread_is_no_culprit() -> None:

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import pytest
 
 from edda.engine.clock import DatabaseClock
-from edda.engine.relayer import Relayer, RelaySettings
-from edda.engine.sinks import Sink
+from edda.engine.outbox.relayer import Relayer, RelaySettings
+from edda.engine.outbox.sinks import Sink
 from edda.storage.ports import Storage
 
 QUICK = RelaySettings(poll=0.1, first_pause=0.05, longest_pause=0.2)

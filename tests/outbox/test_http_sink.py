@@ -17,7 +17,7 @@ import pytest
 from edda.cloudevents import http_binding, json_format
 from edda.cloudevents.event import CloudEvent, make
 from edda.cloudevents.signatures import read_standard, standard_key
-from edda.engine.sinks import HttpSink, message_id, read_retry_after
+from edda.engine.outbox.sinks import HttpSink, message_id, read_retry_after
 from edda.errors import EventDeliveryError, EventPostponedError, EventRefusedError
 
 from .receiver import HANG, HANG_UP, Answer, Receiver, receiving
@@ -132,7 +132,7 @@ async def test_no_answer_at_all_is_tried_again(receiver: Receiver) -> None:
 async def test_an_answer_whose_body_never_comes_counts_by_its_status(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edda.engine.sinks.BODY_PATIENCE", 0.1)
+    monkeypatch.setattr("edda.engine.outbox.sinks.BODY_PATIENCE", 0.1)
     receiver.behaviour = lambda request, attempt: Answer(200, (("transfer-encoding", "chunked"),), b"5\r\nbegin\r\n")
     await send(HttpSink(receiver.url), event())
     assert len(receiver.taken) == 1

@@ -16,8 +16,8 @@ from edda import EddaApp, WorkflowContext, wait_event, workflow
 from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent, make
 from edda.engine.clock import DatabaseClock
-from edda.engine.relayer import Relayer
-from edda.engine.sinks import message_id
+from edda.engine.outbox.relayer import Relayer
+from edda.engine.outbox.sinks import message_id
 from edda.errors import EventError, EventPostponedError, EventRefusedError, StorageUnavailableError
 from edda.integrations.nats import NatsSink, NatsSource
 from edda.outbox import OutboxRelayer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edda.engine.sinks import HttpSink
+from edda.engine.outbox.sinks import HttpSink
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
 from tests.engine.facts import until

@@ -14,9 +14,9 @@ from edda.cloudevents.event import CloudEvent
 from edda.core.codec import Codec
 from edda.core.model import MICROSECONDS, OutboxState, SendLater, SendResult
 from edda.engine.clock import DatabaseClock
-from edda.engine.relayer import RelaySettings
-from edda.engine.retention import Pruner
+from edda.engine.outbox.relayer import RelaySettings
 from edda.engine.settings import Settings
+from edda.engine.worker.pruner import Pruner
 from edda.errors import (
     EventPostponedError,
     EventRefusedError,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edda.engine.sinks import HttpSink
+from edda.engine.outbox.sinks import HttpSink
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
 from tests.engine.facts import until

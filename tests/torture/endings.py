@@ -9,7 +9,7 @@ from edda.cloudevents import json_format
 from edda.core.codec import Codec
 from edda.core.model import EntryKind
 from edda.core.states import RunStatus
-from edda.engine.children import CANCELLED
+from edda.engine.run.children import CANCELLED
 from edda.workflow.children import ChildStarted
 from edda.workflow.execution import STOPS
 

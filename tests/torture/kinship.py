@@ -10,7 +10,7 @@ from msgspec import Struct
 from edda.core.codec import Codec
 from edda.core.model import EntryKind
 from edda.core.states import RunStatus
-from edda.engine.children import CANCELLED
+from edda.engine.run.children import CANCELLED
 from edda.workflow.children import ChildStarted
 from edda.workflow.execution import STOPS
 

@@ -17,7 +17,7 @@ from edda.cloudevents import json_format
 from edda.core.codec import Codec
 from edda.core.model import EntryKind, RunId
 from edda.core.states import RunStatus
-from edda.engine.intake import run_id_for_event
+from edda.engine.events.ingest import run_id_for_event
 
 from .ledger import Testimony
 from .lines import Line, Row, text

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from itertools import count
 
-from edda.engine import children
+from edda.engine.run import children
 from edda.workflow import undoing
 from edda.workflow.undoing import Compensator
 

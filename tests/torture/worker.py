@@ -19,8 +19,9 @@ from msgspec import Struct
 from edda import EddaApp
 from edda.core.model import MICROSECONDS, RunId, WorkerId
 from edda.databases import open_storage
-from edda.engine import relayer, work
-from edda.engine.relayer import RelaySettings
+from edda.engine.outbox import relayer
+from edda.engine.outbox.relayer import RelaySettings
+from edda.engine.run import effects
 from edda.engine.settings import Settings
 from edda.errors import EddaError, StorageError
 
@@ -225,7 +226,7 @@ def live(orders: Orders) -> None:
     random.seed(orders.seed)
     if orders.lease is not None:
         patch.object(relayer, "RelaySettings", lambda: HASTY_RELAY).start()
-        patch.object(work, "MESSAGE_LEASE", MICROSECONDS).start()  # of a message that was taken by a step
+        patch.object(effects, "MESSAGE_LEASE", MICROSECONDS).start()  # of a message that was taken by a step
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(filename=orders.file("log"), level=logging.INFO, format=form)
     try:

@@ -31,7 +31,7 @@ from edda import (
 )
 from edda.cloudevents.event import CloudEvent
 from edda.control.local import LocalController
-from edda.engine.sinks import HttpSink
+from edda.engine.outbox.sinks import HttpSink
 from edda.errors import EddaError
 from edda.integrations.otel import TracingHooks
 from edda.web import GitHub, Token, TokenScope

@@ -24,7 +24,7 @@ from edda.cli import main
 from edda.cloudevents.event import make
 from edda.control.remote import RemoteController
 from edda.control.views import RunSearch, StartRequest
-from edda.engine.sinks import HttpSink
+from edda.engine.outbox.sinks import HttpSink
 from edda.errors import EddaError
 from edda.web import GitHub, StandardWebhooks, Stripe, Token, TokenScope
 from edda.web.tokens import read_tokens

@@ -25,7 +25,7 @@ from edda.core.paths import truncate
 from edda.core.states import RunStatus
 from edda.core.survey import RunQuery, WorkerRecord
 from edda.databases import max_connections, open_storage
-from edda.engine.unclaimed import UNCLAIMED, find_unclaimed
+from edda.engine.worker.unclaimed import UNCLAIMED, find_unclaimed
 from edda.errors import AppError, EddaError
 from edda.storage.ports import Dialect, Storage
 

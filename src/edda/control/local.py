@@ -20,7 +20,7 @@ from edda.core.redaction import Redaction
 from edda.core.states import ENDED, RunStatus
 from edda.core.survey import Audit, Definition, EventQuery, EventReceiver, Generation, RunQuery, WaitRow, WorkerRecord
 from edda.engine.engine import Engine
-from edda.engine.intake import run_id_for_event
+from edda.engine.events.ingest import run_id_for_event
 from edda.errors import (
     ActionRefusedError,
     ArgumentError,

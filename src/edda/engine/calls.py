@@ -24,7 +24,7 @@ from edda.errors import (
 )
 from edda.storage.ports import Storage
 
-from .backoff import Backoff
+from .tasks import Backoff
 
 
 class Call:

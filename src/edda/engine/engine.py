@@ -36,6 +36,15 @@ from edda.core.model import (
 from edda.core.retry import RetryPolicy
 from edda.core.states import ENDED, RunStatus
 from edda.core.survey import ReopenOutcome
+from edda.engine.events.ingest import EventIngest
+from edda.engine.events.match_paths import MatchPathCache
+from edda.engine.events.staging import StagedEventMover
+from edda.engine.outbox.relayer import Relayer
+from edda.engine.outbox.sinks import Sink
+from edda.engine.run.concurrency import ConcurrencyLimiter
+from edda.engine.run.outcome_policy import ActivityThreads
+from edda.engine.worker.host import host_name
+from edda.engine.worker.worker import RETRYABLE_ERRORS, Worker
 from edda.errors import (
     ActionRefusedError,
     AppError,
@@ -56,28 +65,18 @@ from edda.workflow.current import current_context
 from edda.workflow.loop import WorkflowLoop
 from edda.workflow.workflow import StartOptions, Workflow
 
-from . import supervision
-from .backoff import Backoff
+from .caller_transactions import CallerTransactions
 from .calls import Call, CallLimit
 from .clock import Clock
-from .dismissal import cancel_and_wait
-from .forwarder import StagedEventMover
-from .guests import CallerTransactions
+from .definitions import DefinitionPublisher, Describe
 from .hooks import EventReceived, HookCaller, WorkflowHooks
-from .host import host_name
 from .ids import Ids
-from .intake import EventIngest
 from .log import write as log_line
-from .lore import DefinitionPublisher, Describe
 from .open_runs import explain
-from .relayer import Relayer
-from .retrying import plan_retry
+from .retry_plan import plan_retry
 from .settings import Settings
-from .shapes import MatchPathCache
-from .sinks import Sink
-from .slots import ConcurrencyLimiter
-from .steps import ActivityThreads
-from .worker import RETRYABLE_ERRORS, Worker
+from .tasks import Backoff, cancel_and_wait
+from .worker import supervision
 
 if TYPE_CHECKING:
     from edda.storage.alchemy import Sessions

@@ -9,9 +9,8 @@ from typing import Any, Protocol, cast
 
 from msgspec import Struct
 
-from . import supervision
-from .dismissal import cancel_and_wait
-from .tasks import start_task
+from .tasks import cancel_and_wait, start_task
+from .worker import supervision
 
 logger = logging.getLogger(__name__)
 

@@ -39,8 +39,7 @@ from edda.errors import (
 )
 from edda.storage.ports import Journal, Runs
 
-from .backoff import Backoff
-from .outage import Outage
+from .tasks import Backoff, Outage
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from edda.cloudevents import http_binding, json_format
 from edda.cloudevents.event import CloudEvent
-from edda.engine.backoff import Backoff
-from edda.engine.dismissal import cancel_and_wait
-from edda.engine.sinks import TIMEOUT, message_id
-from edda.engine.tasks import start_task
+from edda.engine.outbox.sinks import TIMEOUT, message_id
+from edda.engine.tasks import Backoff, cancel_and_wait, start_task
 from edda.errors import EventError, EventPostponedError, EventRefusedError
 
 if TYPE_CHECKING:

@@ -1,0 +1,177 @@
+"""Notices from another thread that the event loop of the worker does not turn, and says which code holds it up.
+
+A step or a workflow that blocks (`time.sleep`, a long computation, a synchronous client) stops every run of its
+process, and nothing on the loop can say so. The watchdog costs two wake-ups a second; the name of the step is read
+from the stack of the blocked thread, so that steps themselves pay nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from edda.core.model import RunId
+from edda.engine.run.attempt import Attempt
+from edda.engine.run.run import LiveRun
+
+logger = logging.getLogger(__name__)
+
+TICK = 0.5
+"""Seconds between two signs of life of the loop, and between two looks at them."""
+FIRST_WARNING = 1.0
+GROWTH = 4.0
+"""Warnings come after 1, 4, 16, 64, ... seconds of one block."""
+PAUSED_FROM = 2.0
+"""Seconds by which the watchdog itself has to be late before it says that the whole process did not run."""
+
+_LIBRARY = str(Path(__file__).parents[1])
+_STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+
+class Culprit(NamedTuple):
+    """What the thread of the loop is doing."""
+
+    run_id: RunId | None
+    description: str
+    """For the log: the step or workflow and the innermost line of the user's code."""
+
+
+class Watchdog:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, thread: int, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Watches `loop`, which runs in the thread with this number. `tick` is called on that loop, all else is called
+        in the watchdog's own thread."""
+        self._loop = loop
+        self._thread = thread
+        self._monotonic = monotonic
+        self._ticked = monotonic()
+        self._looked = monotonic()
+        self._cpu = time.process_time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_warning = FIRST_WARNING
+        self._blocked_from: float | None = None
+        self._described = ""
+        self._blocked_for = 0.0
+        """Seconds since the loop should have turned, at the last look."""
+
+    @property
+    def blocked_for(self) -> float:
+        """Seconds since the loop should have turned, without the time that the whole process was stopped. It may have
+        turned since the last look; and before the next look it is not known whether the process was stopped."""
+        return min(self._blocked_for, max(0.0, self._monotonic() - self._ticked - TICK))
+
+    def tick(self) -> None:
+        self._ticked = self._monotonic()
+        self._timer = self._loop.call_later(TICK, self.tick)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def run(self) -> None:
+        self._looked = self._monotonic()
+        while True:
+            await asyncio.sleep(TICK)
+            self.look()
+
+    def look(self) -> None:
+        now, cpu = self._monotonic(), time.process_time()
+        late = now - self._looked - TICK
+        if late > PAUSED_FROM:
+            self._tell_paused(late, cpu - self._cpu)
+            self._ticked += late  # the loop could not turn either
+        self._looked, self._cpu = now, cpu
+        self._blocked_for = max(0.0, now - self._ticked - TICK)
+        if self._blocked_for >= self._next_warning:
+            self._warn()
+        elif self._blocked_for < FIRST_WARNING and self._blocked_from is not None:
+            logger.warning(
+                "event loop is free again after %.1f s; it was blocked by %s",
+                self._ticked - self._blocked_from,
+                self._described,
+            )
+            self._blocked_from, self._next_warning = None, FIRST_WARNING
+
+    def _warn(self) -> None:
+        if self._blocked_from is None:
+            self._blocked_from = self._ticked
+        self._next_warning = self._blocked_for * GROWTH
+        self._described = self.culprit().description
+        logger.warning(
+            "event loop has been blocked for %.1f s by %s; no other run of this process goes on until it returns. Make "
+            "the activity a plain `def`, which runs in a thread, or await in it",
+            self._blocked_for,
+            self._described,
+        )
+
+    def _tell_paused(self, seconds: float, cpu: float) -> None:
+        if cpu > seconds / 2:
+            logger.warning(
+                "no thread of this process got the interpreter for %.1f s, though it was computing: a C extension "
+                "kept the GIL, in %s",
+                seconds,
+                self.culprit().description,
+            )
+        else:
+            logger.warning(
+                "this process was paused for %.1f s (SIGSTOP, a stopped container, a debugger, a sleeping machine, or "
+                "no processor time); going on",
+                seconds,
+            )
+
+    def culprit(self) -> Culprit:
+        """What holds up the loop, as far as its stack tells."""
+        frame = sys._current_frames().get(self._thread)
+        user: FrameType | None = None
+        run: tuple[RunId, str] | None = None
+        while frame is not None:
+            if user is None and not _is_known(frame):
+                user = frame
+            if run is None:
+                run = _run_of(frame)
+            frame = frame.f_back
+        where = "code that is not known" if user is None else _place(user)
+        if run is None:
+            return Culprit(None, f"code outside of any run, at {where}")
+        return Culprit(run[0], f"{run[1]}, at {where}")
+
+    def stack(self) -> str:
+        frame = sys._current_frames().get(self._thread)
+        return "".join(traceback.format_stack(frame)) if frame is not None else "unknown"
+
+
+def _is_known(frame: FrameType) -> bool:
+    """Whether it belongs to this library, to Python's own, or to no file at all."""
+    file = frame.f_code.co_filename
+    if file.startswith("<"):
+        return True
+    return file.startswith(_LIBRARY) or (file.startswith(_STANDARD) and "site-packages" not in file)
+
+
+def _run_of(frame: FrameType) -> tuple[RunId, str] | None:
+    """The run that a frame of this library works for, and a name for what it does; None if it is no such frame."""
+    if not frame.f_code.co_filename.startswith(_LIBRARY):
+        return None
+    actor = frame.f_locals.get("self")
+    try:
+        if isinstance(actor, Attempt):
+            run_id, workflow, _ = actor.run_key
+            return run_id, f"step {actor.command.id} of run {run_id} ({workflow})"
+        if isinstance(actor, LiveRun):
+            return actor.run_id, f"the workflow code of run {actor.run_id} ({actor.workflow.name})"
+    except AttributeError:  # the other thread is in its constructor
+        pass
+    return None
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
