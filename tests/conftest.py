@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import HealthCheck, settings
 
-from edda.storage.memory import MemoryStorage
-from edda.storage.memory_database import MemoryDatabase
+from edda.storage.memory.journal import MemoryDatabase
+from edda.storage.memory.storage import MemoryStorage
 from edda.storage.ports import StatementProbe, Storage
 from tests import databases
 from tests.sampling import is_sampled, sample

@@ -12,12 +12,12 @@ from edda.core.urls import show_url
 from edda.engine.settings import Settings
 from edda.errors import AppError, ConfigurationError
 from edda.storage.ports import StatementProbe, Storage
-from edda.storage.url_options import refuse_unknown_options, split_options
+from edda.storage.shared.url_options import refuse_unknown_options, split_options
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from edda.storage.alchemy import Sessions
+    from edda.storage.sqlalchemy_sessions import Sessions
 
 
 def settings_for(url: str) -> Settings:
@@ -55,7 +55,7 @@ def open_storage(
 
         return MySQLStorage(plain, pool_size=pool_size, probe=probe)
     if kind == "memory":
-        from edda.storage.memory import MemoryStorage
+        from edda.storage.memory.storage import MemoryStorage
 
         refuse_unknown_options(split_options(url)[1], (), "memory://")
         return MemoryStorage(now=now, probe=probe)
@@ -100,7 +100,7 @@ def open_sessions(
     """SQLAlchemy on the storage's own database; imported only now."""
     target = storage.session_target()
     try:
-        from edda.storage.alchemy import Sessions
+        from edda.storage.sqlalchemy_sessions import Sessions
     except ImportError as error:
         raise ConfigurationError("ctx.session needs SQLAlchemy: pip install 'edda-framework[sqlalchemy]'") from error
     return Sessions(target, storage, engine=engine, pool_size=pool_size, probe=probe)

@@ -14,7 +14,7 @@ from edda.core.model import RunId, Start
 from edda.core.redaction import Redaction
 from edda.core.states import RunStatus
 from edda.errors import ArgumentError
-from edda.storage.memory import MemoryStorage
+from edda.storage.memory.storage import MemoryStorage
 
 SECOND = 1_000_000
 EARLIER = datetime.fromtimestamp(5, UTC)

@@ -10,7 +10,7 @@ from edda import EddaApp, RetryPolicy, RunStatus, WorkflowContext, activity, sle
 from edda.core.model import EntryKind
 from edda.engine.settings import Settings
 from edda.errors import AppError, EddaError, MigrationError
-from edda.storage.migrate import migrations
+from edda.storage.shared.migrations import migrations
 from tests.conftest import Database, MakeDatabase
 
 from .conftest import MORTAL, RESTLESS, MakeApp, url_of

@@ -32,8 +32,8 @@ from edda import (
 from edda.core.channels import ChannelMode, unpack_message
 from edda.core.model import EntryKind, RunId
 from edda.engine.settings import Settings
-from edda.storage.memory import MemoryStorage
-from edda.storage.memory_database import MemoryDatabase
+from edda.storage.memory.journal import MemoryDatabase
+from edda.storage.memory.storage import MemoryStorage
 from edda.testing import VirtualApp
 
 CHANNEL = "news"

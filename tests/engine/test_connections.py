@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from edda import EddaApp, WorkflowContext, activity, workflow
 from edda.control.views import RunSearch
 from edda.databases import max_connections
-from edda.storage import alchemy
+from edda.storage import sqlalchemy_sessions
 from edda.storage.postgres import PostgresStorage
 from tests.conftest import MakeDatabase
 
@@ -66,6 +66,8 @@ async def test_a_process_opens_no_more_connections_than_it_says(kind: str, make_
 
 
 async def test_a_connection_that_was_cut_is_no_error_in_anybodys_log() -> None:
-    engine = alchemy._open_engine(PostgresStorage("postgresql://nobody@127.0.0.1:1/nothing").session_target(), 1)
+    engine = sqlalchemy_sessions._open_engine(
+        PostgresStorage("postgresql://nobody@127.0.0.1:1/nothing").session_target(), 1
+    )
     assert not engine.pool.logger.isEnabledFor(logging.ERROR)
     await engine.dispose()

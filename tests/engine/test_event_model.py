@@ -28,8 +28,8 @@ from edda import (
 from edda.cloudevents import json_format
 from edda.core.model import Entry, EntryKind, RunId
 from edda.engine.worker.worker import Worker
-from edda.storage.memory import MemoryStorage
-from edda.storage.memory_database import MemoryDatabase
+from edda.storage.memory.journal import MemoryDatabase
+from edda.storage.memory.storage import MemoryStorage
 from edda.testing import VirtualApp
 from edda.workflow.children import ChildStarted
 from edda.workflow.context import as_microseconds

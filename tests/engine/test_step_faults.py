@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from edda import EddaApp, RetryPolicy, RunStatus, WorkflowContext, activity, workflow
 from edda.errors import NotConnectedError, RetryExhaustedError
-from edda.storage import joint as joints
+from edda.storage.shared import step_commit as joints
 from tests.conftest import Database, MakeDatabase, OnServer
 from tests.proxy import DatabaseProxy
 

@@ -83,12 +83,12 @@ STARTED = {
     "storage/postgres/session.py:kill": "drops a connection",
     "storage/mysql/session.py:close_threadsafe": "drops a connection",
     # SQLite's threads: `Jobs.work` answers every job
-    "storage/sqlite/lane.py:__init__": "the thread",
-    "storage/sqlite/lane.py:close": "joins it",
-    "storage/sqlite/lane.py:_run_job": "answers",
-    "storage/sqlite/lane.py:_answer_at_last": "answers when that failed",
-    "storage/sqlite/watch.py:_look": "an error ends one look; the next asker begins another",
-    "storage/sqlite/tenure.py:begin": "forgets a turn",
+    "storage/sqlite/threads.py:__init__": "the thread",
+    "storage/sqlite/threads.py:close": "joins it",
+    "storage/sqlite/threads.py:_run_job": "answers",
+    "storage/sqlite/threads.py:_answer_at_last": "answers when that failed",
+    "storage/sqlite/threads.py:_look": "an error ends one look; the next asker begins another",
+    "storage/sqlite/threads.py:begin": "forgets a turn",
 }
 CALLS = {
     "create_task",
@@ -311,17 +311,17 @@ def test_a_pause_grows_to_its_limit_and_starts_over_after_a_long_time(
 async def test_an_answer_of_a_sqlite_thread_that_cannot_be_handed_over_is_said_to_be_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from edda.storage.sqlite import lane
+    from edda.storage.sqlite import threads
 
-    real, failures = lane._run_job, iter([True, True])
+    real, failures = threads._run_job, iter([True, True])
 
     def perform(*job: Any) -> None:
         if next(failures, False):
             raise MemoryError("injected")
         real(*job)
 
-    monkeypatch.setattr(lane, "_run_job", perform)
-    one = lane.JobThread("edda-test", lambda: None)
+    monkeypatch.setattr(threads, "_run_job", perform)
+    one = threads.JobThread("edda-test", lambda: None)
     try:
         async with asyncio.timeout(20):
             for _ in range(2):

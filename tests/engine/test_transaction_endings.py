@@ -26,8 +26,8 @@ from edda import (
 from edda.core.model import EntryKind, RunId, StepCommit
 from edda.engine.run.effects import StepEffects
 from edda.errors import PayloadError, StorageUnavailableError
-from edda.storage import joint as joints
-from edda.storage.joint import StepCommitWrite
+from edda.storage.shared import step_commit as joints
+from edda.storage.shared.step_commit import StepCommitWrite
 from edda.testing import CrashMode, SimulatedCrash
 from tests.conftest import Database, MakeDatabase
 

@@ -61,7 +61,7 @@ class Shop:
 @pytest.fixture
 def without_sqlalchemy(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Until it is undone, an import of it fails as if it were not installed."""
-    monkeypatch.delitem(sys.modules, "edda.storage.alchemy", raising=False)
+    monkeypatch.delitem(sys.modules, "edda.storage.sqlalchemy_sessions", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "sqlalchemy"]:
         monkeypatch.setitem(sys.modules, name, None)  # this is how Python refuses an import
     return monkeypatch

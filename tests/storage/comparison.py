@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from edda.core.model import ClaimedRun, InboxItem, RunFilter, RunId, RunRecord, Start, WorkerId
 from edda.errors import StorageError
-from edda.storage.memory import MemoryStorage
+from edda.storage.memory.storage import MemoryStorage
 from edda.storage.ports import Storage
 from tests.conftest import Database
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from edda.core.model import OutboxEvent, RunId, StagedEvent, StepCommit, WorkerId
-from edda.storage import joint as joints
-from edda.storage.joint import StepCommitWrite
 from edda.storage.ports import SharedTransaction, Storage
+from edda.storage.shared import step_commit as joints
+from edda.storage.shared.step_commit import StepCommitWrite
 
 SQL_KINDS = ("sqlite", "postgres", "mysql")
 

@@ -18,7 +18,7 @@ from edda.core.model import RunId
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import StatementProbe
 from edda.storage.sqlite import SQLiteStorage
-from edda.storage.sqlite.lock import acquire_lock_file, release_lock_file
+from edda.storage.sqlite.locks import acquire_lock_file, release_lock_file
 
 from .probes import Listener
 from .records import born, bundle, done, entry

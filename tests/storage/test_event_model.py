@@ -27,7 +27,7 @@ from edda.core.model import (
     WorkerId,
 )
 from edda.core.states import RunStatus
-from edda.storage.memory_tables import OpenRun
+from edda.storage.memory.tables import OpenRun
 from edda.storage.ports import Storage
 from tests.conftest import new_database
 

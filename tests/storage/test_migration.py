@@ -10,8 +10,8 @@ import pytest
 
 from edda.core.model import RunId
 from edda.errors import MigrationError
-from edda.storage.migrate import migrations
 from edda.storage.ports import Storage
+from edda.storage.shared.migrations import migrations
 from tests.conftest import Database, InFile, MakeDatabase, MakeStorage, OnServer
 
 from .records import start

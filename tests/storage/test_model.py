@@ -29,7 +29,7 @@ from edda.core.model import (
     WorkerId,
 )
 from edda.core.states import ENDED, OPEN, RunStatus
-from edda.storage.memory_tables import OpenRun
+from edda.storage.memory.tables import OpenRun
 from edda.storage.ports import Storage
 from tests.conftest import Database, new_database
 

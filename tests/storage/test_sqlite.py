@@ -16,9 +16,9 @@ import pytest
 from edda.core.model import CancelOutcome, Fence, RunId, Suspend, WorkerId
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
-from edda.storage.migrate import migrations
+from edda.storage.shared.migrations import migrations
 from edda.storage.sqlite import SQLiteStorage, connection
-from edda.storage.sqlite.lock import acquire_lock_file, release_lock_file
+from edda.storage.sqlite.locks import acquire_lock_file, release_lock_file
 
 from .probes import Listener
 from .processes import (

@@ -18,10 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from edda.core.model import RunId
 from edda.errors import LeaseLostError, StorageConflictError, StorageUnavailableError
-from edda.storage import joint as joints
 from edda.storage.ports import Dialect
+from edda.storage.shared import step_commit as joints
 from edda.storage.sqlite import SQLiteStorage, connection
-from edda.storage.sqlite.lock import FairLock, acquire_lock_file, release_lock_file
+from edda.storage.sqlite.locks import FairLock, acquire_lock_file, release_lock_file
 from tests.engine.facts import until
 
 from .joints import step_record, transaction

@@ -15,9 +15,9 @@ from edda import EddaApp, WorkflowContext, wait_event, workflow
 from edda.core.model import MICROSECONDS, RunId, SendLater, Sent, WorkerId
 from edda.engine.settings import Settings
 from edda.errors import StorageUnavailableError
-from edda.storage import joint as joints
+from edda.storage.shared import step_commit as joints
 from edda.storage.sqlite import SQLiteStorage
-from edda.storage.sqlite.lock import acquire_lock_file, release_lock_file
+from edda.storage.sqlite.locks import acquire_lock_file, release_lock_file
 from edda.testing import VirtualClock
 from edda.workflow.workflow import registry
 from tests.engine.facts import until, until_out_of_memory

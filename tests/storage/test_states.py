@@ -7,7 +7,7 @@ import re
 import pytest
 
 from edda.core.states import ENDED, OPEN, TRANSITIONS, RunStatus
-from edda.storage.migrate import migrations
+from edda.storage.shared.migrations import migrations
 
 
 def checked(dialect: str, table: str) -> set[str]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from edda.core.model import AckInbox, RunId, StoredEvent
 from edda.core.survey import EventQuery, EventReceiver, WaitRow
 from edda.storage.ports import Storage
-from edda.storage.sqlite import sights
+from edda.storage.sqlite import queries
 from tests.conftest import MakeDatabase
 
 from .records import ASLEEP, TYPE, WORKFLOW, born, bundle, incoming, wait
@@ -120,7 +120,7 @@ async def test_with_many_events_in_a_stretch_of_time_the_same_are_found(
     make_database: MakeDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite then goes through the log by number."""
-    monkeypatch.setattr(sights, "FEW", 1)
+    monkeypatch.setattr(queries, "FEW", 1)
     storage = make_database("sqlite").storage()
     await storage.open()
     await storage.migrate()

@@ -13,7 +13,7 @@ from edda.core.model import RunId
 from edda.core.states import RunStatus
 from edda.core.survey import RunQuery
 from edda.errors import StorageUnavailableError
-from edda.storage.sqlite import SQLiteStorage, figures
+from edda.storage.sqlite import SQLiteStorage, stats
 from edda.storage.sqlite import storage as storages
 from edda.storage.sqlite.connection import Connection
 
@@ -40,7 +40,7 @@ async def test_a_question_that_takes_too_long_is_given_up(
     await storage.start([start("run-1")])
     with monkeypatch.context() as patch:
         patch.setattr(storages, "QUERY_TIMEOUT", 0.05)
-        patch.setattr(figures, "_DISPATCHES", ENDLESS + " WHERE ? > 0")
+        patch.setattr(stats, "_DISPATCHES", ENDLESS + " WHERE ? > 0")
         with pytest.raises(StorageUnavailableError, match=r"no answer within 0\.05 s"):
             await storage.backlog()
     assert (await storage.backlog()).ready == 1
@@ -51,7 +51,7 @@ async def test_a_question_that_takes_too_long_is_given_up(
 async def test_an_error_in_time_is_not_taken_for_a_late_answer(
     storage: SQLiteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "_DISPATCHES", "SELECT nonsense")
+    monkeypatch.setattr(stats, "_DISPATCHES", "SELECT nonsense")
     with pytest.raises(StorageUnavailableError, match="nonsense"):
         await storage.backlog()
 
@@ -65,7 +65,7 @@ async def test_runs_go_on_while_people_look(storage: SQLiteStorage, monkeypatch:
     def look(db: Connection, now: int) -> None:
         assert worked.wait(30)
 
-    monkeypatch.setattr(figures, "backlog", look)
+    monkeypatch.setattr(stats, "backlog", look)
     looking = asyncio.create_task(storage.backlog())
     await worker.write(born("run-1"))
     assert await storage.cancel(R1, b"stop")

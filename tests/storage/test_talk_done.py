@@ -9,9 +9,9 @@ import pytest
 from edda.core.model import BatchResult, End, EndWatcher, Fence, RunId, StepCommit, Suspend
 from edda.core.states import RunStatus
 from edda.errors import EddaError, LeaseLostError
-from edda.storage import joint as joints
-from edda.storage.joint import StepCommitWrite
 from edda.storage.ports import Storage
+from edda.storage.shared import step_commit as joints
+from edda.storage.shared.step_commit import StepCommitWrite
 from tests.conftest import Database, MakeDatabase, MakeStorage
 
 from .conftest import MakeWorker

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from edda.core.model import BatchResult, RunId
 from edda.errors import AppError, EddaError, StorageUnavailableError
-from edda.storage import joint as joints
-from edda.storage.memory import MemoryStorage
+from edda.storage.memory.storage import MemoryStorage
 from edda.storage.ports import SharedTransaction, Storage
+from edda.storage.shared import step_commit as joints
 from tests.conftest import Database, InFile, MakeDatabase, MakeStorage
 
 from .conftest import MakeWorker

@@ -45,7 +45,7 @@ from edda.core.model import (
     WorkerId,
 )
 from edda.core.states import RunStatus
-from edda.storage.memory_tables import OpenRun, wall_clock
+from edda.storage.memory.tables import OpenRun, wall_clock
 from edda.storage.ports import Storage
 from tests.conftest import KINDS, Database, new_database
 

@@ -9,8 +9,8 @@ import pytest
 
 from edda.core.model import AcceptResult, AckInbox, BatchResult, RunId, StagedKind
 from edda.errors import LeaseLostError, StorageConflictError
-from edda.storage import joint as joints
 from edda.storage.ports import Storage
+from edda.storage.shared import step_commit as joints
 from tests.conftest import MakeStorage
 
 from .conftest import MakeWorker

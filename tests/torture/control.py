@@ -24,10 +24,10 @@ from edda.core.model import (
     WorkerInfo,
 )
 from edda.engine.ids import Ids
-from edda.storage import joint
-from edda.storage.joint import StepCommitWrite
 from edda.storage.ports import HeartbeatConnection, SharedTransaction, Storage
-from edda.storage.sqlite.joint import SQLiteJoint
+from edda.storage.shared import step_commit
+from edda.storage.shared.step_commit import StepCommitWrite
+from edda.storage.sqlite.transactions import SQLiteJoint
 from edda.workflow.undoing import Compensator
 
 _ANEW = ("COMMIT", "BEGIN IMMEDIATE")
@@ -80,9 +80,9 @@ def break_locks(storage: Storage) -> None:
             patch.object(journal, "lock_wait_keys", lambda keys: locks.lock_wait_keys(())).start()
             patch.object(events, "lock_event_keys", lambda types, keys: locks.lock_event_keys(types, ())).start()
         case "MySQLStorage":
-            from edda.storage.mysql import acceptance, batch
+            from edda.storage.mysql import accept_sql, batch
 
-            for module in (acceptance, batch):
+            for module in (accept_sql, batch):
                 patch.object(module, "of_keys", lambda keys: set()).start()
         case _:
             _forget_keys(storage)  # one lock there is everybody's: the nearest is to do what the missing ones lead to
@@ -133,25 +133,25 @@ def break_recurs(storage: Storage) -> None:
     """A run begins anew though there is mail, and takes its time: there often is."""
     match type(storage).__name__:
         case "PostgresStorage":
-            from edda.storage.postgres import sections
+            from edda.storage.postgres import batch_sql
 
-            guard, known = "u.absorbed <> s.delivered", sections.SECTIONS
+            guard, known = "u.absorbed <> s.delivered", batch_sql.SECTIONS
             blind = {name: replace(one, text=one.text.replace(guard, "false")) for name, one in known.items()}
             patch.dict(known, blind).start()
         case "MySQLStorage":
-            from edda.storage.mysql import judgement
-            from edda.storage.mysql.moves import LockedRun
+            from edda.storage.mysql import decisions
+            from edda.storage.mysql.batch_sql import LockedRun
 
-            is_refused = judgement._is_refused
+            is_refused = decisions._is_refused
 
             def refuse_ends(move: Transition | None, row: LockedRun) -> bool:
                 return not isinstance(move, Recur) and is_refused(move, row)
 
-            patch.object(judgement, "_is_refused", refuse_ends).start()
+            patch.object(decisions, "_is_refused", refuse_ends).start()
         case _:
-            from edda.storage.sqlite import lineage
+            from edda.storage.sqlite import journal
 
-            patch.object(lineage, "_MAILED", f"{lineage._MAILED} AND false").start()
+            patch.object(journal, "_RUN_SIGNALLED", f"{journal._RUN_SIGNALLED} AND false").start()
 
     async def hesitate(bundle: RunWrite, worker: WorkerId) -> RunWrite:
         if isinstance(bundle.move, Recur):
@@ -187,14 +187,14 @@ def break_undoing(storage: Storage) -> None:
 
 def break_records(storage: Storage) -> None:
     """What a step wrote is committed some time before its record is."""
-    record = joint.write_step_commit
+    record = step_commit.write_step_commit
 
     async def record_apart(mine: SharedTransaction, step: StepCommitWrite) -> None:
         await _commit_apart(mine)
         await asyncio.sleep(random.uniform(0, 0.3))
         await record(mine, step)
 
-    patch.object(joint, "write_step_commit", record_apart).start()
+    patch.object(step_commit, "write_step_commit", record_apart).start()
 
 
 async def _commit_apart(mine: SharedTransaction) -> None:
@@ -209,8 +209,8 @@ async def _commit_apart(mine: SharedTransaction) -> None:
 
 
 _OWNED = "AND owner = :worker AND epoch = :epoch AND gen = :gen"
-_ANYBODY = joint._RECORD.replace(_OWNED, "AND :worker <> '' AND :epoch >= 0 AND :gen >= 0")
-assert _ANYBODY != joint._RECORD
+_ANYBODY = step_commit._RECORD.replace(_OWNED, "AND :worker <> '' AND :epoch >= 0 AND :gen >= 0")
+assert _ANYBODY != step_commit._RECORD
 
 
 def break_owners(storage: Storage) -> None:
@@ -218,7 +218,7 @@ def break_owners(storage: Storage) -> None:
 
     It takes its time before its transaction too: on SQLite nobody can take a run away while one is open.
     """
-    begin, record = storage.begin, joint.write_step_commit
+    begin, record = storage.begin, step_commit.write_step_commit
 
     async def begin_late(holder: str = "") -> SharedTransaction:
         await _dawdle()
@@ -229,8 +229,8 @@ def break_owners(storage: Storage) -> None:
             await _dawdle()
         await record(mine, step)
 
-    patch.object(joint, "_RECORD", _ANYBODY).start()
-    patch.object(joint, "write_step_commit", record_late).start()
+    patch.object(step_commit, "_RECORD", _ANYBODY).start()
+    patch.object(step_commit, "write_step_commit", record_late).start()
     patch.object(storage, "begin", begin_late).start()
 
 

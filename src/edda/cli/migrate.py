@@ -10,7 +10,7 @@ import click
 from edda.cli.complaints import report_errors
 from edda.cli.target import database_option
 from edda.databases import open_storage
-from edda.storage.migrate import migrations
+from edda.storage.shared.migrations import migrations
 
 
 @click.command()

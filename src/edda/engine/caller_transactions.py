@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from edda.core.model import StagedEvent, Start
-from edda.storage import joint as joints
-from edda.storage.joint import ExistingRun
+from edda.storage.shared import step_commit as joints
+from edda.storage.shared.step_commit import ExistingRun
 
 
 class CallerTransactions:
@@ -17,7 +17,7 @@ class CallerTransactions:
 
     async def start(self, session: Any, run: Start) -> ExistingRun | None:
         """None if it is started; else the run that has its id already."""
-        from edda.storage.alchemy import caller_transaction, on_commit
+        from edda.storage.sqlalchemy_sessions import caller_transaction, on_commit
 
         joint = caller_transaction(session)
         is_new = await joints.start(joint, run)
@@ -25,7 +25,7 @@ class CallerTransactions:
         return None if is_new else await joints.find_run(joint, run.run_id)
 
     async def dispatch(self, session: Any, dispatch: StagedEvent) -> None:
-        from edda.storage.alchemy import caller_transaction, on_commit
+        from edda.storage.sqlalchemy_sessions import caller_transaction, on_commit
 
         await joints.dispatch(caller_transaction(session), (dispatch,))
         on_commit(session, self._on_dispatch)

@@ -58,8 +58,8 @@ from edda.errors import (
     ValueNotSetError,
     WorkflowCancelledError,
 )
-from edda.storage.joint import ExistingRun
 from edda.storage.ports import Storage
+from edda.storage.shared.step_commit import ExistingRun
 from edda.workflow.context import ActivityContext, WorkflowContext, as_datetime
 from edda.workflow.current import current_context
 from edda.workflow.loop import WorkflowLoop
@@ -79,7 +79,7 @@ from .tasks import Backoff, cancel_and_wait
 from .worker import supervision
 
 if TYPE_CHECKING:
-    from edda.storage.alchemy import Sessions
+    from edda.storage.sqlalchemy_sessions import Sessions
 
 logger = logging.getLogger(__name__)
 

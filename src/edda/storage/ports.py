@@ -59,7 +59,7 @@ from edda.core.survey import (
 )
 
 if TYPE_CHECKING:
-    from .session_target import SessionTarget
+    from edda.storage.shared.session_target import SessionTarget
 
 RECLAIM = 60 * MICROSECONDS
 """Longer than any lease of an outgoing event or of a message on offer."""

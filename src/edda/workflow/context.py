@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edda.core.model import OutboxEvent, StagedEvent, Start
     from edda.core.retry import RetryPolicy
     from edda.core.signature import Signature
-    from edda.storage.joint import ExistingRun
+    from edda.storage.shared.step_commit import ExistingRun
 
     from .channels import Subscription
     from .execution import Execution

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from edda.core.model import AckInbox, Event, EventKey, NewEvent, RunId, RunWrite, Wait
-from edda.storage.mysql.acceptance import FIND_KNOWN, FIND_WAITS, VERSIONS, lookup_statements
-from edda.storage.mysql.acceptance import WaitLookup as Looking
-from edda.storage.mysql.buckets import HOLD, SHARE
+from edda.storage.mysql.accept_sql import FIND_KNOWN, FIND_WAITS, VERSIONS, lookup_statements
+from edda.storage.mysql.accept_sql import WaitLookup as Looking
+from edda.storage.mysql.batch_sql import DROP_WAIT, END_WAITS, EventInboxRow, insert_event_items
+from edda.storage.mysql.claims import FIND_MAIL, READ_WAITS, read_mail
 from edda.storage.mysql.events import FIND_EVENT, LOG, NEWEST, NEWEST_BEFORE, PAGE, SHAPES, SHARE_EVENTS
-from edda.storage.mysql.letters import EventInboxRow, insert_event_items
-from edda.storage.mysql.moves import DROP_WAIT, END_WAITS
+from edda.storage.mysql.locks import HOLD, SHARE
 from edda.storage.mysql.pruning import (
     DELETE_EVENTS,
     DELETE_KEYS,
@@ -24,7 +24,6 @@ from edda.storage.mysql.pruning import (
     FIND_READ,
     FIND_USED,
 )
-from edda.storage.mysql.queue import FIND_MAIL, READ_WAITS, read_mail
 from edda.storage.mysql.session import Session
 from edda.storage.mysql.statement import Statement, join_values, quote_text
 from edda.storage.mysql.waits import find_events

@@ -10,7 +10,7 @@ from edda.core.model import Event, EventKey, NewEvent, RunId, RunWrite, Suspend
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.buckets import HOLD, SHARE, of_keys, of_types
+from edda.storage.mysql.locks import HOLD, SHARE, of_keys, of_types
 from edda.storage.mysql.session import BEGIN, Session
 from edda.storage.mysql.statement import bind
 from tests.storage.probes import Listener

@@ -15,12 +15,12 @@ from edda import EddaApp, RetryPolicy, WorkflowContext, activity, workflow
 from edda.cli.doctor import _look_at_cluster
 from edda.core.model import EndWatcher, RunId, Sent, StepCommit, StoredEvent
 from edda.errors import LeaseLostError, StorageConflictError, StorageError
-from edda.storage import joint as joints
 from edda.storage.mysql import MySQLStorage
 from edda.storage.mysql.session import ASSERT_ROW_COUNT, BEGIN, COMMIT, Session, _refuse_group_replication
 from edda.storage.mysql.statement import bind
 from edda.storage.ports import Storage
-from edda.storage.step_faults import is_conflict
+from edda.storage.shared import step_commit as joints
+from edda.storage.shared.step_faults import is_conflict
 from tests.databases import MySQLServer
 from tests.galera import two_nodes
 from tests.storage.records import (

@@ -26,11 +26,10 @@ from edda.core.states import RunStatus
 from edda.errors import StorageRejectedError
 from edda.storage.mysql import MySQLStorage
 from edda.storage.mysql.batch import build_batch
-from edda.storage.mysql.births import COUNT_EXISTING, FIND_EXISTING, READ_NEWEST
-from edda.storage.mysql.judgement import BatchDecision
-from edda.storage.mysql.moves import LockedRun
+from edda.storage.mysql.batch_sql import COUNT_EXISTING, FIND_EXISTING, READ_NEWEST, LockedRun
+from edda.storage.mysql.claims import READ_WATCHERS
+from edda.storage.mysql.decisions import BatchDecision
 from edda.storage.mysql.pruning import DELETE_GENERATIONS, DELETE_OF_RUNS, FIND_PAST
-from edda.storage.mysql.queue import READ_WATCHERS
 from edda.storage.mysql.runs import (
     COUNT_WATCHERS,
     INSERT_WATCHER,

@@ -9,8 +9,7 @@ import pytest
 from edda.core.model import End, Fence, RunId, RunWrite, Suspend, WorkerId
 from edda.core.states import RunStatus
 from edda.storage.mysql.batch import build_batch
-from edda.storage.mysql.journal import OWNED
-from edda.storage.mysql.queue import (
+from edda.storage.mysql.claims import (
     FIND_DUE,
     FIND_MAIL,
     FIND_PARKED,
@@ -20,6 +19,7 @@ from edda.storage.mysql.queue import (
     next_due,
     read_mail,
 )
+from edda.storage.mysql.journal import OWNED
 from edda.storage.mysql.runs import NEWEST_FIRST, RECORDS
 from edda.storage.mysql.session import Session
 from edda.storage.mysql.statement import Statement, Value, bind

@@ -10,12 +10,12 @@ import pytest
 from edda.core.model import AckInbox, RunId, Suspend, Transition, WorkerId
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
-from edda.storage.migrate import migrations
 from edda.storage.mysql import MySQLStorage
 from edda.storage.mysql.pool import ConnectionFactory
 from edda.storage.mysql.session import ASSERT_ROW_COUNT, BEGIN, AssertionFailedError, Session
 from edda.storage.mysql.statement import Statement, bind, inserts, pack_messages, split_rows
 from edda.storage.mysql.storage import _check_version
+from edda.storage.shared.migrations import migrations
 from tests.conftest import MakeDatabase
 from tests.storage.probes import Trap
 from tests.storage.records import LAPSED, LATER, born, bundle, done, entry, start

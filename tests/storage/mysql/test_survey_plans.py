@@ -7,7 +7,12 @@ import pytest
 from edda.core.model import RunId
 from edda.core.states import RunStatus
 from edda.core.survey import EventQuery, RunQuery
-from edda.storage.mysql.figures import (
+from edda.storage.mysql.admin import LOCK_ENDED, RESUME, _reopening
+from edda.storage.mysql.queries import CONSUMERS, CREW, EVENT, event_page, standing_page
+from edda.storage.mysql.search import GENERATIONS, SCAN_LIMIT, count_statements, pages
+from edda.storage.mysql.session import Session
+from edda.storage.mysql.statement import Statement, bind
+from edda.storage.mysql.stats import (
     DURATIONS,
     ENDED,
     NAMES,
@@ -19,11 +24,6 @@ from edda.storage.mysql.figures import (
     WAITING,
     due,
 )
-from edda.storage.mysql.search import GENERATIONS, SCAN_LIMIT, count_statements, pages
-from edda.storage.mysql.session import Session
-from edda.storage.mysql.statement import Statement, bind
-from edda.storage.mysql.steering import LOCK_ENDED, RESUME, _reopening
-from edda.storage.mysql.survey import CONSUMERS, CREW, EVENT, event_page, standing_page
 from tests.scale.seeds import statements
 
 from .test_plans import Look, look, look_at

@@ -14,14 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from edda.core.model import BatchResult, EntryKind, OutboxEvent, RunId, RunValue, SendLater, StagedEvent, StagedKind
 from edda.errors import LeaseLostError
-from edda.storage import joint as joints
-from edda.storage.alchemy import caller_transaction
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.buckets import HOLD, SHARE, lock_mixed
-from edda.storage.mysql.joints import MySQLJoint
+from edda.storage.mysql.locks import HOLD, SHARE, lock_mixed
 from edda.storage.mysql.parameters import pyformat
 from edda.storage.mysql.session import BEGIN, COMMIT, Session
 from edda.storage.mysql.statement import bind
+from edda.storage.mysql.transactions import MySQLJoint
+from edda.storage.shared import step_commit as joints
+from edda.storage.sqlalchemy_sessions import caller_transaction
 from tests.storage.joints import step_record, transaction
 from tests.storage.probes import Listener
 from tests.storage.records import (

@@ -5,19 +5,32 @@ from __future__ import annotations
 import pytest
 
 from edda.core.model import AckInbox, Event, EventKey, NewEvent, RunId, RunWrite, Wait
-from edda.storage.mysql.acceptance import FIND_OF_RUN, FIND_SOME, WaitLookup, lookup_statements
-from edda.storage.mysql.claims import find_blocking, find_due_page
-from edda.storage.mysql.dispatches import DISPATCHES, FIND_FIRST, TAKE, forward
-from edda.storage.mysql.facts import FACT, FACTS
-from edda.storage.mysql.joints import DONE
-from edda.storage.mysql.outbox import CLAIM, FIND, FIND_DEAD, FIND_IN_STATE, NEXT, READ
+from edda.storage.mysql.accept_sql import FIND_OF_RUN, FIND_SOME, WaitLookup, lookup_statements
+from edda.storage.mysql.claims import READ_DONE
+from edda.storage.mysql.exclusive_messages import ExclusiveMessages
+from edda.storage.mysql.outbox import (
+    CLAIM,
+    DELAY_KEY,
+    FIND,
+    FIND_DEAD,
+    FIND_HELD,
+    FIND_IN_STATE,
+    FIND_OF_KEY,
+    NEXT,
+    POSTPONE,
+    READ,
+    REFUSED,
+    SENT,
+    find_blocking,
+    find_due_page,
+)
 from edda.storage.mysql.pruning import DELETE_SENT, FIND_SENT
-from edda.storage.mysql.queue import READ_DONE
-from edda.storage.mysql.receipts import DELAY_KEY, FIND_HELD, FIND_OF_KEY, POSTPONE, REFUSED, SENT
+from edda.storage.mysql.runs import FACT, FACTS
 from edda.storage.mysql.session import Session
+from edda.storage.mysql.side_effects import insert_side_effects
+from edda.storage.mysql.staged_events import DISPATCHES, FIND_FIRST, TAKE, forward
 from edda.storage.mysql.statement import Statement, join_values
-from edda.storage.mysql.stock import ExclusiveMessages
-from edda.storage.mysql.talk import insert_side_effects
+from edda.storage.mysql.transactions import DONE
 from edda.storage.mysql.waits import find_events
 
 from .test_plans import NUMBERS, look, look_at

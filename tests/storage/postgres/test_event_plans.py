@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from edda.core.model import Event, EventKey, NewEvent, RunId, RunWrite, Start, Suspend, Wait, WorkerId
 from edda.core.states import RunStatus
-from edda.storage.postgres.accept import ACCEPT, ACCEPT_AND_START, GIVE_MORE, AcceptBatch
+from edda.storage.postgres.accept_sql import ACCEPT, ACCEPT_AND_START, GIVE_MORE, AcceptBatch
 from edda.storage.postgres.batch import build_batch
+from edda.storage.postgres.claims import MAIL, READ_RUNS
 from edda.storage.postgres.events import FILL, FIND_EVENT, LAST_EVENT_BEFORE, LEARN, LOG, PAGE, SHAPES, WAITS
 from edda.storage.postgres.pruning import (
     DELETE_EVENTS,
@@ -19,7 +20,6 @@ from edda.storage.postgres.pruning import (
     OLD_LETTERS,
     OLD_RUNS,
 )
-from edda.storage.postgres.queue import MAIL, READ_RUNS
 from edda.storage.postgres.session import Session
 
 from .plans import Look, look, seeded, session_at

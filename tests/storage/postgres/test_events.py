@@ -11,7 +11,7 @@ from edda.core.model import AckInbox, BatchResult, RunId
 from edda.errors import StorageConflictError
 from edda.storage.ports import Storage
 from edda.storage.postgres import pool
-from edda.storage.postgres.accept import ACCEPT
+from edda.storage.postgres.accept_sql import ACCEPT
 from edda.storage.postgres.session import COMMIT
 from tests.conftest import MakeDatabase, MakeStorage
 from tests.storage.conftest import MakeWorker

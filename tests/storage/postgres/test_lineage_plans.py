@@ -9,7 +9,7 @@ import pytest
 
 from edda.core.model import AckInbox, Recur, RunId, RunWrite, WorkerId
 from edda.storage.postgres.batch import build_batch
-from edda.storage.postgres.births import start_row
+from edda.storage.postgres.batch_sql import start_row
 from edda.storage.postgres.pruning import DELETE_GENERATIONS, DELETE_RUNS, OLD_GENERATIONS
 from edda.storage.postgres.runs import START, WATCH, WATCHERS
 from edda.storage.postgres.session import Session

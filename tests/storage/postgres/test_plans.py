@@ -7,8 +7,8 @@ import json
 from edda.core.model import End, RunId, RunWrite, Suspend, WorkerId
 from edda.core.states import RunStatus
 from edda.storage.postgres.batch import build_batch
+from edda.storage.postgres.claims import CLAIM_FEW, CLAIM_MANY, MAIL, NEXT_DUE, UNPARK
 from edda.storage.postgres.journal import OWNED
-from edda.storage.postgres.queue import CLAIM_FEW, CLAIM_MANY, MAIL, NEXT_DUE, UNPARK
 from edda.storage.postgres.runs import FIND_ANY
 from edda.storage.postgres.session import Session
 from edda.storage.postgres.workers import FIND_ORPHANS, FREE

@@ -18,7 +18,7 @@ from edda.errors import (
 )
 from edda.storage.ports import Storage
 from edda.storage.postgres import PostgresStorage
-from edda.storage.postgres.news import NOTIFY
+from edda.storage.postgres.notifications import NOTIFY
 from edda.storage.postgres.pool import ConnectionFactory, Pool
 from edda.storage.postgres.session import COMMIT, Session
 from edda.storage.postgres.target import Target

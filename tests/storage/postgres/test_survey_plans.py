@@ -9,14 +9,14 @@ import pytest
 from edda.core.model import RunId
 from edda.core.states import RunStatus
 from edda.core.survey import EventQuery, RunQuery
-from edda.storage.postgres import search, survey
-from edda.storage.postgres.figures import BACKLOG, DURATIONS, ENDED, PULSE_MARK, STARTED
+from edda.storage.postgres import queries, search
+from edda.storage.postgres.admin import AUDITS, IS_OPEN, LOCK_ENDED, REOPEN, RESUME
 from edda.storage.postgres.parameters import bind
 from edda.storage.postgres.pool import ConnectionFactory
+from edda.storage.postgres.queries import CONSUMERS, CREW, EVENT, STANDING, event_page
 from edda.storage.postgres.search import GENERATIONS, count_statement, pages
 from edda.storage.postgres.session import Session
-from edda.storage.postgres.steering import AUDITS, IS_OPEN, LOCK_ENDED, REOPEN, RESUME
-from edda.storage.postgres.survey import CONSUMERS, CREW, EVENT, STANDING, event_page
+from edda.storage.postgres.stats import BACKLOG, DURATIONS, ENDED, PULSE_MARK, STARTED
 from edda.storage.postgres.target import Target
 from tests.scale.seeds import statements
 
@@ -145,7 +145,7 @@ async def test_events_are_read_from_the_newest_on(session: Session) -> None:
         EventQuery(before=1_000),
         EventQuery(messages=True),
     ):
-        statement, values = bind(event_page(query), survey._values(query))
+        statement, values = bind(event_page(query), queries._values(query))
         seen = await look(session, statement, *values)
         assert not seen.read_whole
         assert seen.pages < 300

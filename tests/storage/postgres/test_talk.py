@@ -11,11 +11,11 @@ import pytest
 from edda.core.model import BatchResult, EntryKind, RunId, Suspend
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageUnavailableError
-from edda.storage import joint as joints
 from edda.storage.ports import Storage
 from edda.storage.postgres import PostgresStorage
-from edda.storage.postgres.consumers import MAX_PER_KEY
+from edda.storage.postgres.accept_sql import MAX_PER_KEY
 from edda.storage.postgres.parameters import bind
+from edda.storage.shared import step_commit as joints
 from tests.conftest import MakeDatabase, MakeStorage, OnPostgres
 from tests.storage.conftest import MakeWorker
 from tests.storage.joints import step_record, transaction

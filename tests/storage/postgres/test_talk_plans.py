@@ -23,11 +23,9 @@ from edda.core.model import (
     WorkerId,
 )
 from edda.core.states import RunStatus
-from edda.storage.postgres.accept import GIVE_MORE_MESSAGES, AcceptBatch
+from edda.storage.postgres.accept_sql import GIVE_MORE_MESSAGES, AcceptBatch
 from edda.storage.postgres.batch import build_batch
-from edda.storage.postgres.dispatches import DISPATCHES, FORWARD, TAKE
-from edda.storage.postgres.facts import FACT, FACTS
-from edda.storage.postgres.joints import DONE
+from edda.storage.postgres.claims import READ_RUNS
 from edda.storage.postgres.outbox import (
     CLAIM,
     FIND_OUTGOING,
@@ -40,8 +38,10 @@ from edda.storage.postgres.outbox import (
     SETTLE_SENT,
 )
 from edda.storage.postgres.pruning import DELETE_GENERATIONS, DELETE_OUTGOING, DELETE_RUNS, OLD_OUTGOING
-from edda.storage.postgres.queue import READ_RUNS
+from edda.storage.postgres.runs import FACT, FACTS
 from edda.storage.postgres.session import Session
+from edda.storage.postgres.staged_events import DISPATCHES, FORWARD, TAKE
+from edda.storage.postgres.transactions import DONE
 
 from .plans import Look, look, seeded, session_at
 

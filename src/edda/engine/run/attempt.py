@@ -25,7 +25,7 @@ from edda.errors import (
     StorageError,
     TerminalError,
 )
-from edda.storage.step_faults import Fault, find_fault
+from edda.storage.shared.step_faults import Fault, find_fault
 from edda.workflow.activity import ActivityCall, Happened, is_async
 from edda.workflow.context import ActivityContext
 from edda.workflow.current import current_context

@@ -17,17 +17,17 @@ from msgspec import Struct
 from edda.core.model import MICROSECONDS, OutboxEvent, RunId, StagedEvent, Start, StepCommit, WorkerId
 from edda.engine.tasks import Backoff
 from edda.errors import NotInWorkflowError
-from edda.storage import joint as joints
-from edda.storage.joint import ExistingRun
 from edda.storage.ports import Dialect, SharedTransaction, Transactions
-from edda.storage.step_faults import Fault, find_fault
+from edda.storage.shared import step_commit as joints
+from edda.storage.shared.step_commit import ExistingRun
+from edda.storage.shared.step_faults import Fault, find_fault
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
     from edda.engine.clock import Clock
     from edda.engine.tasks import Outage
-    from edda.storage.alchemy import Sessions, StepSession
+    from edda.storage.sqlalchemy_sessions import Sessions, StepSession
 
 MESSAGE_LEASE = 60 * MICROSECONDS
 """How long a message that an activity took is kept from the others, until it is offered again."""

@@ -65,7 +65,7 @@ from .suspects import SuspectTurns
 from .unclaimed import UnclaimedRuns
 
 if TYPE_CHECKING:
-    from edda.storage.alchemy import Sessions
+    from edda.storage.sqlalchemy_sessions import Sessions
 
 logger = logging.getLogger(__name__)
 

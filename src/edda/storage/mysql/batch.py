@@ -9,26 +9,36 @@ from msgspec.structs import replace
 
 from edda.core.model import End, Fence, Recur, RunId, RunWrite, Start, WorkerId
 
-from .births import (
+from .batch_sql import (
     COUNT_EXISTING,
+    DROP_WAIT,
     EXPECT_NONE,
+    INSERT_HIST,
+    INSERT_PAST,
+    INSERT_RESULT,
     INSERT_RUN,
     INSERT_SCHED,
+    LOCK_AND_LOOK,
+    LOCK_SCHED,
     NEWEST,
     READ_NEWEST,
+    UNDO,
+    TransitionWriter,
+    first_entry_row,
+    hist_rows,
     insert_unowned,
+    next_row,
+    old_generation_row,
+    result_row,
     run_row,
     sched_row,
 )
-from .buckets import lock_waits
 from .clock import NOW
-from .generations import INSERT_PAST, first_entry_row, next_row, old_generation_row
-from .history import INSERT_HIST, INSERT_RESULT, hist_rows, result_row
-from .judgement import is_decided_later, needs_locked_rows
-from .moves import DROP_WAIT, LOCK_AND_LOOK, LOCK_SCHED, UNDO, TransitionWriter
+from .decisions import is_decided_later, needs_locked_rows
+from .locks import lock_waits
 from .session import ASSERT_ROW_COUNT, BEGIN, COMMIT
+from .side_effects import insert_side_effects
 from .statement import Statement, bind, inserts, join_values, quote_text
-from .talk import insert_side_effects
 from .waits import INSERT_WAIT, OR_KEEP, find_events, registers_waits, wait_key, wait_row
 
 # The count of claims is read without a lock: it only grows, and the claims that this worker knows of were acknowledged

@@ -9,14 +9,13 @@ from contextlib import suppress
 from edda.core.model import AcceptResult, MatchPaths, NewEvent, RunId, StoredEvent, Wait
 from edda.errors import StorageConflictError
 
-from .acceptance import INSERT_KEY, accept
-from .buckets import LOG as LOG_BUCKET
-from .buckets import certify, hold_type
-from .certification import repeated
-from .dispatches import forward
+from .accept_sql import INSERT_KEY, accept
+from .locks import LOG as LOG_BUCKET
+from .locks import certify, hold_type, repeated
 from .pool import Pool
 from .rows import stored_event, wait
 from .session import BEGIN, COMMIT, AssertionFailedError
+from .staged_events import forward
 from .statement import bind, inserts, quote_bytes
 
 _ACCEPT_ATTEMPTS = 5

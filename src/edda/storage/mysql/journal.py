@@ -14,15 +14,14 @@ from edda.core.states import RunStatus
 from edda.errors import StorageConflictError
 
 from .batch import build_batch, build_undecided, children_of, lock_and_fence
-from .births import FIND_EXISTING
-from .certification import repeated
-from .judgement import BatchDecision, needs_locked_rows
-from .moves import LOCK_AND_LOOK, LOCK_SCHED, locked
+from .batch_sql import FIND_EXISTING, LOCK_AND_LOOK, LOCK_SCHED, locked
+from .decisions import BatchDecision, needs_locked_rows
+from .exclusive_messages import FIND_MESSAGE
+from .locks import repeated
 from .pool import Pool
 from .rows import run_id
 from .session import AssertionFailedError, ReplyRows, Session
 from .statement import Statement, bind
-from .stock import FIND_MESSAGE
 from .waits import FIND_EVENT
 
 READ_FENCE = b"""SELECT f.batch_no, f.moves, f.token, c.n FROM edda_fence f

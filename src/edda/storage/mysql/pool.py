@@ -13,7 +13,7 @@ import asyncmy
 
 from edda.errors import NotConnectedError, StorageError
 from edda.storage.ports import StatementProbe
-from edda.storage.url_options import refuse_unknown_options
+from edda.storage.shared.url_options import refuse_unknown_options
 
 from .session import SETUP, Reply, Session
 from .statement import Statement, Value

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from edda.core.model import MICROSECONDS
 
-from .buckets import LOG, certify, lock_exclusive
-from .certification import repeated
 from .events import NEWEST_BEFORE
+from .locks import LOG, certify, lock_exclusive, repeated
 from .pool import Pool
 from .session import BEGIN, COMMIT, Session
 from .statement import bind, join_values, quote_text

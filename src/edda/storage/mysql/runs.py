@@ -1,21 +1,38 @@
-"""Runs as callers see them: started, cancelled, looked at."""
+"""What runs say of themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from edda.core.model import CancelOutcome, EndWatcher, Entry, EntryKind, RunFilter, RunId, RunRecord, Start
+from edda.core.model import CancelOutcome, EndWatcher, Entry, EntryKind, RunFilter, RunId, RunRecord, RunValue, Start
 from edda.errors import StorageConflictError
 
-from .births import FIND_EXISTING, NEWEST, READ_NEWEST, insert_unowned
-from .certification import repeated
+from .batch_sql import FIND_EXISTING, IS_PARKED, NEWEST, READ_NEWEST, WAKES, insert_unowned
 from .clock import NOW, READ_CLOCK
-from .letters import IS_PARKED, WAKES
+from .locks import repeated
 from .pool import Pool
-from .rows import entry, run_id, run_record, watcher
+from .rows import entry, fact, run_id, run_record, watcher
 from .session import BEGIN, COMMIT, AssertionFailedError
-from .statement import Value, bind, int_or_null
+from .statement import Value, bind, int_or_null, quote_bytes, quote_text
+
+INSERT_FACT = b"INSERT INTO edda_fact (run_id, name, value, at) VALUES "
+OR_REPLACE = b" ON DUPLICATE KEY UPDATE value = VALUES(value), at = VALUES(at)"
+FACTS = b"SELECT name, value FROM edda_fact WHERE run_id = %b ORDER BY name"
+FACT = b"SELECT name, value FROM edda_fact WHERE run_id = %b AND name = %b"
+
+
+def fact_row(run_id: RunId, fact: RunValue) -> bytes:
+    return b"(%b,%b,%b,%b)" % (quote_text(run_id), quote_text(fact.name), quote_bytes(fact.value), NOW)
+
+
+class MySQLFacts:
+    _pool: Pool
+
+    async def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
+        asked = self._pool.run(FACTS, run_id) if name is None else self._pool.run(FACT, run_id, name)
+        return tuple(map(fact, (await asked).rows))
+
 
 _START_ATTEMPTS = 5
 

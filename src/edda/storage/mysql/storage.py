@@ -9,24 +9,23 @@ from asyncmy.constants.CLIENT import FOUND_ROWS
 
 from edda.errors import StorageError
 from edda.storage.ports import StatementProbe
-from edda.storage.session_target import SessionTarget
+from edda.storage.shared.session_target import SessionTarget
 
-from . import joints, pool, schema, survey
+from . import migrations, pool, queries, transactions
+from .admin import MySQLSteering
+from .claims import MySQLQueue
 from .clock import READ_CLOCK
-from .dispatches import MySQLDispatches
 from .events import MySQLEvents
-from .facts import MySQLFacts
-from .joints import MySQLJoints
 from .journal import MySQLJournal
-from .news import MySQLNews
+from .notifications import MySQLNews
 from .outbox import MySQLOutbox
 from .pool import ConnectionFactory, Pool, arguments
 from .pruning import MySQLPruning
-from .queue import MySQLQueue
-from .runs import MySQLRuns
+from .queries import MySQLSurvey
+from .runs import MySQLFacts, MySQLRuns
 from .session import JOURNAL_SETUP
-from .steering import MySQLSteering
-from .survey import MySQLSurvey
+from .staged_events import MySQLDispatches
+from .transactions import MySQLJoints
 from .workers import MySQLWorkers
 
 OLDEST_MARIADB = (10, 6)
@@ -62,8 +61,8 @@ class MySQLStorage(
     def _gather(self) -> None:
         self._journal = Pool(self._address, 1, JOURNAL_SETUP, pool.JOURNAL_PATIENCE)
         self._pool = Pool(self._address, self._pool_size)
-        self._joints = Pool(self._address, self._pool_size, joints.SETUP)
-        self._survey = Pool(self._address, self._pool_size, survey.SETUP)
+        self._joints = Pool(self._address, self._pool_size, transactions.SETUP)
+        self._survey = Pool(self._address, self._pool_size, queries.SETUP)
         self._news = MySQLNews()
 
     def session_target(self) -> SessionTarget:
@@ -99,10 +98,10 @@ class MySQLStorage(
         await self._news.wait_for_notification(timeout)
 
     async def migrate(self) -> tuple[str, ...]:
-        return await schema.migrate(self._address)
+        return await migrations.migrate(self._address)
 
     async def pending_migrations(self) -> tuple[str, ...]:
-        return await schema.pending(self._pool)
+        return await migrations.pending(self._pool)
 
     async def now(self) -> int:
         return int((await self._pool.run(READ_CLOCK)).rows[0][0])

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from edda.core.model import AckInbox, End, EntryKind, RunId, RunWrite, Suspend, Wait
 
-from .letters import EventInboxRow, insert_event_items
-from .moves import TransitionWriter
+from .batch_sql import EventInboxRow, TransitionWriter, insert_event_items
+from .exclusive_messages import ExclusiveMessages, find_exclusive_messages
 from .statement import Statement, inserts, int_or_null, quote_bytes, quote_text
-from .stock import ExclusiveMessages, find_exclusive_messages
 
 INSERT_WAIT = b"INSERT INTO edda_wait (run_id, step, `key`, own_key, type, `match`, due, once) VALUES "
 # A batch whose answer was lost asks again for what is registered.

@@ -8,8 +8,8 @@ from edda.core.model import Crashes, RunId, Takeover, WorkerId, WorkerInfo, Work
 from edda.errors import StorageError
 from edda.storage.ports import AT_ONCE, RECLAIM
 
-from .certification import repeated
 from .clock import NOW, READ_CLOCK
+from .locks import repeated
 from .pool import ConnectionFactory, Pool
 from .rows import run_id, worker_id
 from .session import BEGIN, COMMIT, Row, Session

@@ -13,9 +13,7 @@ from msgspec import Struct, field
 from edda.core.model import AckInbox, End, Entry, Recur, RunId, RunWrite, Start, Suspend, Transition, Wait, WorkerId
 from edda.core.states import RunStatus
 
-from .births import Row, start_row
-from .sections import SECTIONS, SINGLE, batch_statement
-from .talk import outgoing_row
+from .batch_sql import SECTIONS, SINGLE, Row, batch_statement, outgoing_row, start_row
 
 _NO_MOVE = (None,) * 7
 _NO_WAIT = (None,) * 8

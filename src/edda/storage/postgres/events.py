@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from edda.core.model import AcceptResult, MatchPaths, NewEvent, RunId, StoredEvent, Wait
 
-from .accept import AcceptBatch
-from .dispatches import forward
+from .accept_sql import AcceptBatch
 from .locks import lock_event_keys, lock_type
 from .pool import Pool
 from .rows import event_of, wait_of
 from .session import BEGIN, Session
+from .staged_events import forward
 
 SHAPES = """
 SELECT t.type, t.version, ARRAY(SELECT s.shape FROM edda_shape s WHERE s.type = t.type ORDER BY s.shape) AS known

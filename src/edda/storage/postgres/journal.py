@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from edda.core.model import AckInbox, BatchResult, Fence, RunId, RunWrite, Wait, WorkerId
 
 from .batch import build_batch
+from .batch_sql import FENCE, FENCE_ALREADY_TAKEN
 from .locks import lock_wait_keys
 from .pool import Pool
-from .sections import FENCE, FENCE_ALREADY_TAKEN
 from .session import Session
 
 READ_FENCE = """

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from edda.core.model import OutboxEvent, OutboxRow, OutboxState, Rejected, SendLater, SendResult, Sent
 
+from .batch_sql import ENQUEUE, outgoing_row
 from .clock import with_now
 from .locks import HOLD_OUTBOX
 from .pool import Pool
 from .rows import outgoing_of
 from .session import Session
-from .talk import ENQUEUE, outgoing_row
 
 _COLUMNS = "seq, id, order_key, type, source, body, run_id, created_at, due, attempts, state, reason, ended_at"
 

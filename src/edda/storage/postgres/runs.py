@@ -1,17 +1,32 @@
-"""Starting, cancelling and looking at runs, without owning them."""
+"""What runs have said of themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edda.core.model import CancelOutcome, EndWatcher, Entry, RunFilter, RunId, RunRecord, Start
+from edda.core.model import CancelOutcome, EndWatcher, Entry, RunFilter, RunId, RunRecord, RunValue, Start
 from edda.core.states import ENDED, RunStatus
 
-from .births import create_runs_sql, start_row
+from .batch_sql import IS_PARKED, create_runs_sql, start_row, wake
 from .clock import with_now
-from .inbox import IS_PARKED, wake
 from .pool import Pool
 from .rows import entry_of, record_of, watcher_of
+
+FACTS = "SELECT name, value FROM edda_fact WHERE run_id = $1 ORDER BY name"
+FACT = "SELECT name, value FROM edda_fact WHERE run_id = $1 AND name = $2"
+
+
+class PostgresFacts:
+    _pool: Pool
+
+    async def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
+        async with self._pool.session() as session:
+            if name is None:
+                rows = await session.fetch(FACTS, run_id)
+            else:
+                rows = await session.fetch(FACT, run_id, name)
+        return tuple(RunValue(row["name"], row["value"]) for row in rows)
+
 
 START = """
 WITH {births} SELECT run_id FROM started""".replace(

@@ -9,24 +9,23 @@ from msgspec.structs import replace
 
 from edda.errors import StorageError
 from edda.storage.ports import StatementProbe
-from edda.storage.session_target import SessionTarget
+from edda.storage.shared.session_target import SessionTarget
 
-from . import pool, schema
+from . import migrations, pool
+from .admin import PostgresSteering
+from .claims import PostgresQueue
 from .clock import with_now
-from .dispatches import PostgresDispatches
 from .events import PostgresEvents
-from .facts import PostgresFacts
-from .joints import PostgresJoints
 from .journal import PostgresJournal
-from .news import PostgresNews
+from .notifications import PostgresNews
 from .outbox import PostgresOutbox
 from .pool import SETTINGS, SHARED_SETTINGS, ConnectionFactory, Pool
 from .pruning import PostgresPruning
-from .queue import PostgresQueue
-from .runs import PostgresRuns
-from .steering import PostgresSteering
-from .survey import PostgresSurvey
+from .queries import PostgresSurvey
+from .runs import PostgresFacts, PostgresRuns
+from .staged_events import PostgresDispatches
 from .target import Target
+from .transactions import PostgresJoints
 from .workers import PostgresWorkers
 
 OLDEST = 12
@@ -131,10 +130,10 @@ class PostgresStorage(
         await self._news.wait_for_notification(timeout)
 
     async def migrate(self) -> tuple[str, ...]:
-        return await schema.migrate(self._schema_line)
+        return await migrations.migrate(self._schema_line)
 
     async def pending_migrations(self) -> tuple[str, ...]:
-        return await schema.pending(self._pool)
+        return await migrations.pending(self._pool)
 
     async def now(self) -> int:
         async with self._pool.session() as session:

@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 import asyncpg
 
 from edda.errors import NotConnectedError, StorageError
-from edda.storage.url_options import refuse_unknown_options, split_options
+from edda.storage.shared.url_options import refuse_unknown_options, split_options
 
 from .connection import Connection, PooledConnection, SharedConnection
 from .line import connect

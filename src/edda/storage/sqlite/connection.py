@@ -21,7 +21,7 @@ from edda.errors import StorageConflictError, StorageRejectedError, StorageUnava
 from edda.storage.ports import StatementProbe
 
 from . import faults
-from .lock import WriteLock, acquire_lock_file, create_private, release_lock_file
+from .locks import WriteLock, acquire_lock_file, create_private, release_lock_file
 from .opened_file import OpenedFile
 
 T = TypeVar("T")

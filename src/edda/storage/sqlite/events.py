@@ -9,7 +9,7 @@ from typing import Any
 
 from edda.core.model import AcceptResult, EntryKind, Event, EventKey, MatchPaths, NewEvent, RunId, StoredEvent
 
-from . import dispatches, runs, waits
+from . import runs, staged_events, waits
 from .connection import Connection
 
 _VERSION = "SELECT version FROM edda_event_type WHERE type = ?"
@@ -55,7 +55,7 @@ def accept(
 ) -> AcceptResult | None:
     if not _is_current(db, post, versions):
         return None
-    dispatches.remove(db, forwarded)
+    staged_events.remove(db, forwarded)
     fresh: set[int] = set()
     woke = False
     for position, incoming in enumerate(post):

@@ -1,17 +1,73 @@
-"""The batch: everything a worker's runs have to say, behind one compare-and-set on its fence row."""
+"""Steps that are done and not in the history yet: their effect and their row were one commit of the user's."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from edda.core.model import AckInbox, BatchResult, End, Entry, Fence, Recur, RunId, RunWrite, Start, Suspend, WorkerId
+from edda.core.model import (
+    AckInbox,
+    BatchResult,
+    End,
+    Entry,
+    Fence,
+    Recur,
+    RunId,
+    RunWrite,
+    Start,
+    StepCommit,
+    Suspend,
+    WorkerId,
+)
 from edda.core.states import RunStatus
 
-from . import dispatches, done, facts, lineage, outbox, waits
+from . import outbox, runs, staged_events, waits
 from .connection import Connection
 from .runs import INSERT, as_row
+
+FORGET = "DELETE FROM edda_done WHERE run_id = ? AND gen = ? AND step = ?"
+_FIND = "SELECT step, attempt, value, at FROM edda_done WHERE run_id = ? AND gen = ? AND step = ?"
+
+
+def find(db: Connection, run_id: RunId, gen: int, step: str) -> StepCommit | None:
+    row = db.row(_FIND, (run_id, gen, step))
+    return StepCommit(*row) if row else None
+
+
+_WATCHED = """
+SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.key WHERE s.watchers <> i.value"""
+_RUN_SIGNALLED = """
+SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.key WHERE s.delivered <> i.value"""
+
+
+def refused_runs(db: Connection, batch: Sequence[RunWrite]) -> frozenset[RunId]:
+    """Ends that do not know all who watch, and what would leave mail unread."""
+    watched: dict[RunId, int] = {}
+    mailed: dict[RunId, int] = {}
+    for bundle in batch:
+        match bundle.move:
+            case End(watchers=watchers, settled=settled) if bundle.start is None:
+                watched[bundle.run_id] = watchers
+                if settled is not None:
+                    mailed[bundle.run_id] = settled
+            case Recur(absorbed=absorbed) if bundle.start is None:
+                mailed[bundle.run_id] = absorbed
+    return frozenset(_differing(db, _WATCHED, watched) + _differing(db, _RUN_SIGNALLED, mailed))
+
+
+def _differing(db: Connection, sql: str, believed: dict[RunId, int]) -> list[RunId]:
+    return [run_id for (run_id,) in db.rows(sql, (json.dumps(believed),))] if believed else []
+
+
+def write_to_other_runs(db: Connection, batch: Sequence[RunWrite], refused: Container[RunId], now: int) -> None:
+    """What a batch brings to other runs."""
+    if children := [child for bundle in batch for child in bundle.children]:
+        runs.start(db, children, now)
+    for bundle in batch:
+        for letter in bundle.letters if bundle.run_id not in refused else ():
+            runs.put(db, letter, now)
+
 
 _Row = tuple[Any, ...]
 
@@ -68,7 +124,7 @@ SELECT s.run_id FROM json_each(?) i CROSS JOIN edda_sched s ON s.run_id = i.valu
 def write(db: Connection, fence: Fence, batch: Sequence[RunWrite], token: int, now: int) -> BatchResult | None:
     if db.run(_BUMP, (fence.worker, fence.batch_no, fence.moves, fence.token, fence.claims, token)) != 1:
         return None
-    refused = lineage.refused_runs(db, batch)
+    refused = refused_runs(db, batch)
     unmet, finds = waits.register_batch(db, batch)
     unmet |= dict.fromkeys(refused, frozenset())
     rows = _Rows(fence.worker, now)
@@ -76,7 +132,7 @@ def write(db: Connection, fence: Fence, batch: Sequence[RunWrite], token: int, n
         rows.add(bundle, stays=bundle.run_id in unmet)
     rows.send(db)
     waits.deliver_found(db, finds, now)
-    lineage.write_to_other_runs(db, batch, refused, now)
+    write_to_other_runs(db, batch, refused, now)
     return BatchResult(rows.runs_with_inbox(db), unmet)
 
 
@@ -198,10 +254,10 @@ class _Rows:
             (_END, self.ended),
             (_DROP_WAITS, self.unwaiting),
             (_DROP_WATCHERS, self.unwatched),
-            (dispatches.INSERT, self.dispatches),
+            (staged_events.INSERT, self.dispatches),
             (outbox.INSERT, self.outgoing),
-            (facts.SAY, self.facts),
-            (done.FORGET, self.recorded),
+            (runs.SAY, self.facts),
+            (FORGET, self.recorded),
         ):
             if rows:
                 db.run_many(sql, rows)

@@ -1,16 +1,61 @@
-"""Runs seen from outside: started, cancelled, looked at."""
+"""What runs say of themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, RunSignal, Start
+from edda.core.model import CancelOutcome, Entry, EntryKind, RunFilter, RunId, RunRecord, RunSignal, RunValue, Start
 from edda.core.states import OPEN, RunStatus
 
-from . import inbox
+from .claims import as_entry
 from .connection import Connection
-from .queue import as_entry
+
+SAY = """
+INSERT INTO edda_fact (run_id, name, value, at) VALUES (?, ?, ?, ?)
+    ON CONFLICT (run_id, name) DO UPDATE SET value = excluded.value, at = excluded.at"""
+_ALL = "SELECT name, value FROM edda_fact WHERE run_id = ? ORDER BY name"
+_ONE = "SELECT name, value FROM edda_fact WHERE run_id = ? AND name = ?"
+
+
+def of_run(db: Connection, run_id: RunId, name: str | None) -> tuple[RunValue, ...]:
+    rows = db.rows(_ALL, (run_id,)) if name is None else db.rows(_ONE, (run_id, name))
+    return tuple(RunValue(*row) for row in rows)
+
+
+# A run without an owner is ready at once: only an owner ends a run. A parked run and a suspect keep their time.
+_WAKES = "owner IS NULL AND status <> 'parked' AND suspect_at IS NULL"
+_DELIVERED = """
+UPDATE edda_sched
+   SET delivered = delivered + 1,
+       ready_at = CASE WHEN {wakes} THEN 0 ELSE ready_at END,
+       status = CASE WHEN {wakes} THEN 'running' ELSE status END,
+       reason = CASE WHEN {wakes} THEN NULL ELSE reason END""".replace("{wakes}", _WAKES)
+WAKE = f"{_DELIVERED} WHERE run_id = ?"
+_CANCEL = f"{_DELIVERED}, cancelled = 1 WHERE run_id = ? AND NOT cancelled"
+# A cancel has a parked run tried at once, and ended if it cannot go on; one that undoes what it did stays as it is.
+_CANCEL_PARKED = """
+UPDATE edda_sched SET end_if_parked = 1, ready_at = 0
+ WHERE run_id = ? AND owner IS NULL AND status = 'parked' AND NOT undoing AND NOT end_if_parked"""
+_LETTER = """
+INSERT INTO edda_delivery (run_id, n, kind, step, at, value)
+SELECT run_id, delivered, ?2, ?3, ?4, ?5 FROM edda_sched WHERE run_id = ?1"""
+
+
+def put(db: Connection, letter: RunSignal, now: int) -> bool:
+    """False if the run is not open, or is asked to cancel once more."""
+    if not db.run(_CANCEL if letter.kind is EntryKind.CANCEL else WAKE, (letter.run_id,)):
+        return False
+    db.run(_LETTER, (letter.run_id, letter.kind.value, letter.step, now, letter.value))
+    if letter.kind is EntryKind.CANCEL:
+        cancel_parked(db, letter.run_id)
+    return True
+
+
+def cancel_parked(db: Connection, run_id: RunId) -> bool:
+    """False if the run is not parked, or this was asked for before."""
+    return db.run(_CANCEL_PARKED, (run_id,)) == 1
+
 
 INSERT = """
 INSERT INTO edda_run (id, gen, workflow, input, created_at, deadline, parent, parent_step, depth)
@@ -82,7 +127,7 @@ def as_row(s: Start, gen: int) -> tuple[Any, ...]:
 
 
 def cancel(db: Connection, run_id: RunId, value: bytes, now: int) -> CancelOutcome:
-    if inbox.put(db, RunSignal(run_id, EntryKind.CANCEL, value=value), now) or inbox.cancel_parked(db, run_id):
+    if put(db, RunSignal(run_id, EntryKind.CANCEL, value=value), now) or cancel_parked(db, run_id):
         return CancelOutcome.REQUESTED
     if db.row(_IS_OPEN, (run_id,)):
         return CancelOutcome.ALREADY

@@ -46,35 +46,17 @@ from edda.core.model import (
 )
 from edda.errors import AppError, StorageUnavailableError
 from edda.storage.ports import StatementProbe, WriteLock
-from edda.storage.session_target import SessionTarget
+from edda.storage.shared.session_target import SessionTarget
 
-from . import (
-    dispatches,
-    done,
-    events,
-    facts,
-    joint,
-    journal,
-    outbox,
-    pruning,
-    queue,
-    runs,
-    schema,
-    waits,
-    watchers,
-    workers,
-)
+from . import claims, events, journal, migrations, outbox, pruning, runs, staged_events, transactions, waits, workers
+from .admin import SQLiteSteering
 from .connection import MEMORY, OLDEST, SYNCHRONOUS, Connection
-from .desk import ConnectionThread
-from .lock import WorkerLockFile
-from .memo import ReadCache
+from .locks import WorkerLockFile
 from .opened_file import OpenedFile
-from .pulse import SQLitePulse
+from .queries import SQLiteSurvey
 from .slow_write import SlowWrite
-from .steering import SQLiteSteering
-from .survey import SQLiteSurvey
-from .tenure import NO_TURN, HeldTransactions
-from .watch import ChangePoller
+from .threads import NO_TURN, ChangePoller, ConnectionThread, HeldTransactions, ReadCache
+from .workers import SQLitePulse
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -167,10 +149,10 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         self._release_workers()
 
     async def migrate(self) -> tuple[str, ...]:
-        return await self._transact(lambda db: schema.migrate(db, self._now()))
+        return await self._transact(lambda db: migrations.migrate(db, self._now()))
 
     async def pending_migrations(self) -> tuple[str, ...]:
-        return await self._read(schema.pending)
+        return await self._read(migrations.pending)
 
     async def now(self) -> int:
         """Asks the database though the clock is ours, so that it fails when the database does."""
@@ -265,27 +247,27 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     # Queue
 
     async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, seen: int = 0) -> Claim:
-        return await self._transact(lambda db: queue.claim(db, worker, workflows, limit, seen, self._now()))
+        return await self._transact(lambda db: claims.claim(db, worker, workflows, limit, seen, self._now()))
 
     async def claim_suspects(
         self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0
     ) -> Claim:
         return await self._transact(
-            lambda db: queue.claim_suspects(db, worker, workflows, few, alone, seen, self._now())
+            lambda db: claims.claim_suspects(db, worker, workflows, few, alone, seen, self._now())
         )
 
     async def has_suspects(self, workflows: Sequence[str]) -> bool:
-        return await self._cached_read(queue.has_suspects, tuple(workflows))
+        return await self._cached_read(claims.has_suspects, tuple(workflows))
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:
-        ready_at = await self._cached_read(queue.next_ready, tuple(workflows))
+        ready_at = await self._cached_read(claims.next_ready, tuple(workflows))
         return None if ready_at is None else max(0, ready_at - self._now())
 
     async def wake_parked(self, workflows: Sequence[str]) -> int:
-        return await self._transact(lambda db: queue.unpark(db, workflows, self._now()))
+        return await self._transact(lambda db: claims.unpark(db, workflows, self._now()))
 
     async def read_inboxes(self, worker: WorkerId) -> tuple[InboxItem, ...]:
-        return await self._read(lambda db: queue.mail(db, worker))
+        return await self._read(lambda db: claims.mail(db, worker))
 
     # Runs
 
@@ -302,11 +284,11 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         return await self._transact(lambda db: self._watch_run(db, run_id, watcher))
 
     def _watch_run(self, db: Connection, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
-        watchers.add(db, run_id, watcher)
+        claims.add(db, run_id, watcher)
         return runs.get(db, run_id, self._now())
 
     async def watchers(self, run_id: RunId) -> tuple[EndWatcher, ...]:
-        return await self._read(lambda db: watchers.of_run(db, run_id))
+        return await self._read(lambda db: claims.of_run(db, run_id))
 
     async def history(
         self,
@@ -333,8 +315,8 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         return await self._read(lambda db: self._dispatches(db, limit))
 
     def _dispatches(self, db: Connection, limit: int) -> tuple[StagedEventRow, ...]:
-        due, now = self._memo.get(db, dispatches.first_due), self._now()
-        return () if due is None or due > now else dispatches.lowest(db, limit, now)
+        due, now = self._memo.get(db, staged_events.first_due), self._now()
+        return () if due is None or due > now else staged_events.lowest(db, limit, now)
 
     async def match_paths(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         return await self._read(lambda db: events.shapes(db, types))
@@ -392,12 +374,12 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
     # Facts
 
     async def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
-        return await self._read(lambda db: facts.of_run(db, run_id, name))
+        return await self._read(lambda db: runs.of_run(db, run_id, name))
 
     # Joints
 
-    async def begin(self, holder: str = "") -> joint.SQLiteJoint:
-        return await joint.begin(self._user_transactions(), holder)
+    async def begin(self, holder: str = "") -> transactions.SQLiteJoint:
+        return await transactions.begin(self._user_transactions(), holder)
 
     @property
     def is_certified(self) -> bool:
@@ -408,12 +390,12 @@ class SQLiteStorage(SQLiteSurvey, SQLiteSteering):
         return NO_TURN if self._in_memory else await self._user_transactions().begin(holder=holder)
 
     async def find_step_commit(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
-        return await self._read(lambda db: done.find(db, run_id, gen, step))
+        return await self._read(lambda db: journal.find(db, run_id, gen, step))
 
     async def take_message(self, key: bytes, lease: int) -> StagedEventRow | None:
-        if not await self._cached_read(dispatches.is_kept, key):
+        if not await self._cached_read(staged_events.is_kept, key):
             return None
-        return await self._transact(lambda db: dispatches.take(db, key, self._now() + lease))
+        return await self._transact(lambda db: staged_events.take(db, key, self._now() + lease))
 
     # Pruning
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from edda.core.model import AckInbox, EntryKind, RunId, RunWrite, Suspend, Wait
 
 from .connection import Connection
-from .inbox import WAKE
+from .runs import WAKE
 
 _DROP = "DELETE FROM edda_wait WHERE run_id = ? AND step = ?"
 _FREE = "UPDATE edda_delivery SET event = NULL, kind = 'stray' WHERE run_id = ? AND n = ?"
