@@ -20,19 +20,20 @@ from edda.errors import (
     TerminalError,
     WorkflowCancelledError,
 )
-from edda.relaying import OutboxRelayer
 from edda.version import __version__
 from edda.workflow.activity import Happened, activity
 from edda.workflow.channels import ChannelMessage, publish, receive, send_to, subscribe, unsubscribe
 from edda.workflow.context import WorkflowContext
 from edda.workflow.events import ReceivedEvent, wait_event
 from edda.workflow.handle import WorkflowHandle
-from edda.workflow.race import First, wait_any
 from edda.workflow.saga import compensation, on_failure, register_compensation
-from edda.workflow.sending import send_event, send_event_transactional
+from edda.workflow.send_event import send_event, send_event_transactional
 from edda.workflow.timers import sleep, sleep_until, wait_timer, wait_until
+from edda.workflow.wait_any import First, wait_any
 from edda.workflow.workflow import workflow
 from edda.wsgi import create_wsgi_app
+
+from .outbox_relayer import OutboxRelayer
 
 clean_logs()
 

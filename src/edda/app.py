@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from msgspec import UNSET
 
-from edda.brokers import resolve_sink
 from edda.cloudevents.event import CloudEvent
+from edda.control.code_graph.definition import describe_workflow
 from edda.control.controller import Controller
-from edda.control.describing import describe_workflow
 from edda.control.local import LocalController
 from edda.core.codec import Codec
 from edda.core.logs import clean_logs
 from edda.core.model import CancelOutcome, RunFilter
 from edda.core.options import known_options, refuse_unknown
-from edda.core.paths import repr_short
 from edda.core.retry import DEFAULT_RETRY_POLICY, RetryPolicy
-from edda.core.shapes import did_you_mean
 from edda.core.states import RunStatus
+from edda.core.types.adapters import did_you_mean
 from edda.core.urls import show_url
+from edda.core.value_path import repr_short
 from edda.databases import check_engine, open_sessions, open_storage, settings_for, url_of
 from edda.engine.calls import CallLimit
 from edda.engine.clock import Clock, DatabaseClock
@@ -42,19 +41,21 @@ from edda.errors import AppError, MigrationError, UnknownWorkflowError
 from edda.instances import InstancePage, Instances
 from edda.storage.ports import StatementProbe, Storage
 from edda.web import State, Token, WebApp, Webhook, WebOptions, find_tokens
-from edda.web.answers import Response
 from edda.web.api import controller_for
 from edda.web.asgi import Receive, Scope, Send
-from edda.web.callers import Principal
-from edda.web.inside import Viewer
+from edda.web.internal import Viewer
 from edda.web.request import Request
+from edda.web.responses import Response
+from edda.web.security.callers import Principal
 from edda.workflow.channels import publish
+from edda.workflow.client import Client, current_context, register_app, set_default_client, unregister_app
 from edda.workflow.context import as_microseconds
-from edda.workflow.current import Client, current_context, register_app, set_default_client, unregister_app
+from edda.workflow.event_handlers import as_workflow
 from edda.workflow.handle import WorkflowHandle
-from edda.workflow.handlers import as_workflow
-from edda.workflow.sending import as_cloudevent, event_attributes, finish_event
+from edda.workflow.send_event import as_cloudevent, event_attributes, finish_event
 from edda.workflow.workflow import BoundWorkflow, Workflow, as_starter, registry
+
+from .sink_urls import resolve_sink
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -460,7 +461,7 @@ class _LazyViewer:
 
     @cached_property
     def _viewer(self) -> Viewer:
-        from edda.viewer.pages import Viewer
+        from edda.viewer.viewer import Viewer
 
         return Viewer(self._control)
 

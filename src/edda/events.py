@@ -2,6 +2,6 @@
 
 from edda.errors import EventTimeoutError, EventValidationError
 from edda.workflow.events import ReceivedEvent, wait_event
-from edda.workflow.sending import send_event
+from edda.workflow.send_event import send_event
 
 __all__ = ["EventTimeoutError", "EventValidationError", "ReceivedEvent", "send_event", "wait_event"]

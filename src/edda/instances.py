@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from msgspec.structs import replace
 
-from edda.control.inputs import at_path, same
+from edda.control.run_search import at_path, same
 from edda.core.codec import Codec
 from edda.core.model import RunFilter, RunId, RunRecord
 from edda.workflow.context import as_datetime

@@ -20,13 +20,12 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 from wsgiref.util import is_hop_by_hop
 
 from edda.app import EddaApp
-from edda.control.describing import read_structures
+from edda.control.code_graph.definition import read_structures
 from edda.engine.tasks import start_task
 from edda.errors import AppError
 from edda.web import State
-from edda.web.answers import Response, retry_later
 from edda.web.asgi import Headers, Message, Scope
-from edda.web.excuses import response_for_exception
+from edda.web.responses import Response, response_for_exception, retry_later
 from edda.workflow.workflow import registry
 
 logger = logging.getLogger("edda.web")

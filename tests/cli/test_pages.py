@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from edda.cli.moments import MOMENT
-from edda.cli.pages import read_all
+from edda.cli.options import MOMENT
+from edda.cli.output import read_all
 from edda.control.views import Page
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, 7, UTC)

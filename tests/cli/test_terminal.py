@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edda.cli.drawing import draw
+from edda.cli.output import Line, display_width, strip_control, table, truncate
 from edda.cli.overview import sparkline
-from edda.cli.terminal import Line, display_width, strip_control, table, truncate
+from edda.cli.render_timeline import draw
 from tests.cli.showcase import TIMELINE
 
 

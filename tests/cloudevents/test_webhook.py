@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edda.cloudevents import webhook
-from edda.cloudevents.webhook import Handshake, Policy
+from edda.cloudevents import webhook_handshake
+from edda.cloudevents.webhook_handshake import Handshake, Policy
 
 FRIEND = Policy(frozenset({"Sender.example.com"}))
 
@@ -15,9 +15,9 @@ def asked(**headers: str) -> list[tuple[bytes, bytes]]:
 
 
 def answered(policy: Policy, **headers: str) -> dict[str, str]:
-    handshake = webhook.read(asked(**headers))
+    handshake = webhook_handshake.read(asked(**headers))
     assert handshake is not None
-    return dict(webhook.answer(handshake, policy))
+    return dict(webhook_handshake.answer(handshake, policy))
 
 
 def test_a_sender_that_may_send_is_told_so() -> None:
@@ -57,11 +57,11 @@ def test_a_limit_is_told_to_who_does_not_ask_as_well() -> None:
 def test_a_callback_is_read_and_no_more() -> None:
     """W7."""
     headers = asked(webhook_request_origin="a", webhook_request_callback="https://a.example/confirm?id=1")
-    assert webhook.read(headers) == Handshake("a", False, "https://a.example/confirm?id=1")
+    assert webhook_handshake.read(headers) == Handshake("a", False, "https://a.example/confirm?id=1")
 
 
 def test_a_preflight_of_a_browser_is_no_handshake() -> None:
     """W8."""
-    assert webhook.read(asked(origin="https://a.example", access_control_request_method="POST")) is None
-    assert webhook.read(asked(webhook_request_origin=" ")) is None
-    assert webhook.read([]) is None
+    assert webhook_handshake.read(asked(origin="https://a.example", access_control_request_method="POST")) is None
+    assert webhook_handshake.read(asked(webhook_request_origin=" ")) is None
+    assert webhook_handshake.read([]) is None

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from edda import EddaApp, RunStatus, WorkflowContext, create_wsgi_app, wait_event, workflow
-from edda.control.describing import describe_workflow
+from edda.control.code_graph.definition import describe_workflow
 from edda.engine.definitions import DefinitionPublisher
 from edda.workflow.workflow import Workflow, registry
 from tests.conftest import MakeDatabase

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from edda.control import finding
-from edda.control.finding import RunSearcher
+from edda.control import run_search
+from edda.control.run_search import RunSearcher
 from edda.control.views import RunSearch
 from edda.core.codec import Codec
 from edda.core.model import RunId, Start
-from edda.core.redaction import Redaction
+from edda.core.redact import Redaction
 from edda.core.states import RunStatus
 from edda.errors import ArgumentError
 from edda.storage.memory.storage import MemoryStorage
@@ -23,8 +23,8 @@ EARLIER = datetime.fromtimestamp(5, UTC)
 @pytest.fixture
 async def finder(monkeypatch: pytest.MonkeyPatch) -> RunSearcher:
     """Of the runs order-0 to order-9, a second apart, of which it searches four."""
-    monkeypatch.setattr(finding, "TEXT_SCAN_LIMIT", 4)
-    monkeypatch.setattr(finding, "INPUT_SCAN_LIMIT", 4)
+    monkeypatch.setattr(run_search, "TEXT_SCAN_LIMIT", 4)
+    monkeypatch.setattr(run_search, "INPUT_SCAN_LIMIT", 4)
     storage, codec = MemoryStorage(), Codec()
     await storage.open()
     inputs = {n: codec.encode({"even": n % 2 == 0, "number": n}) for n in range(10)}
@@ -45,7 +45,7 @@ async def test_text_is_searched_in_the_newest_ids(finder: RunSearcher) -> None:
 
 async def test_the_pages_of_one_search_end_where_the_first_one_says(finder: RunSearcher) -> None:
     first = await finder.find(RunSearch(q="order", limit=3))
-    second = await finder.find(RunSearch(q="order", limit=3, cursor=finding.write_cursor(first.after)))
+    second = await finder.find(RunSearch(q="order", limit=3, cursor=run_search.write_cursor(first.after)))
     assert [run.run_id for run in second.runs] == ["order-6"]
     assert second.after is None
     assert first.searched_to == second.searched_to == 5 * SECOND
@@ -72,7 +72,7 @@ async def test_inputs_are_searched_in_the_newest_runs_and_then_further_back(find
     first = await finder.find(RunSearch(input=("number=3",)))
     assert first.runs == []
     assert first.searched_to == 5 * SECOND
-    second = await finder.find(RunSearch(input=("number=3",), cursor=finding.write_cursor(first.after)))
+    second = await finder.find(RunSearch(input=("number=3",), cursor=run_search.write_cursor(first.after)))
     assert [run.run_id for run in second.runs] == ["order-3"]
     third = await finder.find(RunSearch(input=("number=3",), until=datetime.fromtimestamp(5.000001, UTC)))
     assert [run.run_id for run in third.runs] == ["order-3"]

@@ -11,9 +11,9 @@ import pytest
 from pydantic import BaseModel
 
 from edda import RunStatus, WorkflowContext, wait_event, workflow
+from edda.core.queries import Definition, EventSchema
 from edda.core.schemas import input_schema, schema_of
 from edda.core.signature import Signature
-from edda.core.survey import Definition, EventSchema
 from edda.engine.definitions import DefinitionPublisher
 from edda.errors import StorageUnavailableError
 from tests.engine.conftest import MakeApp

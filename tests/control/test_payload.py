@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 from edda.cloudevents import json_format
 from edda.cloudevents.event import make
-from edda.control.payload import ENCRYPTED, MOST_BYTES, PayloadPresenter
+from edda.control.payloads import ENCRYPTED, MOST_BYTES, PayloadPresenter
 from edda.core.channels import Message, pack_message
 from edda.core.codec import Codec
-from edda.core.failure import encode_failure
-from edda.core.redaction import Redaction
-from edda.core.veil import REDACTED
+from edda.core.exceptions import encode_failure
+from edda.core.redact import REDACTED, Redaction
 
 CODEC = Codec()
 PAYLOADS = PayloadPresenter(CODEC, Redaction(["iban", "card.number", "*.note"]))

@@ -26,8 +26,8 @@ from edda import (
     wait_event,
     workflow,
 )
-from edda.control.matching import match_steps
-from edda.control.structure import Node, Structure, read_structure
+from edda.control.code_graph.match import match_steps
+from edda.control.code_graph.parse import Node, Structure, read_structure
 from edda.workflow.workflow import registry
 
 PAID = "payment.completed"

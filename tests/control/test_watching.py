@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from edda.control.watching import ChangeFeed
+from edda.control.change_feed import ChangeFeed
 from edda.errors import StorageUnavailableError
 from tests.engine.facts import until
 

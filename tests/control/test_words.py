@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from edda.control.words import format_duration, status_text
-from edda.core.match import describe
+from edda.control.status_text import format_duration, status_text
+from edda.core.event_match import describe
 from edda.core.model import MICROSECONDS, RunId, RunRecord, WorkerId
-from edda.core.redaction import Redaction
+from edda.core.redact import Redaction
 from edda.core.states import RunStatus
 
 NOW = 1_800_000_000 * MICROSECONDS

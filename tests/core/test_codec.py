@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edda.core.codec import Codec
-from edda.core.plain import encode_value
+from edda.core.json_values import encode_value
 from edda.errors import ArgumentError, PayloadError, PayloadTooLargeError
 
 codec = Codec()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import edda.errors
 from edda.core.codec import Codec
-from edda.core.failure import TRACEBACK_NOTE, decode_failure, encode_failure
+from edda.core.exceptions import TRACEBACK_NOTE, decode_failure, encode_failure
 from edda.errors import EddaError, PayloadError, RemoteError, RetryExhaustedError, TerminalError
 
 codec = Codec()

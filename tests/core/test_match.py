@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edda.core.codec import Codec
-from edda.core.match import bucket, describe, event_keys, match_paths, parse_match, wait_key
+from edda.core.event_match import bucket, describe, event_keys, match_paths, parse_match, wait_key
 
 TYPE = "payment.completed"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from edda.core.redact import redact_credentials
 from edda.core.urls import show_url, split_credentials
-from edda.core.veil import redact_credentials
 
 SECRET = "S3CRET"
 URLS = [

@@ -25,7 +25,7 @@ from edda import (
     workflow,
 )
 from edda.control.views import HistorySearch
-from edda.core.failure import decode_failure
+from edda.core.exceptions import decode_failure
 from edda.core.model import EntryKind
 from edda.engine.settings import Settings
 from edda.errors import EventTimeoutError, EventValidationError, HistoryLimitError

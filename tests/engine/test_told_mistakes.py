@@ -15,8 +15,8 @@ from edda import EddaApp, RetryPolicy
 from edda.cli.doctor import _remedy
 from edda.cloudevents.event import CloudEvent
 from edda.core.codec import Codec
-from edda.core.match import describe
-from edda.core.redaction import Redaction
+from edda.core.event_match import describe
+from edda.core.redact import Redaction
 from edda.core.validation import ValidationFailure, validate
 from edda.engine.tasks import Backoff
 from edda.errors import AppError, EventValidationError, PayloadError, StorageUnavailableError

@@ -71,7 +71,7 @@ async def test_the_list_says_of_each_event_how_it_stands(shop: Storage, url: str
 
 
 async def test_a_long_list_is_read_page_by_page(shop: Storage, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edda.cli.pages.MOST", 3)
+    monkeypatch.setattr("edda.cli.output.MOST", 3)
     assert (await edda("list", "--db", url)).output == "no events\n"
     await put(shop, range(10))
     assert len((await edda("list", "--db", url)).output.splitlines()) == 10

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from edda.control.finding import TEXT_SCAN_LIMIT
+from edda.control.run_search import TEXT_SCAN_LIMIT
 from edda.core.model import MICROSECONDS, RunFilter, RunId
+from edda.core.queries import EventQuery, RunQuery
 from edda.core.states import RunStatus
-from edda.core.survey import EventQuery, RunQuery
 from edda.storage.ports import Storage
 
 Question = Callable[[], Awaitable[object]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edda.core.model import BatchResult, CancelOutcome, Crashes, EntryKind, RunId, Suspend, unpark_pause
+from edda.core.queries import RunQuery
 from edda.core.states import RunStatus
-from edda.core.survey import RunQuery
 from edda.storage.ports import Storage
 
 from .records import LATER, WORKFLOW, born, bundle, entry, incoming, wait

@@ -31,8 +31,8 @@ from edda.core.model import (
     Wait,
     WorkerId,
 )
+from edda.core.queries import Audit, EventQuery, RunQuery
 from edda.core.states import RunStatus
-from edda.core.survey import Audit, EventQuery, RunQuery
 from edda.storage.sqlite import SQLiteStorage
 
 from .probes import Listener

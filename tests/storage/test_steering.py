@@ -20,8 +20,8 @@ from edda.core.model import (
     Start,
     Suspend,
 )
+from edda.core.queries import Audit, Definition, EventSchema, ReopenOutcome, RunQuery
 from edda.core.states import WAITING, RunStatus
-from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome, RunQuery
 from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
 from tests.conftest import Database, MakeStorage

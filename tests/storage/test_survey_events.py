@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from edda.core.model import AckInbox, RunId, StoredEvent
-from edda.core.survey import EventQuery, EventReceiver, WaitRow
+from edda.core.queries import EventQuery, EventReceiver, WaitRow
 from edda.storage.ports import Storage
 from edda.storage.sqlite import queries
 from tests.conftest import MakeDatabase

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from edda.core.model import End, Rejected, RunId, WorkerInfo
+from edda.core.queries import Audit, Backlog, Definition, EventSchema, Latency, TimeBucket
 from edda.core.states import RunStatus
-from edda.core.survey import Audit, Backlog, Definition, EventSchema, Latency, TimeBucket
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
 

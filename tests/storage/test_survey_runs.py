@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from edda.core.model import RunId, RunRecord
+from edda.core.queries import Generation, RunQuery
 from edda.core.states import RunStatus
-from edda.core.survey import Generation, RunQuery
 from edda.storage.memory.storage import MemoryStorage
 from edda.storage.ports import Storage
 from edda.storage.sqlite import search as sqlite_search

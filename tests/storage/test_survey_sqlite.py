@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edda.core.model import RunId
+from edda.core.queries import RunQuery
 from edda.core.states import RunStatus
-from edda.core.survey import RunQuery
 from edda.errors import StorageUnavailableError
 from edda.storage.sqlite import SQLiteStorage, stats
 from edda.storage.sqlite import storage as storages

@@ -28,7 +28,7 @@ from edda.storage.ports import HeartbeatConnection, SharedTransaction, Storage
 from edda.storage.shared import step_commit
 from edda.storage.shared.step_commit import StepCommitWrite
 from edda.storage.sqlite.transactions import SQLiteJoint
-from edda.workflow.undoing import Compensator
+from edda.workflow.compensation import Compensator
 
 _ANEW = ("COMMIT", "BEGIN IMMEDIATE")
 _LEASE = 1_000_000

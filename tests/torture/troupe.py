@@ -7,8 +7,8 @@ import sys
 from itertools import count
 
 from edda.engine.run import children
-from edda.workflow import undoing
-from edda.workflow.undoing import Compensator
+from edda.workflow import compensation
+from edda.workflow.compensation import Compensator
 
 from . import worker, zygote
 from .fleet import Fleet
@@ -37,7 +37,7 @@ class Troupe(Fleet):
 
 
 def _undo_the_first_first() -> None:
-    def add(self: Compensator, undo: undoing.CompensationStep) -> None:
+    def add(self: Compensator, undo: compensation.CompensationStep) -> None:
         self._is_needed = True
         self._undos.insert(0, undo)
 

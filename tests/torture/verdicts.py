@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from edda.core.codec import Codec
-from edda.core.failure import decode_failure
+from edda.core.exceptions import decode_failure
 from edda.core.model import EntryKind
 from edda.errors import CompensationError
 from edda.workflow.children import ChildStarted

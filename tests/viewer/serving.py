@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from edda.control.controller import Controller
-from edda.viewer.pages import Viewer
+from edda.viewer.viewer import Viewer
 from edda.web import WebApp, WebOptions
 from tests.web.fakes import FakeService
 from tests.web.listening import listening

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from edda import WorkflowContext, activity, sleep, wait_event
-from edda.control.structure import read_structure
+from edda.control.code_graph.parse import read_structure
 from edda.control.views import (
     ActionResult,
     AttemptView,

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edda.control.views import AttemptView, Bar, BarState, Timeline
-from edda.viewer import site, words
-from edda.viewer.plots import layout_bars
-from edda.viewer.timeline import draw
-from edda.viewer.visits import QueryParams
+from edda.viewer import formatting, templating
+from edda.viewer.drawing.bars import layout_bars
+from edda.viewer.drawing.waterfall import draw
+from edda.viewer.request import QueryParams
 
 BEGIN = datetime(2026, 11, 15, 22, tzinfo=UTC)
 
@@ -81,7 +81,7 @@ def test_no_column_leaves_its_plot(counts: list[tuple[int, int]]) -> None:
     [(0, "0 ms"), (0.24, "240 ms"), (3.21, "3.2 s"), (60, "1 min"), (250, "4 min 10 s"), (183_600, "2 d 3 h")],
 )
 def test_lengths_are_said_in_two_units_at_most(seconds: float, said: str) -> None:
-    assert words.format_duration(seconds) == said
+    assert formatting.format_duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_lengths_are_said_in_two_units_at_most(seconds: float, said: str) -> Non
     [(1, "just now"), (180, "3 min ago"), (-7200, "in 2 h"), (90_000, "1 d ago"), (-1, "in a moment")],
 )
 def test_moments_are_said_from_here(seconds: float, said: str) -> None:
-    assert words.format_relative(BEGIN, at(seconds)) == said
+    assert formatting.format_relative(BEGIN, at(seconds)) == said
 
 
 @given(
@@ -100,8 +100,8 @@ def test_moments_are_said_from_here(seconds: float, said: str) -> None:
     )
 )
 def test_json_in_pieces_is_the_same_text(value: object) -> None:
-    text = words.format_json(value)
-    assert "".join(piece for _, piece in words.tokenize_json(text)) == text
+    text = formatting.format_json(value)
+    assert "".join(piece for _, piece in formatting.tokenize_json(text)) == text
 
 
 def test_a_chip_adds_and_takes_away_its_states() -> None:
@@ -114,7 +114,7 @@ def test_a_chip_adds_and_takes_away_its_states() -> None:
 
 
 def read_themes() -> list[dict[str, str]]:
-    css = (site.read_file("page.css") or b"").decode()
+    css = (templating.read_file("page.css") or b"").decode()
     blocks = re.findall(r":root(?:\.dark|:not\(\.light\))? \{(.*?)\}", css, re.DOTALL)
     return [dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block)) for block in blocks]
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 from pydantic import Field as Of
 
-from edda.control.schema_errors import find_errors
-from edda.viewer.forms import ABSENT, ADD, DROP, ON, Field, FieldKind, FormResult, Pair, read_form, show_form
+from edda.control.json_schema import find_errors
+from edda.viewer.forms.schema import ABSENT, ADD, DROP, ON, Field, FieldKind, FormResult, Pair, read_form, show_form
 
 
 class Colour(Enum):

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edda import WorkflowContext, activity, compensation, on_failure, sleep, wait_event
-from edda.control.structure import Node, NodeKind, Structure, read_structure
+from edda.control.code_graph.parse import Node, NodeKind, Structure, read_structure
 from edda.control.views import Bar, BarState
-from edda.viewer.graph import Box, Edge, EdgeKind, Graph, NodeState, Point, draw
+from edda.viewer.drawing.flowchart import Box, Edge, EdgeKind, Graph, NodeState, Point, draw
 
 
 @compensation

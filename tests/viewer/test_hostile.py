@@ -15,13 +15,13 @@ from playwright.async_api import Browser, ConsoleMessage, Dialog, Page, expect
 
 from edda.control.controller import Controller
 from edda.control.operations import OPERATIONS
-from edda.viewer import site
+from edda.viewer import templating
 from tests.viewer.browsers import launch, needs_chromium
 from tests.viewer.chorus import FIXED, STEP, Chorus, mark
 from tests.viewer.serving import serve
 from tests.web.routes import ROUTES
 
-VIEWER = Path(site.__file__).parent
+VIEWER = Path(templating.__file__).parent
 TEMPLATES = sorted((VIEWER / "templates").iterdir())
 RUN = "/_edda/runs/order-A-17"
 VIEWS = [f"{RUN}?{urlencode(query)}" for query in ({"view": "graph"}, {"view": "history"}, {"view": "json"})]

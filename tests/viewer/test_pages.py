@@ -23,7 +23,7 @@ from edda.control.views import (
     StartRequest,
 )
 from edda.errors import ArgumentError
-from edda.viewer.pages import Viewer
+from edda.viewer.viewer import Viewer
 from edda.web import Token, TokenScope, WebApp, WebOptions
 from tests.viewer.hostile import PAYLOADS, Villain
 from tests.viewer.screenshots import EMPTY, PAGES

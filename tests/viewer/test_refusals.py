@@ -11,7 +11,7 @@ import pytest
 
 from edda import EddaApp
 from edda.errors import StorageUnavailableError
-from edda.viewer.pages import Viewer
+from edda.viewer.viewer import Viewer
 from edda.web import State, Token, TokenScope, WebApp, WebOptions
 from tests.viewer.showcase import ShowcaseController
 from tests.web.fakes import FakeService

@@ -16,9 +16,9 @@ from msgspec import NODEFAULT, inspect
 from edda.control import views
 from edda.control.operations import MOST_ROWS, OPERATIONS, PREFIX, Operation
 from edda.web.openapi import REFUSALS
-from edda.web.stream import KEEPALIVE_SECONDS as KEEPALIVE
-from edda.web.stream import MAX_SECONDS as LIFETIME
-from edda.web.stream import MOST_STREAMS
+from edda.web.sse import KEEPALIVE_SECONDS as KEEPALIVE
+from edda.web.sse import MAX_SECONDS as LIFETIME
+from edda.web.sse import MOST_STREAMS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "control-api.md"
 

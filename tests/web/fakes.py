@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from edda.cloudevents.event import CloudEvent
 from edda.web import State
-from edda.web.answers import Response
-from edda.web.callers import Principal
 from edda.web.request import Request
+from edda.web.responses import Response
+from edda.web.security.callers import Principal
 
 
 class PlainRefusals:

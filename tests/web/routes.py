@@ -10,8 +10,8 @@ from urllib.parse import quote, urlencode
 
 from edda.control.controller import Controller
 from edda.control.operations import OPERATIONS, PREFIX, Operation
-from edda.viewer import pages
-from edda.viewer.pages import Viewer
+from edda.viewer import viewer
+from edda.viewer.viewer import Viewer
 from edda.web import WebApp, WebOptions
 from tests.viewer.showcase import ShowcaseController
 
@@ -83,8 +83,8 @@ def _page(method: str, parts: tuple[str, ...]) -> Route:
 
 def _routes() -> Iterator[Route]:
     yield from map(_operation, OPERATIONS)
-    yield from (_page("GET", parts) for parts in pages.GET_ROUTES)
-    yield from (_page("POST", parts) for parts in pages.POST_ROUTES)
+    yield from (_page("GET", parts) for parts in viewer.GET_ROUTES)
+    yield from (_page("POST", parts) for parts in viewer.POST_ROUTES)
     yield from (Route(f"GET {path}", "GET", path) for path in ("/_edda/livez", "/_edda/readyz", "/_edda/metrics"))
     yield from (Route(f"GET {name}", "GET", f"{PREFIX}/{name}") for name in ("openapi.json", "stream"))
     yield Route("GET /login", "GET", "/_edda/login", media=FORM)

@@ -10,9 +10,9 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from edda.control.operations import PREFIX
 from edda.web import WebApp, WebOptions
-from edda.web.answers import Response
-from edda.web.callers import Principal
 from edda.web.request import Request
+from edda.web.responses import Response
+from edda.web.security.callers import Principal
 
 from .fakes import FakeService, PlainRefusals
 from .listening import listening

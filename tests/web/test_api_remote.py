@@ -171,8 +171,8 @@ async def test_a_server_that_is_another_is_told_apart(status: int, body: bytes) 
 async def test_changes_are_watched_also_over_the_end_of_a_stream(
     remote: RemoteController, showcase: Showcase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edda.web.stream.MAX_SECONDS", 0.05)
-    monkeypatch.setattr("edda.web.stream._TICK", 0.01)
+    monkeypatch.setattr("edda.web.sse.MAX_SECONDS", 0.05)
+    monkeypatch.setattr("edda.web.sse._TICK", 0.01)
     monkeypatch.setattr("edda.control.remote._PAUSE", 0.01)
     async with aclosing(remote.watch()) as marks:
         for number in range(3):

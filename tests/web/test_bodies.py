@@ -93,7 +93,7 @@ async def test_a_body_that_stalls_is_given_up(service: FakeService) -> None:
 async def test_a_body_slower_than_the_least_rate_is_given_up_before_its_time(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edda.web.body._HEAD_START", 0.01)
+    monkeypatch.setattr("edda.web.request._HEAD_START", 0.01)
     assert await stalled(WebApp(service, WebOptions(body_timeout=1000, min_rate=1000)), b"x" * 10) == 408
 
 

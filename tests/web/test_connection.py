@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from edda.cli import connection
+from edda.cli import uvicorn_server
 from edda.web import WebApp
 from tests.engine.facts import until
 
@@ -33,10 +33,10 @@ async def port(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, service: FakeService
 ) -> AsyncIterator[int]:
     """A server that has little patience."""
-    monkeypatch.setattr(connection, "SECONDS", 0.3)
-    monkeypatch.setattr(connection, "WRITE_SECONDS", 0.3)
-    monkeypatch.setenv(connection.PER_ADDRESS, "20")
-    protocol = type("Connection", (connection.HeaderLimitProtocol, PROTOCOLS[request.param]), {})
+    monkeypatch.setattr(uvicorn_server, "SECONDS", 0.3)
+    monkeypatch.setattr(uvicorn_server, "WRITE_SECONDS", 0.3)
+    monkeypatch.setenv(uvicorn_server.PER_ADDRESS, "20")
+    protocol = type("Connection", (uvicorn_server.HeaderLimitProtocol, PROTOCOLS[request.param]), {})
     config = uvicorn.Config(
         WebApp(service), port=0, http=protocol, log_level="critical", lifespan="off", proxy_headers=False
     )
@@ -160,7 +160,7 @@ async def test_a_client_that_pipelines_and_never_reads_is_cut_off_without_a_word
                 with suppress(BlockingIOError, ConnectionError):
                     client.send(last)
         await until(lambda: all(map(is_cut, clients)), "all are cut off")
-        await until(lambda: not connection._open, "no connection is left")
+        await until(lambda: not uvicorn_server._open, "no connection is left")
     finally:
         for client in clients:
             client.close()
@@ -193,10 +193,10 @@ async def test_a_slow_client_that_goes_on_reading_gets_all_of_its_answers(port: 
 async def test_an_address_has_so_many_connections_and_no_more(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "SECONDS", PATIENCE)  # or those that say nothing are gone too soon
+    monkeypatch.setattr(uvicorn_server, "SECONDS", PATIENCE)  # or those that say nothing are gone too soon
     first = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
     try:
-        await until(lambda: connection._open["127.0.0.1"] == 20, "all are connected")
+        await until(lambda: uvicorn_server._open["127.0.0.1"] == 20, "all are connected")
         for _ in range(3):
             assert (await exchange(port)).startswith(b"HTTP/1.1 429 ")
     finally:
@@ -204,7 +204,7 @@ async def test_an_address_has_so_many_connections_and_no_more(
             writer.close()
     said = [record.getMessage() for record in caplog.records if record.name == "edda.web"]
     assert said == ["127.0.0.1 has 20 connections open, more are refused (--connections-per-address)"]
-    await until(lambda: not connection._open, "no connection is left")
+    await until(lambda: not uvicorn_server._open, "no connection is left")
     assert b'{"status":"ok"}' in await exchange(port, START + b"Connection: close\r\n\r\n")
 
 
@@ -222,7 +222,7 @@ async def test_an_address_has_so_many_connections_and_no_more(
 )
 def test_proxies_that_are_named_are_not_counted(address: str, named: str, trusted: bool) -> None:
     config = uvicorn.Config("x:y", proxy_headers=bool(named), forwarded_allow_ips=named)
-    assert connection._is_trusted(address, config) is trusted
+    assert uvicorn_server._is_trusted(address, config) is trusted
 
 
 # Clients that go while they are answered

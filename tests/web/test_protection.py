@@ -117,7 +117,7 @@ def protection_of(route: Route, reply: Reply) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def quick_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edda.web.stream._TICK", 0.01)
+    monkeypatch.setattr("edda.web.sse._TICK", 0.01)
 
 
 @pytest.mark.parametrize("circumstances", CIRCUMSTANCES)

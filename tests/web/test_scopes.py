@@ -13,7 +13,7 @@ import pytest
 
 from edda.web import Token, TokenScope, WebOptions
 from edda.web.request import read_request
-from edda.web.sessions import SECONDS, LoginSessions
+from edda.web.security.login import SECONDS, LoginSessions
 
 from .calls import Call, Reply
 from .routes import ROUTES, Route, World
@@ -118,7 +118,7 @@ OWN = {"sec-fetch-site": "same-origin", "host": "127.0.0.1:8001"}
 
 @pytest.fixture(autouse=True)
 def quick_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edda.web.stream._TICK", 0.01)
+    monkeypatch.setattr("edda.web.sse._TICK", 0.01)
 
 
 def bearer(secret: str) -> dict[str, str]:

@@ -19,15 +19,15 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from edda import EddaApp, RunStatus, WorkflowContext, send_event, wait_event, workflow
-from edda.brokers import open_sink
 from edda.cli import main
 from edda.cloudevents.event import make
 from edda.control.remote import RemoteController
 from edda.control.views import RunSearch, StartRequest
 from edda.engine.outbox.sinks import HttpSink
 from edda.errors import EddaError
+from edda.sink_urls import open_sink
 from edda.web import GitHub, StandardWebhooks, Stripe, Token, TokenScope
-from edda.web.tokens import read_tokens
+from edda.web.security.tokens import read_tokens
 from tests.core.test_urls import URLS
 from tests.engine.facts import until_status
 

@@ -174,7 +174,7 @@ def test_only_who_was_given_tokens_or_opened_on_purpose_serves_beyond_this_machi
 ) -> None:
     served: list[object] = []
     for way in ("serve_one", "serve_workers"):
-        monkeypatch.setattr(f"edda.cli.server.{way}", lambda *given, **_: served.append(given))
+        monkeypatch.setattr(f"edda.cli.uvicorn_server.{way}", lambda *given, **_: served.append(given))
     monkeypatch.setenv("EDDA_TOKENS", tokens)
     options = WebOptions(auth=auth, tokens=find_tokens(None))
     monkeypatch.setattr("edda.cli.serve.load_options", lambda target: options)

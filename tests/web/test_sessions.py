@@ -12,10 +12,10 @@ import pytest
 
 from edda.control.operations import PREFIX
 from edda.web import Token, TokenScope, WebApp, WebOptions
-from edda.web.answers import HTTPError, Response
-from edda.web.callers import Principal
 from edda.web.request import Request, read_request
-from edda.web.sessions import COOKIE, MOST_FAILURES, SECONDS, LoginSessions, LoginThrottle, own_path
+from edda.web.responses import HTTPError, Response
+from edda.web.security.callers import Principal
+from edda.web.security.login import COOKIE, MOST_FAILURES, SECONDS, LoginSessions, LoginThrottle, own_path
 
 from .calls import Call, Reply, ask, deliver
 from .fakes import FakeService, PlainRefusals

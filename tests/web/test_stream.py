@@ -10,7 +10,7 @@ import pytest
 
 from edda.control.operations import PREFIX
 from edda.errors import StorageUnavailableError
-from edda.web import State, WebApp, stream
+from edda.web import State, WebApp, sse
 from edda.web.asgi import Message
 
 from .calls import Call
@@ -107,8 +107,8 @@ async def test_nobody_is_watched_for_who_has_gone(showcase: Showcase, listen: Ca
 
 
 async def test_silence_is_broken(listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", 0.02)
-    monkeypatch.setattr(stream, "_TICK", 0.01)
+    monkeypatch.setattr(sse, "KEEPALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(sse, "_TICK", 0.01)
     listener = listen()
     heard = [await listener.hear() for _ in range(4)]
     assert heard[2:] == [b": still here\n\n"] * 2
@@ -117,7 +117,7 @@ async def test_silence_is_broken(listen: Callable[[], Listener], monkeypatch: py
 async def test_it_ends_when_the_app_drains(
     service: FakeService, listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_TICK", 0.01)
+    monkeypatch.setattr(sse, "_TICK", 0.01)
     listener = listen()
     await listener.hear()
     service.state = State.DRAINING
@@ -127,7 +127,7 @@ async def test_it_ends_when_the_app_drains(
 async def test_it_ends_when_the_server_is_about_to_stop(
     web: WebApp, listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_TICK", 0.01)
+    monkeypatch.setattr(sse, "_TICK", 0.01)
     listener = listen()
     await listener.hear()
     web.end_streams()
@@ -137,8 +137,8 @@ async def test_it_ends_when_the_server_is_about_to_stop(
 async def test_it_ends_after_a_while_and_the_client_asks_again(
     listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "MAX_SECONDS", 0.05)
-    monkeypatch.setattr(stream, "_TICK", 0.01)
+    monkeypatch.setattr(sse, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "_TICK", 0.01)
     await listen().ended()
 
 
@@ -156,7 +156,7 @@ async def test_it_ends_when_the_database_is_away(
 
 
 async def test_there_are_only_so_many(listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST_STREAMS", 2)
+    monkeypatch.setattr(sse, "MOST_STREAMS", 2)
     first, second = listen(), listen()
     for listener in (first, second):
         await listener.hear()
@@ -173,7 +173,7 @@ async def test_a_server_that_cannot_tell_who_has_gone_ends_it_after_the_first_ma
     web: WebApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of WSGI."""
-    monkeypatch.setattr(stream, "_TICK", 0.05)
+    monkeypatch.setattr(sse, "_TICK", 0.05)
     heard = b""
 
     async def receive() -> Message:

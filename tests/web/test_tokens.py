@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from edda.web import Token, TokenScope, WebOptions, find_tokens, read_tokens
-from edda.web.tokens import TokenStore
+from edda.web.security.tokens import TokenStore
 
 SECRET = "Vd0vzRQnC0d2yqW1sZ6b8HfJpK4uTgXe_mNa7oLr-Yk"
 OTHER = "9f86d081884c7d659a2feaa0c55ad015"

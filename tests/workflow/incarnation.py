@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from edda.core.model import MICROSECONDS, Entry, EntryKind
+from edda.workflow.compensation import CompensationStep
 from edda.workflow.execution import Command, Execution
-from edda.workflow.undoing import CompensationStep
 
 STARTED_AT = 1_700_000_000 * MICROSECONDS
 

@@ -22,9 +22,9 @@ import msgspec
 import pytest
 
 from edda.workflow import suspension
+from edda.workflow.compensation import Compensator
 from edda.workflow.execution import Execution
 from edda.workflow.loop import WorkflowLoop, WorkflowTask
-from edda.workflow.undoing import Compensator
 
 from .programs import Account, Difference, Examiner, Stage, write_program
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from edda.cli.answering import as_json, print_rows
-from edda.cli.moments import format_age
-from edda.cli.reading import parse_json, parse_pairs
-from edda.cli.steering import print_result
 from edda.cli.target import Target, target_options
 from edda.control.views import MessageOrder
+
+from .options import format_age, parse_json, parse_pairs
+from .output import as_json, print_rows
+from .run_actions import print_result
 
 
 @click.group()

@@ -14,20 +14,19 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 from msgspec import Struct
 
-from edda.cli.answering import as_json
-from edda.cli.complaints import error_text, report_errors
-from edda.cli.extras import EXTRAS
 from edda.cli.target import database_option, missing_sqlite_file
-from edda.cli.terminal import StyledText, line, show, show_json, single_line
-from edda.control.words import format_duration
+from edda.control.status_text import format_duration
 from edda.core.model import SUSPECT_DEATHS, RunRecord
-from edda.core.paths import truncate
+from edda.core.queries import RunQuery, WorkerRecord
 from edda.core.states import RunStatus
-from edda.core.survey import RunQuery, WorkerRecord
+from edda.core.value_path import truncate
 from edda.databases import max_connections, open_storage
 from edda.engine.worker.unclaimed import UNCLAIMED, find_unclaimed
 from edda.errors import AppError, EddaError
 from edda.storage.ports import Dialect, Storage
+
+from .errors import EXTRAS, error_text, report_errors
+from .output import StyledText, as_json, line, show, show_json, single_line
 
 _OLDEST_PYTHON = (3, 11)
 _LATE = 1.0

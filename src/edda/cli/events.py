@@ -7,15 +7,25 @@ from datetime import datetime
 import click
 from msgspec.structs import replace
 
-from edda.cli.answering import as_json, limit_option, or_blank, print_rows
-from edda.cli.moments import MOMENT, format_age, format_time
-from edda.cli.pages import read_all
-from edda.cli.portrait import render_value
-from edda.cli.reading import parse_json, parse_pairs
-from edda.cli.steering import print_result
 from edda.cli.target import Target, target_options
-from edda.cli.terminal import Line, StyledText, line, show, show_json, single_line
 from edda.control.views import EventDetail, EventOrder, EventSearch, EventView
+
+from .options import MOMENT, format_age, format_time, parse_json, parse_pairs
+from .output import (
+    Line,
+    StyledText,
+    as_json,
+    limit_option,
+    line,
+    or_blank,
+    print_rows,
+    read_all,
+    show,
+    show_json,
+    single_line,
+)
+from .render import render_value
+from .run_actions import print_result
 
 
 @click.group()

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from edda.cli.answering import as_json
 from edda.cli.target import Target, target_options
-from edda.cli.terminal import Line, StyledText, line, show, show_json, single_line
-from edda.control.structure import Node, NodeKind, Structure
+from edda.control.code_graph.parse import Node, NodeKind, Structure
+
+from .output import Line, StyledText, as_json, line, show, show_json, single_line
 
 _MARKS = {
     NodeKind.STEP: ("•", ""),

@@ -7,10 +7,11 @@ import sys
 
 import click
 
-from edda.cli.complaints import report_errors
 from edda.cli.target import database_option
 from edda.databases import open_storage
 from edda.storage.shared.migrations import migrations
+
+from .errors import report_errors
 
 
 @click.command()

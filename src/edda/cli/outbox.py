@@ -7,15 +7,14 @@ import os
 
 import click
 
-from edda.cli.answering import as_json
-from edda.cli.complaints import report_errors
-from edda.cli.pages import read_all
-from edda.cli.signals import stop_on_signal
 from edda.cli.target import Target, database_option, target_options
-from edda.cli.terminal import show_json, single_line
 from edda.control.views import OutboxOrder, OutgoingView
 from edda.core.model import OutboxState
-from edda.relaying import OutboxRelayer
+from edda.outbox_relayer import OutboxRelayer
+
+from .errors import report_errors
+from .output import as_json, read_all, show_json, single_line
+from .worker import stop_on_signal
 
 _ids = click.argument("ids", metavar="ID...", nargs=-1)
 _every = click.option("--all", "every", is_flag=True, help="All that are dead.")

@@ -8,13 +8,12 @@ from datetime import timedelta
 
 import click
 
-from edda.cli.answering import as_json, limit_option, print_rows
-from edda.cli.glyphs import status_label
-from edda.cli.moments import format_age, format_time, format_timedelta
-from edda.cli.pages import read_all
 from edda.cli.target import Target, target_options
-from edda.cli.terminal import Line, StyledText, line, show, show_json
 from edda.control.views import StatsView
+
+from .options import format_age, format_time, format_timedelta
+from .output import Line, StyledText, as_json, limit_option, line, print_rows, read_all, show, show_json
+from .render import status_label
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 

@@ -10,17 +10,15 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edda.cli.answering import as_json, limit_option
-from edda.cli.pages import read_all
-from edda.cli.portrait import error_summary, list_entries, list_runs, render_run
-from edda.cli.reading import parse_pairs, read_object
-from edda.cli.searching import search_options
-from edda.cli.steering import cancel, delete, resume, retry
 from edda.cli.target import Target, target_options
-from edda.cli.terminal import show, show_json, single_line, terminal_width, write_json
-from edda.cli.watching import await_end, has_ended, watch_run, watch_runs, write_run, write_runs
 from edda.control.controller import Controller
 from edda.control.views import EntryView, HistorySearch, RunDetail, RunSearch, StartRequest, Timeline
+
+from .follow import await_end, has_ended, watch_run, watch_runs, write_run, write_runs
+from .options import parse_pairs, read_object, search_options
+from .output import as_json, limit_option, read_all, show, show_json, single_line, terminal_width, write_json
+from .render import error_summary, list_entries, list_runs, render_run
+from .run_actions import cancel, delete, resume, retry
 
 
 class RunReport(Struct, frozen=True, omit_defaults=True):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import click
 
-from edda.cli.complaints import report_errors
-from edda.cli.loading import load_options
 from edda.cli.target import database_option, open_database
 from edda.web import WebOptions
-from edda.web.hosts import is_loopback_name
+from edda.web.security.access import is_loopback_name
+
+from .errors import report_errors
+from .target import load_options
 
 _HOST = "127.0.0.1"
 
@@ -45,12 +46,12 @@ def serve(target: str, host: str, port: int, workers: int, proxies: str | None, 
     """Serve an app over HTTP until SIGTERM or Ctrl-C; requests and steps under way may finish."""
     options = load_options(target)
     _refuse_to_be_open(host, options)
-    from edda.cli import server
+    from . import uvicorn_server
 
     if workers > 1:
-        server.serve_workers(target, host, port, workers, options, server.Limits(proxies, connections))
+        uvicorn_server.serve_workers(target, host, port, workers, options, uvicorn_server.Limits(proxies, connections))
     else:
-        server.serve_one(target, host, port, options, server.Limits(proxies, connections))
+        uvicorn_server.serve_one(target, host, port, options, uvicorn_server.Limits(proxies, connections))
 
 
 @click.command()
@@ -60,9 +61,9 @@ def serve(target: str, host: str, port: int, workers: int, proxies: str | None, 
 def dev(target: str, port: int, opened: bool) -> None:
     """Serve an app on this machine, start again whenever its code changes, and open its page in the browser."""
     options = load_options(target)
-    from edda.cli import server
+    from . import uvicorn_server
 
-    server.serve_with_reload(target, _HOST, port, options, opened=opened)
+    uvicorn_server.serve_with_reload(target, _HOST, port, options, opened=opened)
 
 
 @click.command()
@@ -80,9 +81,11 @@ def viewer(
     with report_errors():
         app = open_database(url, web=WebOptions(read_only=read_only))
     _refuse_to_be_open(host, app.web_options)
-    from edda.cli import server
+    from . import uvicorn_server
 
-    server.serve_one(app, host, port, app.web_options, server.Limits(proxies, connections), opened=opened)
+    uvicorn_server.serve_one(
+        app, host, port, app.web_options, uvicorn_server.Limits(proxies, connections), opened=opened
+    )
 
 
 def _refuse_to_be_open(host: str, options: WebOptions) -> None:

@@ -1,16 +1,37 @@
-"""`edda worker`: an app's worker, without its HTTP side."""
+"""Stopping a command by SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+from types import FrameType
 
 import click
 
 from edda.app import EddaApp
-from edda.cli.complaints import report_errors
-from edda.cli.loading import load_app
-from edda.cli.signals import stop_on_signal
+
+from .errors import report_errors
+from .target import load_app
+
+
+def stop_on_signal() -> asyncio.Event:
+    """Set by SIGTERM or Ctrl-C; a second one ends the process at once, also while a step blocks the event loop.
+
+    `loop.add_signal_handler` would call back in the loop, so a blocked loop would ignore both signals.
+    """
+    stop, loop, count = asyncio.Event(), asyncio.get_running_loop(), 0
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            os._exit(1)
+        loop.call_soon_threadsafe(stop.set)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    return stop
 
 
 @click.command()

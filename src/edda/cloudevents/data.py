@@ -11,7 +11,7 @@ from edda.errors import EventError
 
 from .attributes import media_type, refusal
 from .strict_json import read_raw
-from .values import to_json
+from .to_json import to_json
 
 JSON = "application/json"
 BINARY = "application/octet-stream"

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from edda.errors import ActionRefusedError, ArgumentError, InstanceNotFoundError
 
-from .finding import RunSearcher
+from .run_search import RunSearcher
 from .views import ActionResult, BulkOrder, RetryOrder
 
 MOST_IDS = 1_000

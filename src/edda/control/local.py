@@ -14,11 +14,12 @@ from msgspec import UNSET
 
 from edda.cloudevents.event import CloudEvent, make
 from edda.cloudevents.json_format import parse_stored
+from edda.control.code_graph.definition import describe_workflow
 from edda.core.channels import Message, check_channel, event_type, is_message, unpack_message
 from edda.core.model import MICROSECONDS, CancelOutcome, Entry, OutboxState, RunId, RunRecord, StoredEvent
-from edda.core.redaction import Redaction
+from edda.core.queries import Audit, Definition, EventQuery, EventReceiver, Generation, RunQuery, WaitRow, WorkerRecord
+from edda.core.redact import Redaction
 from edda.core.states import ENDED, RunStatus
-from edda.core.survey import Audit, Definition, EventQuery, EventReceiver, Generation, RunQuery, WaitRow, WorkerRecord
 from edda.engine.engine import Engine
 from edda.engine.events.ingest import run_id_for_event
 from edda.errors import (
@@ -31,14 +32,15 @@ from edda.errors import (
     StorageUnavailableError,
 )
 from edda.workflow.context import as_datetime
-from edda.workflow.sending import event_attributes
+from edda.workflow.send_event import event_attributes
 from edda.workflow.workflow import Workflow
 
+from .arguments import parse_arguments
 from .bulk import act_on_all
-from .describing import describe_workflow
-from .finding import RunSearcher, check_limit, read_search, to_bound, write_cursor
-from .showing import Presenter, allowed_actions, to_datetime
-from .starting import parse_arguments
+from .change_feed import ChangeFeed
+from .presenters import Presenter, allowed_actions, to_datetime
+from .run_search import RunSearcher, check_limit, read_search, to_bound, write_cursor
+from .status_text import retried_step
 from .timeline import TimelineInput, build_timeline, is_channel, last_progress_at
 from .views import (
     ActionResult,
@@ -66,8 +68,6 @@ from .views import (
     WaitView,
     WorkerView,
 )
-from .watching import ChangeFeed
-from .words import retried_step
 
 T = TypeVar("T")
 

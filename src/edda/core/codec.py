@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from edda.core.types.adapters import ANYTHING, ARGUMENT, STORED, TypeAdapter
+from edda.core.types.build import shape_of
+from edda.core.types.models import TypeMismatchError
 from edda.errors import ArgumentError, NonDeterminismError, PayloadError, PayloadTooLargeError
 
-from .annotations import shape_of
-from .paths import path_part
-from .plain import (
+from .json_values import (
     TAG,
     TAG_BYTES,
     UNTYPED_BYTES,
@@ -27,8 +28,7 @@ from .plain import (
     is_json_value,
     is_untyped,
 )
-from .records import TypeMismatchError
-from .shapes import ANYTHING, ARGUMENT, STORED, TypeAdapter
+from .value_path import path_part
 
 MAX_BYTES = 2 * 1024 * 1024
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterable
 from typing import Any
 
-from .redaction import Redaction
+from .redact import Redaction
 from .secrets import find_secrets
 
 # Control characters, those that change the direction of a text, and the two line breaks of Unicode.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from .shapes import did_you_mean
+from edda.core.types.adapters import did_you_mean
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])

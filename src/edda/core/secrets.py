@@ -6,8 +6,8 @@ from binascii import b2a_base64
 from collections.abc import Iterator
 from typing import Any
 
-from .paths import repr_short
-from .redaction import SHORTEST, Redaction
+from .redact import SHORTEST, Redaction
+from .value_path import repr_short
 
 MAX_DEPTH = 64
 

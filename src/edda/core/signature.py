@@ -14,14 +14,14 @@ from typing import Any, NoReturn, Unpack, get_origin
 
 from msgspec import Struct
 
+from edda.core.types.adapters import ANYTHING, ARGUMENT, TypeAdapter, did_you_mean
+from edda.core.types.build import shape_of
+from edda.core.types.hints import Namespace, hints_of
+from edda.core.types.models import TypeMismatchError
 from edda.errors import ArgumentError
 
-from .annotations import shape_of
 from .codec import Codec, decode_as, fit_recorded, fits
-from .hints import Namespace, hints_of
-from .plain import Untyped, is_storable
-from .records import TypeMismatchError
-from .shapes import ANYTHING, ARGUMENT, TypeAdapter, did_you_mean
+from .json_values import Untyped, is_storable
 
 _PLAIN = (str, int, float, bool, bytes, dict, list, tuple, set)
 _PLAIN_NAMES = tuple(kind.__name__ for kind in _PLAIN)

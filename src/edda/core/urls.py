@@ -6,7 +6,7 @@ import re
 from base64 import b64encode
 from urllib.parse import unquote, urlsplit
 
-from .veil import REDACTED
+from .redact import REDACTED
 
 _SCHEME = re.compile(r"\s*[\"']?\s*([A-Za-z][\w+.-]{0,30})://")
 

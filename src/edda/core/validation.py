@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, NewType, NotRequired, Required, get_args,
 
 import msgspec
 
-from .annotations import shape_of
-from .hints import alias_target, hints_of, substitute, type_arguments
-from .paths import path_part, truncate
-from .records import TypeMismatchError, record_of
-from .shapes import ARGUMENT
+from edda.core.types.adapters import ARGUMENT
+from edda.core.types.build import shape_of
+from edda.core.types.hints import alias_target, hints_of, substitute, type_arguments
+from edda.core.types.models import TypeMismatchError, record_of
+
+from .value_path import path_part, truncate
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, TypeAdapter

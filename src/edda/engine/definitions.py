@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from edda.core.queries import Definition, EventSchema
 from edda.core.schemas import load, schema_of
-from edda.core.survey import Definition, EventSchema
 from edda.storage.ports import Storage
 from edda.workflow.workflow import Workflow
 

@@ -18,7 +18,7 @@ from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
 from edda.core.channels import Message, pack_message
 from edda.core.codec import Codec
-from edda.core.failure import decode_failure
+from edda.core.exceptions import decode_failure
 from edda.core.model import (
     CancelOutcome,
     End,
@@ -33,9 +33,9 @@ from edda.core.model import (
     WorkerId,
     WorkerInfo,
 )
+from edda.core.queries import ReopenOutcome
 from edda.core.retry import RetryPolicy
 from edda.core.states import ENDED, RunStatus
-from edda.core.survey import ReopenOutcome
 from edda.engine.events.ingest import EventIngest
 from edda.engine.events.match_paths import MatchPathCache
 from edda.engine.events.staging import StagedEventMover
@@ -60,8 +60,8 @@ from edda.errors import (
 )
 from edda.storage.ports import Storage
 from edda.storage.shared.step_commit import ExistingRun
+from edda.workflow.client import current_context
 from edda.workflow.context import ActivityContext, WorkflowContext, as_datetime
-from edda.workflow.current import current_context
 from edda.workflow.loop import WorkflowLoop
 from edda.workflow.workflow import StartOptions, Workflow
 

@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from edda.core.codec import Codec
-from edda.core.failure import tell
+from edda.core.exceptions import tell
 from edda.core.logs import censor, secrets_in
 from edda.core.model import MICROSECONDS
-from edda.core.paths import truncate
-from edda.core.veil import redact_credentials
+from edda.core.redact import redact_credentials
+from edda.core.value_path import truncate
 
 DEBUG, INFO, WARNING, ERROR = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 

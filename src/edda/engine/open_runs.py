@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edda.core.model import MICROSECONDS, SUSPECT_DEATHS, RunRecord, WorkerId
+from edda.core.queries import WorkerRecord
 from edda.core.states import RunStatus
-from edda.core.survey import WorkerRecord
 from edda.workflow.context import as_datetime
 
 

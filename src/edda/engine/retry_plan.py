@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edda.core.codec import Codec
-from edda.core.failure import EncodedException
+from edda.core.exceptions import EncodedException
 from edda.core.model import Entry, EntryKind, RunRecord
 from edda.core.states import ENDED, RunStatus
 from edda.errors import ActionRefusedError, EventTimeoutError, MessageTimeoutError, PayloadError

@@ -8,7 +8,7 @@ from typing import Any
 
 from edda.core.model import SUSPECT_DEATHS, Crashes
 from edda.core.options import explained_class
-from edda.core.paths import repr_short
+from edda.core.value_path import repr_short
 
 DEATHS_ALONE = 2
 """So often the process must have died with this run alone in it: one death may be a coincidence."""

@@ -25,11 +25,11 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from edda.core.redaction import Redaction
+from edda.core.redact import Redaction
 from edda.engine.hooks import AttemptStarted, EventReceived, HooksBase, OnAttemptDone
 from edda.errors import RetryExhaustedError
 from edda.version import __version__
-from edda.workflow.sending import inherited_extensions
+from edda.workflow.send_event import inherited_extensions
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 

@@ -41,8 +41,7 @@ from edda.core.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from edda.core.states import RunStatus
-from edda.core.survey import (
+from edda.core.queries import (
     Audit,
     Backlog,
     Definition,
@@ -57,6 +56,7 @@ from edda.core.survey import (
     WaitRow,
     WorkerRecord,
 )
+from edda.core.states import RunStatus
 
 if TYPE_CHECKING:
     from edda.storage.shared.session_target import SessionTarget

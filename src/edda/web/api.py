@@ -11,17 +11,18 @@ from msgspec import Struct
 
 from edda.control.controller import Controller
 from edda.control.operations import EXPORT_RUN, OPERATIONS, PREFIX, Operation
-from edda.web.answers import HTTPError, Response, error_response, http_error, method_not_allowed
-from edda.web.backing import ServiceGate
-from edda.web.body import BodyReader
-from edda.web.callers import Authenticator, Principal
-from edda.web.door import check_writable
 from edda.web.openapi import describe
 from edda.web.options import WebOptions
-from edda.web.queries import read_body, read_query
 from edda.web.request import Request
-from edda.web.stream import EventStream, EventStreams
-from edda.web.tokens import TokenScope
+from edda.web.security.access import check_writable
+from edda.web.security.callers import Authenticator, Principal
+from edda.web.security.tokens import TokenScope
+
+from .parsing import read_body, read_query
+from .request import BodyReader
+from .responses import HTTPError, Response, error_response, http_error, method_not_allowed
+from .service import ServiceGate
+from .sse import EventStream, EventStreams
 
 Control = Callable[[], Controller]
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from edda.cloudevents import http_binding
-from edda.web.answers import Response, json_response, method_not_allowed
-from edda.web.backing import ServiceGate
-from edda.web.body import BodyReader
-from edda.web.door import AccessPolicy
-from edda.web.handshake import WebhookHandshake
 from edda.web.options import WebOptions
 from edda.web.request import Request
-from edda.web.tokens import TokenScope
+from edda.web.security.access import AccessPolicy
+from edda.web.security.tokens import TokenScope
+
+from .request import BodyReader
+from .responses import Response, json_response, method_not_allowed
+from .service import ServiceGate
+from .webhook_endpoint import WebhookHandshake
 
 _ACCEPTED = json_response(202, {"status": "accepted"})
 

@@ -7,8 +7,9 @@ import logging
 
 from edda.engine.tasks import start_task
 from edda.errors import EddaError
-from edda.web.answers import HTTPError, Response, json_response, retry_later
-from edda.web.backing import ServiceGate
+
+from .responses import HTTPError, Response, json_response, retry_later
+from .service import ServiceGate
 
 logger = logging.getLogger("edda.web")
 

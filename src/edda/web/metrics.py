@@ -10,7 +10,8 @@ from datetime import datetime
 
 from edda.control.views import StatsView
 from edda.version import __version__
-from edda.web.answers import Response
+
+from .responses import Response
 
 MEDIA = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 CACHE_SECONDS = 5.0

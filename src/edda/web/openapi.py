@@ -10,7 +10,8 @@ from msgspec import Struct, inspect
 
 from edda.control.operations import MOST_ROWS, OPERATIONS, PREFIX, Operation
 from edda.version import __version__
-from edda.web.queries import fields_of, is_or_contains
+
+from .parsing import fields_of, is_or_contains
 
 Described = dict[str, Any]
 

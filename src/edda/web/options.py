@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edda.web.tokens import Token
-from edda.web.webhooks import Webhook, check_webhooks
+from edda.web.security.tokens import Token
+from edda.web.security.webhooks import Webhook, check_webhooks
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -7,12 +7,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from edda.core.failure import decode_failure
+from edda.core.exceptions import decode_failure
 from edda.core.model import Entry, EntryKind
 from edda.core.options import hide_unknown, known_options, refuse_unknown
-from edda.core.paths import repr_short
 from edda.core.retry import RetryPolicy
 from edda.core.signature import Signature, returns_of
+from edda.core.value_path import repr_short
 from edda.errors import NotInWorkflowError
 
 from .limits import UNLIMITED, Limits, Seconds, limits_of

@@ -27,7 +27,7 @@ from edda.core.channels import (
     pack_message,
     unpack_message,
 )
-from edda.core.failure import decode_failure
+from edda.core.exceptions import decode_failure
 from edda.core.model import EntryKind, StagedEvent, StagedKind
 from edda.core.states import ENDED
 from edda.core.validation import ValidationFailure, validate
@@ -41,15 +41,15 @@ from edda.errors import (
 
 from .activity import inline_step
 from .children import running_context
+from .client import current_app, current_context, get_client
 from .context import ActivityContext, RunContext, WorkflowContext, as_datetime, seconds_to_microseconds
-from .current import current_app, current_context, get_client
 from .events import Check, OnInvalid, accepted, check_on_invalid, find_misfit
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
     from edda.core.model import Entry
 
-    from .current import Client
+    from .client import Client
 
 D = TypeVar("D", default=Any)
 M = TypeVar("M")

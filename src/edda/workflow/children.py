@@ -12,13 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from edda.core.codec import Codec
-from edda.core.failure import decode_failure, encode_failure
+from edda.core.exceptions import decode_failure, encode_failure
 from edda.core.model import Entry, EntryKind, RunId
 from edda.core.states import RunStatus
 from edda.errors import WorkflowCancelledError
 
+from .client import current_context
 from .context import RunContext
-from .current import current_context
 from .loop import WorkflowLoop
 
 if TYPE_CHECKING:

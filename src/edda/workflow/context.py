@@ -12,7 +12,7 @@ from uuid import UUID
 
 from edda.core.channels import is_storable_text
 from edda.core.model import MICROSECONDS, RunValue
-from edda.core.paths import repr_short
+from edda.core.value_path import repr_short
 from edda.errors import NotInWorkflowError
 
 from .activity import inline_step

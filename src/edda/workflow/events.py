@@ -14,18 +14,18 @@ from typing_extensions import TypeVar
 
 from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
-from edda.core import match as matching
+from edda.core import event_match as matching
 from edda.core.channels import event_type, is_message_body, unpack_message
-from edda.core.failure import decode_failure
+from edda.core.exceptions import decode_failure
 from edda.core.logs import hides
 from edda.core.model import EntryKind
 from edda.core.options import hide_unknown, refuse_unknown
+from edda.core.redact import REDACTED
 from edda.core.validation import ValidationFailure, validate
-from edda.core.veil import REDACTED
 from edda.errors import ArgumentError, EventTimeoutError, EventValidationError, NonDeterminismError
 
+from .client import current_app
 from .context import WorkflowContext, as_microseconds, execution_of, seconds_to_microseconds
-from .current import current_app
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec

@@ -22,9 +22,8 @@ from typing import Any, NoReturn
 from edda.core.model import MICROSECONDS, Entry, EntryKind
 from edda.errors import NonDeterminismError, NotAwaitedError, NotInWorkflowError, ParkedError
 
-from . import ordering  # noqa: F401 - the workflow loop is deterministic only with it
+from .compensation import Compensator
 from .loop import SuspendedCall, TaskPath, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
-from .undoing import Compensator
 
 STOPS = (EntryKind.CANCEL, EntryKind.TIMEOUT, EntryKind.LIMIT)
 """They cancel the workflow's code."""

@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from edda.core.model import CancelOutcome
-from edda.core.paths import repr_short
 from edda.core.states import RunStatus
+from edda.core.value_path import repr_short
 from edda.errors import NotInWorkflowError
 
 from .children import await_run, running_context, with_timeout
@@ -16,7 +16,7 @@ from .children import await_run, running_context, with_timeout
 if TYPE_CHECKING:
     from edda.core.model import Entry
 
-    from .current import Client
+    from .client import Client
 
 R = TypeVar("R")
 

@@ -12,8 +12,8 @@ from edda.core.signature import Signature
 from edda.errors import ArgumentError
 
 from .activity import COMPENSATION_ATTRIBUTE, UNFINISHED_MARK, Activity, check_step
+from .compensation import CompensationStep
 from .context import RunContext, misplaced
-from .undoing import CompensationStep
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec

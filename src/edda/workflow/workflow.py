@@ -11,20 +11,20 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from edda.core.options import explained, hide_unknown, known_options, refuse_unknown
-from edda.core.paths import repr_short
 from edda.core.signature import Signature
+from edda.core.value_path import repr_short
 from edda.errors import NotInWorkflowError, UnknownWorkflowError
 
 from .activity import Activity, check_function, check_name
 from .children import running_context, start_child
+from .client import current_context, get_client
 from .context import ActivityContext, RunContext, WorkflowContext, seconds_to_microseconds
-from .current import current_context, get_client
 from .handle import WorkflowHandle
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    from .current import Client
+    from .client import Client
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edda.core.model import RunId
+from edda.core.queries import EventQuery, RunQuery
 from edda.core.states import RunStatus
-from edda.core.survey import EventQuery, RunQuery
 from edda.storage.mysql.admin import LOCK_ENDED, RESUME, _reopening
 from edda.storage.mysql.queries import CONSUMERS, CREW, EVENT, event_page, standing_page
 from edda.storage.mysql.search import GENERATIONS, SCAN_LIMIT, count_statements, pages

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from edda.core.model import RunId
+from edda.core.queries import EventQuery, RunQuery
 from edda.core.states import RunStatus
-from edda.core.survey import EventQuery, RunQuery
 from edda.storage.postgres import queries, search
 from edda.storage.postgres.admin import AUDITS, IS_OPEN, LOCK_ENDED, REOPEN, RESUME
 from edda.storage.postgres.parameters import bind

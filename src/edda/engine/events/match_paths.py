@@ -12,7 +12,7 @@ from edda.cloudevents import json_format
 from edda.cloudevents.event import CloudEvent
 from edda.core.channels import is_message
 from edda.core.codec import Codec
-from edda.core.match import event_keys
+from edda.core.event_match import event_keys
 from edda.core.model import EventKey, MatchPaths, RunId, StoredEvent
 from edda.errors import ArgumentError
 from edda.storage.ports import Storage

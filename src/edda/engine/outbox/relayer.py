@@ -19,7 +19,7 @@ from itertools import groupby
 from edda.cloudevents import json_format
 from edda.core.codec import Codec
 from edda.core.model import MICROSECONDS, OutboxRow, Rejected, SendLater, SendResult, Sent
-from edda.core.veil import redact_credentials
+from edda.core.redact import redact_credentials
 from edda.engine.clock import Clock
 from edda.engine.log import write as log_line
 from edda.engine.tasks import Backoff, cancel_and_wait

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edda.core.model import RunId, StepCommit
-from edda.core.paths import repr_short
+from edda.core.value_path import repr_short
 from edda.engine.log import tell_error
 from edda.engine.tasks import Backoff, start_task
 from edda.errors import (
@@ -27,8 +27,8 @@ from edda.errors import (
 )
 from edda.storage.shared.step_faults import Fault, find_fault
 from edda.workflow.activity import ActivityCall, Happened, is_async
+from edda.workflow.client import current_context
 from edda.workflow.context import ActivityContext
-from edda.workflow.current import current_context
 from edda.workflow.limits import UNLIMITED
 
 from .effects import DrainingError, EffectServices, LazyEffects, StepEffects

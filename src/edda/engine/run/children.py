@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from edda.core.codec import Codec
-from edda.core.failure import encode_failure
+from edda.core.exceptions import encode_failure
 from edda.core.model import ClaimedRun, EndWatcher, EntryKind, RunId, RunRecord, RunSignal, Start
 from edda.core.states import ENDED
 from edda.engine.clock import Clock

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edda.core.codec import Codec
-from edda.core.failure import encode_failure
+from edda.core.exceptions import encode_failure
 from edda.core.model import End, EntryKind
 from edda.core.signature import Signature
 from edda.core.states import RunStatus

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edda.core.channels import ChannelMode, channel_key
 from edda.core.codec import Codec
-from edda.core.match import wait_key
+from edda.core.event_match import wait_key
 from edda.core.model import ClaimedRun, Entry, EntryKind, Wait
 from edda.storage.ports import Storage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edda.core.codec import Codec
-from edda.core.failure import encode_failure
+from edda.core.exceptions import encode_failure
 from edda.core.model import (
     ClaimedRun,
     Entry,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from edda.core.codec import Codec
-from edda.core.failure import MAX_MESSAGE, encode_failure, tell
+from edda.core.exceptions import MAX_MESSAGE, encode_failure, tell
 from edda.core.model import MICROSECONDS, OutboxEvent, RunId, StagedEvent, StepCommit
-from edda.core.paths import truncate
 from edda.core.retry import RetryPolicy
+from edda.core.value_path import truncate
 from edda.errors import ConfigurationError, PayloadError, RetryExhaustedError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from edda.core.codec import Codec
 from edda.core.model import MICROSECONDS, EntryKind, StepCommit
 from edda.engine.log import RunLog, tell_error, tell_moment
 from edda.errors import RetryExhaustedError
+from edda.workflow.compensation import UNDO_PREFIX
 from edda.workflow.execution import Command, Execution
-from edda.workflow.undoing import UNDO_PREFIX
 
 from .activities import ActivityRunner
 from .hooks import RunHooks

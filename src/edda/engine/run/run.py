@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from edda.core.failure import encode_failure
+from edda.core.exceptions import encode_failure
 from edda.core.model import (
     MICROSECONDS,
     BatchResult,
@@ -33,8 +33,8 @@ from edda.core.model import (
     Suspend,
     Transition,
 )
+from edda.core.redact import redact_credentials
 from edda.core.states import RunStatus
-from edda.core.veil import redact_credentials
 from edda.engine.log import RunLog, tell_moment
 from edda.engine.tasks import GraceTimer
 from edda.engine.worker.process_deaths import CrashGuard
@@ -48,8 +48,8 @@ from edda.errors import (
     StorageRejectedError,
 )
 from edda.workflow.channels import carried_subscriptions
+from edda.workflow.client import Client, current_app, current_context
 from edda.workflow.context import RunContext
-from edda.workflow.current import Client, current_app, current_context
 from edda.workflow.events import stored_event
 from edda.workflow.execution import STOPS, Command, Execution, IdleState
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from edda.core.model import MICROSECONDS, WorkerId
+from edda.core.queries import RunQuery
 from edda.core.states import RunStatus
-from edda.core.survey import RunQuery
 from edda.engine.log import write
 from edda.storage.ports import Storage
 

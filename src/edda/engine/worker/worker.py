@@ -54,7 +54,7 @@ from edda.errors import (
     StorageUnavailableError,
 )
 from edda.storage.ports import Storage, Transactions
-from edda.workflow.current import Client
+from edda.workflow.client import Client
 from edda.workflow.execution import Command
 from edda.workflow.workflow import Workflow
 

@@ -8,8 +8,8 @@ from itertools import islice
 from msgspec.structs import replace
 
 from edda.core.model import MICROSECONDS, Entry, EntryKind, InboxItem, OutboxState, RunId
+from edda.core.queries import Audit, Definition, EventSchema, ReopenOutcome
 from edda.core.states import RunStatus
-from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome
 
 from .events import MemoryEvents
 from .tables import Result, Tables, check_values

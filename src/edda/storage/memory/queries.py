@@ -10,8 +10,7 @@ from itertools import islice
 from msgspec.structs import astuple
 
 from edda.core.model import OutboxState, RunId, RunRecord, StoredEvent
-from edda.core.states import WAITING, RunStatus
-from edda.core.survey import (
+from edda.core.queries import (
     MAX_COUNT,
     Backlog,
     Definition,
@@ -25,6 +24,7 @@ from edda.core.survey import (
     WaitRow,
     WorkerRecord,
 )
+from edda.core.states import WAITING, RunStatus
 from edda.storage.shared.stats import measure
 
 from .tables import OpenRun, Result, Tables

@@ -40,8 +40,7 @@ from edda.core.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from edda.core.states import RunStatus
-from edda.core.survey import (
+from edda.core.queries import (
     Audit,
     Backlog,
     Definition,
@@ -56,6 +55,7 @@ from edda.core.survey import (
     WaitRow,
     WorkerRecord,
 )
+from edda.core.states import RunStatus
 from edda.errors import AppError, StorageUnavailableError
 from edda.storage.ports import SharedTransaction, StatementProbe
 from edda.storage.shared.session_target import SessionTarget

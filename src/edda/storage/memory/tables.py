@@ -31,8 +31,8 @@ from edda.core.model import (
     WorkerId,
     WorkerInfo,
 )
+from edda.core.queries import Audit, Definition, EventSchema
 from edda.core.states import ENDED, WAITING, RunStatus
-from edda.core.survey import Audit, Definition, EventSchema
 from edda.errors import StorageRejectedError
 
 _RESTING = WAITING | {RunStatus.PARKED}

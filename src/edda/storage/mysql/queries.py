@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edda.core.model import StoredEvent, WorkerInfo
-from edda.core.survey import Definition, EventQuery, EventReceiver, EventSchema, WaitRow, WorkerRecord
+from edda.core.queries import Definition, EventQuery, EventReceiver, EventSchema, WaitRow, WorkerRecord
 
 from . import session
 from .clock import NOW

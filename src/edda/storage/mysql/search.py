@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from edda.core.model import RunId, RunRecord
+from edda.core.queries import MAX_COUNT, Generation, RunQuery
 from edda.core.states import ENDED, OPEN, RunStatus
-from edda.core.survey import MAX_COUNT, Generation, RunQuery
 
 from .pool import Pool
 from .rows import run_record

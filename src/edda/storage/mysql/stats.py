@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edda.core.survey import MAX_COUNT, Backlog, Latency, TimeBucket
+from edda.core.queries import MAX_COUNT, Backlog, Latency, TimeBucket
 from edda.storage.shared.stats import measure
 
 from .clock import NOW

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edda.core.model import RunId
-from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome
+from edda.core.queries import Audit, Definition, EventSchema, ReopenOutcome
 
 from .clock import with_now
 from .locks import HOLD_OUTBOX

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from edda.core.model import StoredEvent, WorkerInfo
-from edda.core.survey import Definition, EventQuery, EventReceiver, EventSchema, WaitRow, WorkerRecord
+from edda.core.queries import Definition, EventQuery, EventReceiver, EventSchema, WaitRow, WorkerRecord
 
 from .clock import with_now
 from .parameters import bind

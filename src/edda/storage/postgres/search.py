@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from edda.core.model import RunId, RunRecord
+from edda.core.queries import MAX_COUNT, Generation, RunQuery
 from edda.core.states import ENDED, OPEN, RunStatus
-from edda.core.survey import MAX_COUNT, Generation, RunQuery
 
 from .parameters import bind
 from .pool import Pool

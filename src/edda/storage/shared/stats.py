@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from edda.core.survey import Latency
+from edda.core.queries import Latency
 
 
 def measure(durations: Iterable[int]) -> Latency:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from urllib.parse import parse_qsl
 
-from edda.core.shapes import did_you_mean
+from edda.core.types.adapters import did_you_mean
 
 _ARGUMENTS = ("pool_size", "auto_migrate", "engine", "storage", "settings")
 """Arguments of EddaApp that people look for in the URL."""

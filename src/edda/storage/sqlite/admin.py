@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from edda.core.model import RunId
-from edda.core.survey import Audit, Definition, EventSchema, ReopenOutcome
+from edda.core.queries import Audit, Definition, EventSchema, ReopenOutcome
 
 from .connection import Connection
 from .events import last_event

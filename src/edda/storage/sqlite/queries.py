@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from edda.core.model import RunId, RunRecord, StoredEvent
-from edda.core.states import RunStatus
-from edda.core.survey import (
+from edda.core.queries import (
     Backlog,
     Definition,
     EventQuery,
@@ -20,6 +19,7 @@ from edda.core.survey import (
     WaitRow,
     WorkerRecord,
 )
+from edda.core.states import RunStatus
 
 from . import search, stats
 from .connection import Connection

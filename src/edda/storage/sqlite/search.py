@@ -16,8 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edda.core.model import RunId, RunRecord
+from edda.core.queries import MAX_COUNT, RunQuery
 from edda.core.states import ENDED, OPEN, RunStatus
-from edda.core.survey import MAX_COUNT, RunQuery
 
 from .connection import Connection
 from .runs import OPEN_STATUS, RECORD, STATUS, as_record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edda.core.model import WorkerId, WorkerInfo
-from edda.core.survey import MAX_COUNT, Backlog, Latency, TimeBucket, WorkerRecord
+from edda.core.queries import MAX_COUNT, Backlog, Latency, TimeBucket, WorkerRecord
 from edda.storage.shared.stats import measure
 
 from .connection import Connection
