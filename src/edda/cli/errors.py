@@ -1,4 +1,4 @@
-"""Packages that not everybody needs, and the extra that brings each."""
+"""Errors of commands in one line, with the extra to install where a package is missing."""
 
 from __future__ import annotations
 

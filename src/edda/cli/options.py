@@ -1,4 +1,4 @@
-"""Moments and stretches of time, as people write and read them."""
+"""Parsing options: times and durations, JSON values, key=value pairs, search filters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state is a shape, a word and a colour: no one of them alone."""
+"""A run as text for a terminal; a status is a symbol, a word and a colour."""
 
 from __future__ import annotations
 

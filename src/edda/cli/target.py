@@ -1,4 +1,4 @@
-"""Finding what a command is about: MODULE:APP."""
+"""What a command works on: an app (MODULE:APP), a database or a server."""
 
 from __future__ import annotations
 

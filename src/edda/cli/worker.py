@@ -1,4 +1,4 @@
-"""Stopping a command by SIGTERM or Ctrl-C."""
+"""`edda worker`, and stopping a command by SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 

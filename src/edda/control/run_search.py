@@ -1,4 +1,4 @@
-"""Comparing what runs were started with."""
+"""Searching runs: by status, workflow, time, id and input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nobody is to read in a text that others wrote: the passwords of URLs, and credentials for HTTP."""
+"""Removing secrets: passwords in URLs, credentials in texts, values under secret names."""
 
 from __future__ import annotations
 

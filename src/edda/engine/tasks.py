@@ -1,4 +1,4 @@
-"""Starting tasks of the engine's own."""
+"""Task helpers: start, cancel and wait, back off, grace timers, rechecks of claims, outages."""
 
 from __future__ import annotations
 

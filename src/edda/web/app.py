@@ -1,4 +1,4 @@
-"""Starting and stopping the app with the server that it runs in."""
+"""The ASGI application: routing, and the lifespan that starts and stops the app."""
 
 from __future__ import annotations
 

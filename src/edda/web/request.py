@@ -1,4 +1,4 @@
-"""One request, as far as it is known before its body."""
+"""One request: its headers, and its body read within limits of size and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent back: JSON unless it says otherwise, always with the same protective headers."""
+"""Responses with the protective headers, JSON by default, and the response to each kind of exception."""
 
 from __future__ import annotations
 

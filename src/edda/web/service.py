@@ -1,4 +1,4 @@
-"""What the HTTP side needs of the app behind it."""
+"""The app as the endpoints see it, behind limits on concurrent calls and on their time."""
 
 from __future__ import annotations
 

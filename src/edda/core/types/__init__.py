@@ -1,0 +1,1 @@
+"""Annotations to values and back."""

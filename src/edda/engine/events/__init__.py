@@ -1,0 +1,1 @@
+"""Events on their way in: ingest, match paths, staged events."""

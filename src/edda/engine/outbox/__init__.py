@@ -1,0 +1,1 @@
+"""Events on their way out: the relayer and its sinks."""

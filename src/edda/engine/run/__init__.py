@@ -1,0 +1,1 @@
+"""One run in memory: its loop, steps, waits, children, writes and end."""

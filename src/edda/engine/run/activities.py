@@ -1,4 +1,4 @@
-"""Steps of one run that may not begin yet: first they wait for the journal, then for a slot if they need one."""
+"""The activities of one run: steps wait for the journal and for a slot, run, and may get a successor."""
 
 from __future__ import annotations
 

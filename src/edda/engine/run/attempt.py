@@ -1,4 +1,4 @@
-"""What one attempt says of itself while it runs: that it is alive, and how far it has come."""
+"""One attempt of an activity: its time limits, its heartbeats and details, its transaction, its result."""
 
 from __future__ import annotations
 

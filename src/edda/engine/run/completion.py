@@ -1,4 +1,4 @@
-"""How a run ends: its outcome as a record, and as something to tell the hooks."""
+"""How a run ends or begins its next generation: the End or Recur record, signals, hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what others put into a run's inbox: each letter becomes an entry, in the order of their numbers."""
+"""The inbox of one run: each item becomes a history entry, in the order of the numbers."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""One worker process: claims, take-over, heartbeat, watchdog, suspects, pruning."""

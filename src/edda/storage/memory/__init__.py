@@ -1,0 +1,1 @@
+"""Storage in dictionaries, for tests."""

@@ -1,4 +1,4 @@
-"""Removing what is old, in dictionaries."""
+"""Administration and pruning in dictionaries."""
 
 from __future__ import annotations
 

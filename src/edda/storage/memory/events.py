@@ -1,4 +1,4 @@
-"""What runs say, to the log of events and of themselves, in dictionaries."""
+"""Events, messages, waits, staged events and run values in dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that start, watch, tell and follow each other, in dictionaries."""
+"""Batches of runs in dictionaries: entries, transitions, children, watchers, claims and workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of those who wait gets which of the events that came in."""
+"""The SQL of accepting events: which wait gets which event, and the rows that follow."""
 
 from __future__ import annotations
 

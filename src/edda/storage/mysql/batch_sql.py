@@ -1,4 +1,4 @@
-"""The rows of new runs."""
+"""The rows and statements of one batch: new runs, history, generations, transitions, inboxes."""
 
 from __future__ import annotations
 

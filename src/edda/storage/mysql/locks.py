@@ -1,4 +1,4 @@
-"""Transactions that a Galera cluster refused: another node's came first, and nothing of them is left."""
+"""Locks on rows of `edda_bucket`, and transactions that a Galera cluster did not certify."""
 
 from __future__ import annotations
 

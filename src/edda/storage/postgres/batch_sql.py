@@ -1,4 +1,4 @@
-"""Runs that are started for anybody to claim."""
+"""The SQL of one batch: one common table expression for each kind of row."""
 
 from __future__ import annotations
 

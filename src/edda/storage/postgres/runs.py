@@ -1,4 +1,4 @@
-"""What runs have said of themselves."""
+"""Reading runs, their history and their values."""
 
 from __future__ import annotations
 

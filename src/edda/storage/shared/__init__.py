@@ -1,0 +1,1 @@
+"""What the SQL adapters share; no driver is imported here."""

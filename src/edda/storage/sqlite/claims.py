@@ -1,4 +1,4 @@
-"""Who is told the end of a run."""
+"""Claiming runs, with the number of their watchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that are done and not in the history yet: their effect and their row were one commit of the user's."""
+"""Batches of runs: step commits, signals to other runs, refused ends, entries and transitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to see besides runs: events and who got them, waits, what the code says of itself."""
+"""Read-only queries for the page and the CLI: events and their receivers, waits, definitions."""
 
 from __future__ import annotations
 

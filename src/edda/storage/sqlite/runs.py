@@ -1,4 +1,4 @@
-"""What runs say of themselves."""
+"""Reading runs, their history, their inbox and their values."""
 
 from __future__ import annotations
 

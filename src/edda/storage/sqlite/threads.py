@@ -1,4 +1,4 @@
-"""A thread that does one job after the other and tells the event loop of whoever asked, once per job."""
+"""The threads of an SQLite file: jobs, connections, held transactions, the change poller."""
 
 from __future__ import annotations
 

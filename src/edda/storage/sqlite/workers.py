@@ -1,4 +1,4 @@
-"""The heartbeat of a worker: its lease is kept by its file, so that a database at rest is left alone."""
+"""Workers and their heartbeat: a lock file keeps the lease, so an idle worker writes nothing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Geometry of charts: waterfall, flow chart, bars."""

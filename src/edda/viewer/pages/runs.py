@@ -1,4 +1,4 @@
-"""Parts of something long."""
+"""Pages of runs: the list, one run, its history in windows, single and bulk actions."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Authentication, tokens, logins, webhook signatures, access rules."""

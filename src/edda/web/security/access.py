@@ -1,4 +1,4 @@
-"""Names and addresses: which of them mean this machine."""
+"""Who may send what from where: hosts, origins, forwarded addresses, read-only servers."""
 
 from __future__ import annotations
 
