@@ -665,7 +665,7 @@ def test_stored_values_are_compared_by_content() -> None:
 def test_pydantic_is_not_loaded_before_somebody_uses_it() -> None:
     code = (
         "import sys, types; edda = types.ModuleType('edda'); edda.__path__ = [sys.argv[1]]; sys.modules['edda'] = edda;"
-        "from edda.core.codec import Codec; from edda.core import failure, signature;"
+        "from edda.core.codec import Codec; from edda.core import exceptions, signature;"
         "Codec().decode(Codec().encode({'a': (1,)}), dict[str, tuple[int]]);"
         "assert 'pydantic' not in sys.modules"
     )

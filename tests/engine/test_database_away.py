@@ -110,6 +110,7 @@ CALLS: dict[str, Use] = {
     "WorkflowHandle.result": lambda shop: shop.handle.result(timeout=BOUND),
     "WorkflowHandle.cancel": lambda shop: shop.handle.cancel(),
     "WorkflowHandle.retry": lambda shop: shop.app.handle("failed").retry(),
+    "WorkflowHandle.resume": lambda shop: shop.handle.resume(),
     "WorkflowHandle.history": lambda shop: shop.handle.history(),
     "WorkflowHandle.get": lambda shop: shop.handle.get("stage"),
     "WorkflowHandle.wait": lambda shop: shop.handle.wait("never", timeout=BOUND),

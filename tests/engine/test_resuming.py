@@ -214,7 +214,7 @@ async def fail(ctx: WorkflowContext) -> None:
     raise ConnectionError("no answer")
 
 
-@workflow(name="child")
+@workflow(name="resumed_child")
 async def child(ctx: WorkflowContext) -> str:
     await wait_event(ctx, "child ends")
     return "child"

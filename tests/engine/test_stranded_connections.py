@@ -34,7 +34,7 @@ async def proxy(kind: str, make_database: MakeDatabase) -> AsyncIterator[Databas
 
 
 def test_the_journal_waits_ten_seconds_for_an_answer(kind: str) -> None:
-    assert POOLS[kind].JOURNAL_PATIENCE == 10.0 < POOLS[kind].PATIENCE
+    assert POOLS[kind].JOURNAL_PATIENCE == 10.0 < POOLS[kind].ANSWER_TIMEOUT
 
 
 async def test_starts_and_steps_go_on_when_the_journal_has_given_its_connection_up(

@@ -40,7 +40,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "send_event": {"type": "order.paid", "id": "e-1"},
     "publish_message": {"channel": "kitchen", "data": 1},
     "retry_outbox": {"every": True},
-    "drop_outbox": {"ids": ["nobody"]},
+    "drop_outbox": {"every": True},
 }
 SUBJECTS: dict[str, str | int] = {"get_definition": "audited", "cancel_run": "waiting", "resume_run": "waiting"}
 

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from edda.core.model import MICROSECONDS, Entry, EntryKind
 from edda.errors import NonDeterminismError, NotAwaitedError, NotInWorkflowError, ParkedError
 
+from . import asyncio_patches  # noqa: F401 - the workflow loop is deterministic only with it
 from .compensation import Compensator
 from .loop import SuspendedCall, TaskPath, TimerHandle, WorkflowFuture, WorkflowLoop, WorkflowTask
 

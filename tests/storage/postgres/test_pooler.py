@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from edda import EddaApp, RetryPolicy, WorkflowContext, activity, workflow
+from edda import EddaApp, RetryPolicy, RunStatus, WorkflowContext, activity, workflow
 from edda.core.model import WorkerId
 from edda.errors import StorageError, StorageUnavailableError
 from edda.storage.postgres import PostgresStorage
@@ -22,6 +22,7 @@ from edda.storage.postgres.pool import SETTINGS, SHARED_SETTINGS, ConnectionFact
 from edda.storage.postgres.target import Pooling, Target
 from edda.workflow.workflow import registry
 from tests.conftest import OnPostgres, behind_pgbouncer
+from tests.engine.facts import reason_of, until_status
 
 ONCE = RetryPolicy(max_attempts=1)
 TIMEOUT = "SELECT current_setting('idle_in_transaction_session_timeout')"
@@ -202,8 +203,9 @@ async def test_an_engine_of_the_users_that_keeps_prepared_statements_is_refused(
             if arguments:
                 assert await app.run(asking) == 1
             else:
-                with pytest.raises(Exception, match="prepared_statement_name_func"):
-                    await app.run(asking)
+                run_id = await app.start(asking)
+                await until_status(app, run_id, RunStatus.PARKED)
+                assert "prepared_statement_name_func" in await reason_of(app, run_id)
         await engine.dispose()
 
 

@@ -44,7 +44,7 @@ _SURVEY_SETTINGS = SETTINGS | {
 SHARED_SETTINGS = {"application_name": "edda", "idle_in_transaction_session_timeout": "60s"}
 
 
-PATIENCE = 30.0
+ANSWER_TIMEOUT = 30.0
 """Seconds without an answer after which a connection counts as lost."""
 JOURNAL_PATIENCE = 10.0
 """The same for the journal, whose one connection all runs of a worker wait for. A batch waits a second for a lock at
@@ -82,7 +82,7 @@ class ConnectionFactory(Struct, frozen=True):
 class Pool:
     """At most `size` sessions, each used by one task at a time. A lost one is replaced when it is next needed."""
 
-    def __init__(self, address: ConnectionFactory, size: int, answer_within: float | None = PATIENCE) -> None:
+    def __init__(self, address: ConnectionFactory, size: int, answer_within: float | None = ANSWER_TIMEOUT) -> None:
         self._address = address
         self._answer_within = answer_within
         self._size = size
