@@ -4,7 +4,7 @@
 -- end_if_parked  it was cancelled while it was parked: if it cannot go on, it ends as cancelled
 -- deaths, deaths_alone, died_seq
 --                workers that died while they owned the run, and those of them that had no other run; `died_seq` is the
---                number of the last entry before the last death, so an entry that is recorded later makes all void
+--                number of the last entry before the first of them, so an entry that is recorded later makes all void
 -- alone          its owner claimed it as its only run
 -- suspect_at     stands for `ready_at` while a suspect waits for its turn, so that ordinary claims do not find it
 -- One statement, which is done as a whole or not at all; MySQL has no IF NOT EXISTS for a column, so it is put together

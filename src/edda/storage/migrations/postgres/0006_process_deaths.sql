@@ -6,7 +6,7 @@ ALTER TABLE edda_sched
     -- It was cancelled while it was parked: if it cannot go on, it ends as cancelled.
     ADD COLUMN end_if_parked boolean NOT NULL DEFAULT false,
     -- Workers that died while they owned the run, and those of them that had no other run; `died_seq` is the number of
-    -- the last entry before the last death, so an entry that is recorded later makes all of them void.
+    -- the last entry before the first of them, so an entry that is recorded later makes all of them void.
     ADD COLUMN deaths integer NOT NULL DEFAULT 0,
     ADD COLUMN deaths_alone integer NOT NULL DEFAULT 0,
     ADD COLUMN died_seq integer,

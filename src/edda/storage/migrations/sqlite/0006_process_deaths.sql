@@ -5,7 +5,7 @@ ALTER TABLE edda_sched ADD COLUMN parked_at INTEGER;
 -- It was cancelled while it was parked: if it cannot go on, it ends as cancelled.
 ALTER TABLE edda_sched ADD COLUMN end_if_parked INTEGER NOT NULL DEFAULT 0;
 -- Workers that died while they owned the run, and those of them that had no other run; `died_seq` is the number of the
--- last entry before the last death, so an entry that is recorded later makes all of them void.
+-- last entry before the first of them, so an entry that is recorded later makes all of them void.
 ALTER TABLE edda_sched ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE edda_sched ADD COLUMN deaths_alone INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE edda_sched ADD COLUMN died_seq INTEGER;
