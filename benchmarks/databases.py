@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
+
 from tests.databases import Server, own_mysql, postgres
 
 POSTGRES = "postgresql"

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+from faults.target_databases import Place, fresh
 from tests.databases import PostgresServer
 from tests.servers import Unavailable, start_postgres
-from tests.torture.places import Place, fresh
 
 from .trial import Trial, folder
 

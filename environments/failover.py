@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 
 import asyncpg
-from tests.servers import PATIENCE, _postgres_tools, folder_of_ours, free_port, identity, run_to_end
 
 from edda import EddaApp, RunStatus, WorkflowContext, activity, sleep, workflow
 from edda.engine.settings import Settings
+from tests.servers import PATIENCE, _postgres_tools, folder_of_ours, free_port, identity, run_to_end
 
 RUNS = 40
 SETTINGS = Settings(lease=6.0, heartbeat=1.0, sweep=0.5, takeover_grace=1.0)
@@ -173,7 +173,7 @@ async def _fail_over() -> dict[str, object]:
         await _until(lambda: len(begun) == RUNS, "the runs are claimed on the primary")
         await standby.ask("SELECT pg_promote(true, 60)")
         await standby.until("SELECT pg_is_in_recovery()", False)
-        unowned = await standby.ask("SELECT count(*) FROM edda_sched WHERE owner IS NULL")
+        unowned = await standby.ask("SELECT count(*) FROM edda_open_run WHERE owner IS NULL")
         assert unowned == RUNS, f"{unowned} of {RUNS} claims were lost, wanted all"
         door.turn_to(standby.port)
         primary.stop()

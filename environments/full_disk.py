@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.databases import PostgresServer
-from tests.servers import Unavailable, own_account, start_postgres
-from tests.torture.places import Place
-from tests.torture.workload import WORKFLOWS, errand
-
 from edda import EddaApp
 from edda.errors import EddaError
+from faults.target_databases import Place
+from faults.workload import WORKFLOWS, errand
+from tests.databases import PostgresServer
+from tests.servers import Unavailable, own_account, start_postgres
 
 from .trial import Trial, folder
 

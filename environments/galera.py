@@ -9,14 +9,13 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from tests.databases import MySQLServer
-from tests.galera import Cluster, Node
-from tests.torture.books import Bookkeeper
-from tests.torture.hammer import Hammer, Task
-from tests.torture.places import Place
-
 from edda import EddaApp, WorkflowContext, wait_event, workflow
 from edda.errors import EddaError
+from faults.hammer import Hammer, Task
+from faults.ledger_hammer import LedgerHammer
+from faults.target_databases import Place
+from tests.databases import MySQLServer
+from tests.galera import Cluster, Node
 
 from .trial import PATIENCE, folder
 
@@ -63,7 +62,7 @@ def run() -> dict[str, object]:
     server.execute("CREATE DATABASE edda")
     try:
         figures = asyncio.run(_send_events(cluster))
-        for kind in (Hammer, Bookkeeper):
+        for kind in (Hammer, LedgerHammer):
             figures["kills"] = int(str(figures["kills"])) + _hammer(cluster, server, kind, figures)
         return figures
     finally:
@@ -85,7 +84,7 @@ async def _send_events(cluster: Cluster) -> dict[str, object]:
         await killing
         sent = time.monotonic()
         async with asyncio.timeout(10 * PATIENCE):
-            heard = [await apps[0].engine.await_result(run, list[int], None) for run in runs]
+            heard = [await apps[0].client.await_result(run, list[int], None) for run in runs]
     finally:
         over.set()
         await asyncio.gather(killing, return_exceptions=True)
@@ -141,7 +140,7 @@ def _hammer(cluster: Cluster, server: MySQLServer, kind: type[Hammer], figures: 
     """Starts, claims, take-overs, children, undos; then users' rows, messages and the outbox."""
     name = kind.__name__.lower()
     server.execute(f"CREATE DATABASE {name}")
-    is_ledger = kind is Bookkeeper
+    is_ledger = kind is LedgerHammer
     task = Task("mysql", None, NOISE, 7, crashes=True, events=not is_ledger, trades=is_ledger)
     urls, killer = cluster.urls(name), Killer(cluster)
     with folder() as place:

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 
+from faults.audit_triggers import COUNT_TAKEOVERS
+from faults.fork_server import ROOT
+from faults.target_databases import fresh
 from tests.servers import Unavailable
-from tests.torture.audit import COUNT_TAKEOVERS
-from tests.torture.places import fresh
-from tests.torture.zygote import ROOT
 
 from .trial import Trial, folder, until
 

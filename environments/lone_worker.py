@@ -1,10 +1,10 @@
-"""`python -m environments.lone_worker url folder name`: one worker of the torture suite, in a process of its own."""
+"""`python -m environments.lone_worker url folder name`: one worker of the fault runs, in a process of its own."""
 
 from __future__ import annotations
 
 import sys
 
-from tests.torture.worker import Orders, live
+from faults.worker import Orders, live
 
 from .trial import LEASE
 

@@ -8,12 +8,12 @@ import time
 from contextlib import suppress
 
 import asyncpg
-from tests.databases import PostgresServer
-from tests.engine.facts import until
-from tests.servers import start_postgres
 
 from edda import EddaApp
 from environments.workers import STEPS, add_up, working
+from tests.databases import PostgresServer
+from tests.engine.conditions import until
+from tests.servers import start_postgres
 
 PATIENCE = 120.0
 LIMIT = 20

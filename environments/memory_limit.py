@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.servers import Unavailable
-from tests.torture.places import fresh
-from tests.torture.zygote import ROOT
-
 from edda import EddaApp, WorkflowContext, activity, workflow
 from edda.core.states import ENDED, RunStatus
+from faults.fork_server import ROOT
+from faults.target_databases import fresh
+from tests.servers import Unavailable
 
 from .trial import PATIENCE, folder
 
@@ -93,8 +92,8 @@ async def _work(url: str, place_folder: Path, how: str, limited: list[str]) -> d
                         lives += 1
                         assert lives <= LIVES, f"the worker died {LIVES} times, and not all other runs have ended"
                         worker = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=log, stderr=log)
-                    ended = [await client.engine.read_run(run) for run in runs]
-                    its = await client.engine.read_run(hog)
+                    ended = [await client.client.read_run(run) for run in runs]
+                    its = await client.client.read_run(hog)
                     if all(one.status in ENDED for one in ended) and its.status in {*ENDED, RunStatus.PARKED}:
                         break
                     left = sum(one.status not in ENDED for one in ended)

@@ -21,9 +21,6 @@ from typing import Any
 
 import asyncpg
 from sqlalchemy import text
-from tests import databases
-from tests.engine.facts import until, until_status
-from tests.servers import start_pgbouncer
 
 from edda import (
     EddaApp,
@@ -37,6 +34,9 @@ from edda import (
     workflow,
 )
 from edda.errors import StorageError
+from tests import databases
+from tests.engine.conditions import until, until_status
+from tests.servers import start_pgbouncer
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 300.0

@@ -17,12 +17,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
-from tests import databases
-from tests.engine.facts import until
 
 from edda import EddaApp
 from edda.errors import StorageError
 from environments.workers import ROOT, STEPS, add_up, working
+from tests import databases
+from tests.engine.conditions import until
 
 PATIENCE = 120.0
 CUT = """

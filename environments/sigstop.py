@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.torture.places import fresh
+from faults.target_databases import fresh
 
 from .trial import LEASE, Trial, folder
 

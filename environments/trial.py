@@ -1,4 +1,4 @@
-"""Worker processes on a database, runs of the torture suite's workload, and the check of all that is left of them."""
+"""Worker processes on a database, runs of the fault runs' workload, and the check of all that is left of them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.torture.fleet import Fleet, complaints
-from tests.torture.hammer import COUNT_OPEN
-from tests.torture.invariants import history_violations, lost_starts, violations
-from tests.torture.ledger import read_ledgers
-from tests.torture.places import Place
-from tests.torture.remains import read_remains
-from tests.torture.worker import Orders
-from tests.torture.workload import WORKFLOWS, errand
-
 from edda import EddaApp
 from edda.errors import EddaError
+from faults.effect_log import read_ledgers
+from faults.final_state import read_remains
+from faults.hammer import COUNT_OPEN
+from faults.invariants import history_violations, lost_starts, violations
+from faults.target_databases import Place
+from faults.worker import Orders
+from faults.worker_fleet import Fleet, complaints
+from faults.workload import WORKFLOWS, errand
 
 PATIENCE = 60.0
 """Seconds in which all runs must end once the trouble is over, on a machine that has other things to do."""

@@ -1,8 +1,8 @@
-"""A kitchen of workflows that talk: to all, to one of many, to one alone.
+"""A kitchen of workflows that exchange messages through channels: competing, direct and broadcast.
 
 guest ──publish──► "orders" ──► one of the cooks    competing: each order is cooked once
-cook ───send_to──► guest                            direct: the dish goes to who ordered it
-main ───publish──► "bell" ────► every cook          broadcast: everybody hears that it is closing time
+cook ───send_to──► guest                            direct: the dish goes to the run that ordered it
+main ───publish──► "bell" ────► every cook          broadcast: every cook receives the closing time
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ async def prepare(ctx: WorkflowContext, dish: str) -> str:
 
 @workflow
 async def cook(ctx: WorkflowContext, cooked: int = 0) -> int:
-    """Takes orders until the bell rings; begins anew after each, so its history stays short."""
+    """Takes orders until the bell rings; continues as new after each order, so its history stays short."""
     await subscribe(ctx, "orders", mode="competing")
     await subscribe(ctx, "bell")
     ctx.set("listening", True)
@@ -42,7 +42,7 @@ async def main() -> None:
     async with EddaApp("kitchen", "sqlite:///kitchen.db") as app:
         cooks = [cook.handle(await cook.start()) for _ in range(2)]
         for one in cooks:
-            await one.wait("listening")  # who subscribes after the bell does not hear it
+            await one.wait("listening")  # a run that subscribes after the bell does not receive it
         guests = [guest.handle(await guest.start(dish)) for dish in ("soup", "fish", "cake", "tea")]
         for served in guests:
             print(await served.result())

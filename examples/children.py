@@ -1,4 +1,4 @@
-"""Children: a workflow made of workflows. They run side by side, fail alone, and are cancelled with their parent."""
+"""Child workflows: they run in parallel, fail separately, and are cancelled with their parent."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ async def letter(ctx: WorkflowContext, customer: str) -> str:
 
 @workflow
 async def shipment(ctx: WorkflowContext, customer: str, items: list[str], seconds: float) -> float:
-    await letter.options(id=f"letter-{ctx.instance_id}", detached=True).start(customer)  # nobody waits for it
+    await letter.options(id=f"letter-{ctx.instance_id}", detached=True).start(customer)  # detached, and not awaited
     parcels = [parcel.options(id=f"{ctx.instance_id}-{item}").run(item, seconds) for item in items]
     weights = await asyncio.gather(*parcels, return_exceptions=True)
     return sum(weight for weight in weights if isinstance(weight, float))
 
 
 async def until_it_waits(handle: WorkflowHandle[float]) -> None:
-    while await handle.status() is RunStatus.RUNNING:  # noqa: ASYNC110 - the database tells, not an event of this program
+    while await handle.status() is RunStatus.RUNNING:  # noqa: ASYNC110 - the status is in the database; there is no asyncio event for it
         await asyncio.sleep(0.01)
 
 

@@ -1,8 +1,8 @@
 """Kill a workflow twice with SIGKILL and watch it finish: `make demo`.
 
-Three processes run the same program, one after the other, on one SQLite file. The first is killed while a
-step is running, the second while the workflow sleeps. The third ends it. Then the ledger that the steps
-wrote is held against the history that Edda wrote.
+Three processes run the same program, one after the other, on one SQLite file. The demo kills the first while a
+step is running and the second while the workflow sleeps. The third finishes the workflow. Then the demo compares
+the ledger, a file that the steps wrote, with the history that Edda recorded.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from edda import EddaApp
 from edda.core.model import MICROSECONDS, Entry, EntryKind
 
 PATIENCE = 30.0
-"""Seconds a process may take to get somewhere; it needs three."""
+"""Seconds that a process may take to reach its next state; it needs about three."""
 
 Seen = set[tuple[str, str]]
 
 
 class Stage:
-    """A folder with the database and the ledger, and the processes that come and go on it."""
+    """A folder with the database and the ledger, and the processes that were started on it."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder / 'shop.db'}"
@@ -56,13 +56,13 @@ class Stage:
         self.kills.append(Kill(number, frozenset(entry.step for entry in await self.history())))
 
     def clear(self) -> None:
-        """Whatever happened, nothing goes on when the curtain falls."""
+        """Kill the processes that still run, also after an error."""
         for process in self.processes:
             if process.returncode is None:
                 process.kill()
 
     async def history(self) -> list[Entry]:
-        """What is in the database, read by a process that has no worker."""
+        """The recorded entries, read by an app without a worker."""
         async with EddaApp("demo", self.url, worker=False) as app:
             return [*await app.handle(ORDER.id).history()]
 
@@ -76,7 +76,7 @@ class Stage:
 
 
 async def follow(number: int, process: Process, enough: Callable[[Seen], bool]) -> Seen:
-    """Show what a process says until that is enough, or until it ends."""
+    """Show the lines that a process prints until `enough` is true, or until it ends."""
     assert process.stdout is not None
     seen: Seen = set()
     async with asyncio.timeout(PATIENCE):
@@ -126,7 +126,7 @@ async def audit(stage: Stage) -> tuple[Audit, list[Entry], list[str]]:
 
 
 def early_timers(history: list[Entry]) -> list[str]:
-    """The only timer of the order begins with the entry before it."""
+    """The order has one timer, which starts at the time of the entry before it."""
     return [
         f"{timer.step} fired early"
         for before, timer in pairwise(history)

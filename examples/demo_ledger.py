@@ -1,4 +1,4 @@
-"""What the outside world saw: a file beside the database that Edda knows nothing of, one line per run of a step."""
+"""The ledger: a file that is independent of Edda, with one line for each execution of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Line:
 
 
 def note(step: str, key: str) -> None:
-    """One write of one line at the end of the file: whole, whoever else writes, and whatever dies afterwards."""
+    """Append one line in one write call: O_APPEND keeps concurrent lines whole, and a later crash loses nothing."""
     line = Line(step, int(os.environ[PROCESS]), key)
     descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -35,23 +35,23 @@ def read(path: Path) -> list[Line]:
 
 @dataclass(frozen=True)
 class Kill:
-    """A process that was killed, and what the database held when it was dead."""
+    """A process that was killed, and the steps that the database held after its death."""
 
     process: int
     recorded: frozenset[str]
 
     def repeated(self, lines: Iterable[Line]) -> set[str]:
-        """Steps that were recorded, and ran again all the same: there must be none."""
+        """Steps that ran again although they were recorded: there must be none."""
         return {line.step for line in lines if line.process > self.process and line.step in self.recorded}
 
     def in_flight(self, lines: Iterable[Line]) -> set[str]:
-        """Steps that had begun and were not recorded: nobody can know how far they got, so they run again."""
+        """Steps that had begun and were not recorded: their progress is unknown, so they run again."""
         return {line.step for line in lines if line.process == self.process and line.step not in self.recorded}
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The ledger held against the history."""
+    """Compares the ledger with the history."""
 
     lines: list[Line]
     kills: list[Kill]
@@ -69,7 +69,7 @@ class Audit:
         return sum(len(kill.in_flight(self.lines)) for kill in self.kills)
 
     def faults(self) -> list[str]:
-        """Everything that would break the promise; empty if it was kept."""
+        """Every violation of the guarantee; empty if there is none."""
         repeated = {step for kill in self.kills for step in kill.repeated(self.lines)}
         found = [f"{step} ran again after it was recorded" for step in sorted(repeated)]
         found += [f"{step} is recorded twice" for step in set(self.recorded) if self.recorded.count(step) > 1]

@@ -1,4 +1,4 @@
-"""The workflow of the demo: an order in eight steps, three of them side by side, with a durable timer."""
+"""The workflow of the demo: an order in eight steps, three of them in parallel, with a durable timer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from demo_ledger import note
 from edda import WorkflowContext, activity, sleep, workflow
 
 COURIER_COMES_IN = 4.0
-"""Seconds, so that the demo is short; as many days would change nothing but the waiting."""
+"""Seconds, so that the demo is short; the code would be the same for days."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Receipt:
 
 
 async def work(ctx: WorkflowContext, seconds: float) -> None:
-    """What a real step would do is a call to the world: it leaves a line in the ledger, and it takes its time."""
+    """Stands for a call to an external service: writes a line to the ledger and takes some time."""
     note(ctx.activity_id, ctx.idempotency_key)
     await asyncio.sleep(seconds)
 

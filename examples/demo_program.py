@@ -1,6 +1,6 @@
-"""What each process of the demo runs, the first as the third: start the order, or find it; work until it is done.
+"""The program of each process of the demo: start the order, or find it if it exists, and run it until it is done.
 
-It says what happens to it, one JSON object per line, so that the demo can show it and knows when to kill.
+It prints what happens, one JSON object per line, so that the demo can show it and decide when to kill.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def say(what: str, about: str = "") -> None:
 
 
 class Reporter(HooksBase):
-    """Hooks are called after the commit: what is said to be recorded is on the disk."""
+    """Edda calls hooks after the commit: a step that is reported as recorded is on the disk."""
 
     async def on_activity_start(
         self, instance_id: str, activity_id: str, activity_name: str, is_replaying: bool
@@ -40,14 +40,14 @@ class Reporter(HooksBase):
 
 
 class Voice(logging.Handler):
-    """Warnings are shown too: a take-over is one."""
+    """Shows warnings too, for example of a take-over."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say("warning", record.getMessage())
 
 
 async def watch(handle: WorkflowHandle[Any]) -> None:
-    """Say when the run changes its status."""
+    """Report each change of the run's status."""
     before: RunStatus | None = None
     while True:
         status = await handle.status()

@@ -1,4 +1,4 @@
-"""What the person watching sees: plain text, in colour where the terminal wants it."""
+"""The output of the demo: plain text, in colour if the terminal supports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROCESSES = {1: CYAN, 2: MAGENTA, 3: YELLOW}
 VERBS = {"runs": "", "recorded": GREEN, "replayed": BLUE, "status": DIM, "warning": DIM, "completed": GREEN}
 
 ROOM = 48
-"""Columns left of eighty for what a process says."""
+"""Columns that remain of eighty for the message of a process."""
 
 _began = time.monotonic()
 

@@ -1,10 +1,10 @@
-"""Two orders wait for their money, and nothing of them is in memory.
+"""Two orders wait for their payment, and neither of them is in memory.
 
-    python examples/event_waiting_workflow.py          # serves them on port 8001 and says what to type next
-    python examples/event_waiting_workflow.py --send   # in a second terminal: be the payment service
-    python examples/event_waiting_workflow.py --once   # both at once, for the impatient
+    python examples/event_waiting_workflow.py          # serves them on port 8001 and prints what to type next
+    python examples/event_waiting_workflow.py --send   # in a second terminal: act as the payment service
+    python examples/event_waiting_workflow.py --once   # both in one process
 
-ORD-123 waits for an event. ORD-124 waits a few seconds and then looks for itself whether it was paid.
+ORD-123 waits for an event. ORD-124 waits a few seconds and then checks whether it was paid.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def payment_workflow(ctx: WorkflowContext, order_id: str) -> str:
             event_type="payment.completed",
             timeout_seconds=300,
             model=PaymentCompleted,
-            match={"order_id": order_id},  # the events of other orders are none of its business
+            match={"order_id": order_id},  # ignore the events of other orders
         )
     except EventTimeoutError:
         await cancel_order(ctx, order_id)
@@ -99,7 +99,7 @@ async def order_with_timeout(ctx: WorkflowContext, order_id: str, seconds: int) 
 
 
 async def main(once: bool) -> None:
-    with TemporaryDirectory() as folder:  # its own database each time: an event counts once, and you may send it again
+    with TemporaryDirectory() as folder:  # a new database each time, so that you can send the event again
         async with serving(EddaApp("event-waiting", f"sqlite:///{folder}/orders.db")) as app:
             await payment_workflow.options(id="ORD-123").start("ORD-123")
             await order_with_timeout.options(id="ORD-124").start("ORD-124", seconds=3)
@@ -113,7 +113,7 @@ async def main(once: bool) -> None:
 
 @asynccontextmanager
 async def serving(app: EddaApp) -> AsyncIterator[EddaApp]:
-    """A program that has nothing else to do leaves this to `edda serve MODULE:APP`."""
+    """`edda serve MODULE:APP` does this for a program that does nothing else."""
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
     with socket.create_server(("127.0.0.1", 8001)) as listening:
         async with app, asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Two services, each with a database of its own: what the shop commits the warehouse hears of, though the line is bad.
+"""Two services with separate databases: the outbox sends the shop's events again until the warehouse accepts them.
 
 python examples/outbox.py
 """
@@ -11,7 +11,7 @@ from edda.errors import EventPostponedError
 
 
 class BadLine:
-    """Stands for the network; over HTTP it would be EddaApp(outbox_enabled=True, broker_url="https://...")."""
+    """Simulates a bad network; over HTTP use EddaApp(outbox_enabled=True, broker_url="https://...")."""
 
     tries = 0
 
@@ -29,7 +29,7 @@ class BadLine:
 
 @activity
 async def take_payment(ctx: WorkflowContext, order_id: str) -> None:
-    # Stored in one commit with the activity's result: there is never one without the other.
+    # Stored in one commit with the activity's result: both are stored, or neither.
     await send_event_transactional(ctx, "order.paid", "/shop", {"order_id": order_id})
 
 

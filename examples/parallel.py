@@ -1,4 +1,4 @@
-"""Branches side by side, with the asyncio you know: gather, TaskGroup and timeouts are all durable."""
+"""Parallel branches with asyncio: gather, TaskGroup and timeouts are durable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows that go on for ever: each round begins anew under the same id, with an empty history."""
+"""Continue as new: each round starts again under the same id, with an empty history."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ async def watch(ctx: WorkflowContext, limit: int, round: int = 0) -> str:
     degrees = await measure(ctx, round)
     if degrees <= limit:
         await sleep(ctx, 0.1)
-        await ctx.recur(limit, round + 1)  # nothing below it is reached
+        await ctx.recur(limit, round + 1)  # does not return
     return f"too hot in round {round}"
 
 
 @workflow
 async def account(ctx: WorkflowContext, balance: float = 0.0) -> float:
-    """An entity: it lives under its id, and whoever has something to tell it sends an event."""
+    """An entity workflow: other programs change it by events that name its id."""
     for _ in range(100):
         event = await wait_event(ctx, "transfer", match={"account": ctx.instance_id})
         if event.data["amount"] == 0:
             break
         balance += event.data["amount"]
     else:
-        await ctx.recur(balance)  # events that came meanwhile stay for the next round
+        await ctx.recur(balance)  # the next generation receives the events that arrived meanwhile
     return balance
 
 

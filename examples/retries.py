@@ -1,4 +1,4 @@
-"""Retries: which failures are tried again, which end the step at once, and what the workflow makes of it."""
+"""Retries: which failures are retried, which end the step immediately, and how the workflow handles them."""
 
 from __future__ import annotations
 

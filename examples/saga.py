@@ -1,4 +1,4 @@
-"""A saga: each step says how it is undone, and a trip that fails or is cancelled is undone, the last step first."""
+"""A saga: each step has a compensation; if the trip fails or is cancelled, they run in reverse order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def cancel_flight(ctx: WorkflowContext, booking: str) -> None:
 @on_failure(cancel_flight)
 async def book_flight(ctx: WorkflowContext, city: str) -> dict[str, str]:
     print(f"  + flight to {city}")
-    return {"booking": f"F-{city}"}  # a field of the result: what the undo asks for by name
+    return {"booking": f"F-{city}"}  # the compensation gets this field by its name
 
 
 @compensation
@@ -61,7 +61,7 @@ async def report(handle: WorkflowHandle[str]) -> None:
 
 
 async def until_it_waits(handle: WorkflowHandle[str]) -> None:
-    while await handle.status() is RunStatus.RUNNING:  # noqa: ASYNC110 - the database tells, not an event of this program
+    while await handle.status() is RunStatus.RUNNING:  # noqa: ASYNC110 - the status is in the database; there is no asyncio event for it
         await asyncio.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""A month of waiting, tested in milliseconds: virtual time skips to the next timer."""
+"""A test of a workflow that waits for a month, in milliseconds: virtual time moves to the next timer."""
 
 from __future__ import annotations
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -12,25 +15,66 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import HealthCheck, settings
 
-from edda.storage.memory.journal import MemoryDatabase
-from edda.storage.memory.storage import MemoryStorage
+from edda.engine.worker import host
+from edda.storage.memory.storage import MemoryDatabase, MemoryStorage
 from edda.storage.ports import StatementProbe, Storage
-from tests import databases
-from tests.sampling import is_sampled, sample
+from tests import databases, tiers
+from tests.tiers import KINDS, skip_unless_ci
 
-# Deadlines of single examples say nothing on a shared machine; the whole test has its time-out.
-examples = 12 if is_sampled() else 20
-settings.register_profile("ci", max_examples=examples, stateful_step_count=40, deadline=None, derandomize=True)
-settings.register_profile(
-    "release",
-    max_examples=20_000,
-    stateful_step_count=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+CHROMIUM = "/usr/bin/chromium"
 
-KINDS = ("memory", "sqlite", "postgres", "mysql")
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tiers")
+    group.addoption("--tier", choices=tuple(tiers.TIERS), default=tiers.DEFAULT, help="see tests/tiers.py")
+    group.addoption("--databases", help=f"instead of the tier's own, separated by commas: {', '.join(KINDS)}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # once, before pytest-xdist starts its workers
+        remove_stale_lock_files()
+    tier = tiers.choose(config.option.tier, config.option.databases)
+    # Deadlines of single examples say nothing on a shared machine; the whole test has its time-out.
+    settings.register_profile(
+        "tier", max_examples=tier.examples, stateful_step_count=40, deadline=None, derandomize=True
+    )
+    settings.register_profile(
+        "release",
+        max_examples=20_000,
+        stateful_step_count=100,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tier"))
+
+
+LOCK_FILES = "edda-worker-*"
+STALE = 600.0
+"""Seconds after which a lock file that no process holds is of no use to any test."""
+
+
+def remove_stale_lock_files() -> None:
+    """Workers of killed processes leave theirs for a day, and each worker that starts looks at all of them."""
+    for file in host._shared_folder().glob(LOCK_FILES):
+        with suppress(OSError):
+            if time.time() - file.stat().st_mtime > STALE and host._is_unlocked(file):
+                file.unlink()
+
+
+@pytest.fixture(autouse=True)
+def lock_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those of workers that were killed in this process go with their test."""
+    held: list[host.Presence] = []
+    hold = host.Presence.hold
+
+    def hold_and_remember(presence: host.Presence) -> None:
+        held.append(presence)
+        hold(presence)
+
+    monkeypatch.setattr(host.Presence, "hold", hold_and_remember)
+    yield
+    for presence in held:
+        presence.remove()
 
 
 class Database(ABC):
@@ -111,22 +155,16 @@ class OnMySQL(OnServer):
 
 def need(server: databases.Server | None, name: str, setting: str) -> databases.Server:
     """Skip without a server, but never silently where it counts."""
-    if server is not None:
-        return server
-    reason = f"no {name}: set {setting}, run one on its usual local port, or install its server binaries"
-    if os.environ.get("CI"):
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
+    if server is None:
+        skip_unless_ci(f"no {name}: set {setting}, run one on its usual local port, or install its server binaries")
+    return server
 
 
 def behind_pgbouncer(database: OnServer, mode: str, pool_size: int = 5) -> str:
     """The URL of a PostgreSQL database through a PgBouncer."""
     place = databases.pgbouncer(mode, pool_size)
     if place is None:
-        reason = "no pgbouncer: install the package of that name"
-        if os.environ.get("CI"):
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+        skip_unless_ci("no pgbouncer: install the package of that name")
     return urlsplit(database.url)._replace(netloc=place).geturl()
 
 
@@ -149,6 +187,8 @@ def make_database(tmp_path: Path) -> Iterator[MakeDatabase]:
 
 
 def new_database(kind: str, path: Path, fresh: bool = False) -> Database:
+    if kind not in tiers.current().databases:
+        pytest.fail(f"runs without {kind} here: name it in a parameter or with @pytest.mark.databases({kind!r})")
     match kind:
         case "memory":
             return InMemory()
@@ -195,13 +235,21 @@ async def storage(make_storage: MakeStorage) -> Storage:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = sample(items)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
-    # Workers begin with neighbours: those that come first are on one of them, one after the other.
-    items.sort(key=lambda item: item.get_closest_marker("pair") is None)
+    chosen, others = tiers.split(items)
+    config.hook.pytest_deselected(items=others)
+    # Each worker begins with neighbours: those that come first are on one worker, one after the other.
+    items[:] = sorted(chosen, key=lambda item: item.get_closest_marker("processes") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays until the end: the garbage collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("browser") and not Path(CHROMIUM).exists():
+        skip_unless_ci(f"{CHROMIUM} is not there")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -45,10 +45,10 @@ BEGIN
     LOOP EXECUTE format('DELETE FROM %I', ours); END LOOP;
 END $$
 """
-# The rows of edda_bucket came with the schema: they are what is locked, and never data.
+# The rows of edda_lock_bucket came with the schema: they are what is locked, and never data.
 OUR_MYSQL_TABLES = """
 SELECT table_name FROM information_schema.tables
-WHERE table_schema = database() AND table_name LIKE 'edda%' AND table_name NOT IN ('edda_migration', 'edda_bucket')
+WHERE table_schema = database() AND table_name LIKE 'edda%' AND table_name NOT IN ('edda_migration', 'edda_lock_bucket')
 """
 
 

@@ -20,6 +20,7 @@ class DatabaseProxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._port = 0
+        self._is_closed = False
 
     @property
     def url(self) -> str:
@@ -31,10 +32,12 @@ class DatabaseProxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._is_closed = True
         await self._close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.cut()  # a task that was cancelled before its first step has not closed its connection
 
     def silence(self) -> None:
         """As a stopped server or a network that drops packets: connections are accepted, and nothing gets through."""
@@ -64,7 +67,7 @@ class DatabaseProxy:
             await self._listen()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:
@@ -72,12 +75,16 @@ class DatabaseProxy:
             self._server.close()
             self._server = None
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_closed:  # the connection was accepted before the server was closed
+            writer.transport.abort()
+            return
+        self._writers.add(writer)
+        task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._writers.add(writer)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_writer: asyncio.StreamWriter | None = None
         flowing = self._flowing
         try:

@@ -1,7 +1,7 @@
-"""Durable execution for Python: workflows that survive anything, on your own database."""
+"""Durable execution for Python, on your own database: workflows continue after crashes, restarts and deployments."""
 
 from edda.app import EddaApp
-from edda.core.logs import clean_logs
+from edda.core.redact import clean_logs
 from edda.core.retry import RetryPolicy
 from edda.core.states import RunStatus
 from edda.engine.hooks import HooksBase, WorkflowHooks
@@ -20,20 +20,17 @@ from edda.errors import (
     TerminalError,
     WorkflowCancelledError,
 )
+from edda.outbox import OutboxRelayer
 from edda.version import __version__
 from edda.workflow.activity import Happened, activity
 from edda.workflow.channels import ChannelMessage, publish, receive, send_to, subscribe, unsubscribe
 from edda.workflow.context import WorkflowContext
 from edda.workflow.events import ReceivedEvent, wait_event
-from edda.workflow.handle import WorkflowHandle
 from edda.workflow.saga import compensation, on_failure, register_compensation
 from edda.workflow.send_event import send_event, send_event_transactional
-from edda.workflow.timers import sleep, sleep_until, wait_timer, wait_until
-from edda.workflow.wait_any import First, wait_any
-from edda.workflow.workflow import workflow
+from edda.workflow.waits import First, sleep, sleep_until, wait_any, wait_timer, wait_until
+from edda.workflow.workflow import WorkflowHandle, workflow
 from edda.wsgi import create_wsgi_app
-
-from .outbox_relayer import OutboxRelayer
 
 clean_logs()
 

@@ -1,11 +1,10 @@
-"""EddaApp: puts the parts together. The only module that picks a database."""
+"""EddaApp: connects the database, the engine, the worker and the HTTP endpoints of one service."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -16,46 +15,46 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from msgspec import UNSET
 
 from edda.cloudevents.event import CloudEvent
-from edda.control.code_graph.definition import describe_workflow
-from edda.control.controller import Controller
+from edda.control.code_graph import describe_workflow
 from edda.control.local import LocalController
+from edda.control.run_search import InstancePage, find_instances
 from edda.core.codec import Codec
-from edda.core.logs import clean_logs
 from edda.core.model import CancelOutcome, RunFilter
 from edda.core.options import known_options, refuse_unknown
+from edda.core.redact import clean_logs, show_url
 from edda.core.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from edda.core.states import RunStatus
-from edda.core.types.adapters import did_you_mean
-from edda.core.urls import show_url
-from edda.core.value_path import repr_short
-from edda.databases import check_engine, open_sessions, open_storage, settings_for, url_of
-from edda.engine.calls import CallLimit
+from edda.core.value_path import did_you_mean, repr_short
+from edda.databases import (
+    check_engine,
+    choose_url,
+    close_storage,
+    open_sessions,
+    open_storage,
+    prepare_schema,
+    settings_for,
+    system_time,
+)
+from edda.engine.client import CallLimit, EngineClient, Ids
 from edda.engine.clock import Clock, DatabaseClock
 from edda.engine.engine import Engine
-from edda.engine.events.ingest import run_id_for_event
-from edda.engine.hooks import WorkflowHooks
-from edda.engine.ids import Ids
+from edda.engine.events import run_id_for_event
+from edda.engine.hooks import HookCaller, WorkflowHooks
 from edda.engine.outbox.sinks import Sink
+from edda.engine.services import EngineServices, LazySessions, WorkflowLookup
 from edda.engine.settings import Settings, check_whole
-from edda.errors import AppError, MigrationError, UnknownWorkflowError
-from edda.instances import InstancePage, Instances
+from edda.errors import AppError, UnknownWorkflowError
+from edda.outbox import resolve_sink
 from edda.storage.ports import StatementProbe, Storage
 from edda.web import State, Token, WebApp, Webhook, WebOptions, find_tokens
-from edda.web.api import controller_for
-from edda.web.asgi import Receive, Scope, Send
-from edda.web.internal import Viewer
-from edda.web.request import Request
-from edda.web.responses import Response
-from edda.web.security.callers import Principal
+from edda.web.internal import PageViewer
+from edda.web.responses import Receive, Scope, Send
 from edda.workflow.channels import publish
 from edda.workflow.client import Client, current_context, register_app, set_default_client, unregister_app
 from edda.workflow.context import as_microseconds
-from edda.workflow.event_handlers import as_workflow
-from edda.workflow.handle import WorkflowHandle
+from edda.workflow.events import as_workflow
 from edda.workflow.send_event import as_cloudevent, event_attributes, finish_event
-from edda.workflow.workflow import BoundWorkflow, Workflow, as_starter, registry
-
-from .sink_urls import resolve_sink
+from edda.workflow.workflow import BoundWorkflow, Workflow, WorkflowHandle, as_starter, registry
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -66,16 +65,48 @@ H = TypeVar("H", bound=Callable[..., Any] | Workflow[Any, Any])
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_URL = "sqlite:///edda.db"
-
 
 class EddaApp:
-    """One service on one database. `async with app:` runs its worker; leaving it drains.
+    """One service on one database. `async with app:` starts its worker; leaving the block drains and stops it.
 
-    `redact` names fields of inputs, results and events that nobody is shown: "iban", "card.number", "*_key".
+    The app is also an ASGI application.
 
-    Options of earlier frameworks that have no meaning here (`pool_timeout`, `leader_heartbeat_interval`, ...) are
-    accepted and ignored.
+    Args:
+        service_name: Name of the service, stored beside its workers. Default "edda".
+        db_url: URL of the database: "sqlite:///shop.db", "postgresql://...", "mysql://..." or "memory://". Default:
+            the URL of `engine`, else the environment variable EDDA_DB_URL, else "sqlite:///edda.db".
+        outbox_enabled: Send the events in the outbox to `broker_url` or `sink`. Default False: another process, such
+            as an `OutboxRelayer`, sends them.
+        broker_url: Receiver of outbox events: "https://..." or "nats://host:port/stream?subject=...". Default None.
+        sink: Receiver of outbox events as an object, instead of `broker_url`. Default None.
+        outbox_secret: Signs requests to `broker_url`: one secret "whsec_...", or several. Default None: unsigned.
+        engine: SQLAlchemy `AsyncEngine` on the same database, for `ctx.session`. Default None: made on demand.
+        hooks: Object with methods of `WorkflowHooks`, called when runs and steps start and end. Default None.
+        default_retry_policy: Policy of activities without their own. Default None: `RetryPolicy()`.
+        pool_size: Connections to PostgreSQL or MySQL; SQLite ignores it. Default 5.
+        auto_migrate: Create and update the tables when the app starts. Default True; with False a missing migration
+            raises `MigrationError`.
+        worker: Run workflows in this process. Default True; with False the app starts, reads and cancels runs only.
+        workflows: The workflows that this app knows. Default None: all that the process has imported.
+        message_retention_days: Days that events are kept. Default None: that of `settings`, 7.
+        run_retention_days: Days that ended runs are kept. Default None: that of `settings`, which keeps them forever.
+        auth: "none" serves HTTP requests without authentication. Default None: requests need a token; without
+            `tokens` only requests from this machine are served.
+        tokens: Tokens for HTTP requests, as text in the format of EDDA_TOKENS or as `Token` objects. Default None:
+            the environment variable EDDA_TOKENS.
+        webhooks: Paths that accept signed webhooks of other services. Default: none.
+        web: Limits and names of the HTTP endpoints. Default None: `WebOptions()`.
+        redact: Names of fields whose values are hidden on pages, in exports, logs and error texts: "iban",
+            "card.number", "*_key". Passwords, tokens and similar names are always hidden. Default: none.
+        settings: Leases, limits and intervals of the engine. Default None: `Settings()`, adjusted for SQLite.
+        codec: Size limit and encryption of stored values: `Codec(max_bytes=..., transform=...)`. Default None:
+            2 MiB, no encryption.
+        clock: Replaces the database's clock; for tests. Default None.
+        ids: Generates the ids of runs and workers; for tests. Default None.
+        storage: A storage object, instead of `db_url`. Default None.
+        probe: Called before and after each statement; for crash tests. Default None.
+        **ignored: Options of other frameworks that have no effect here (`pool_timeout`, `leader_lease_duration`, ...).
+            Any other name raises `TypeError`.
     """
 
     def __init__(
@@ -113,25 +144,25 @@ class EddaApp:
         _check_options(service_name, settings, hooks)
         check_whole("EddaApp", "pool_size", pool_size)
         self.service_name = service_name
-        self.db_url = _choose_url(storage, db_url, engine)
+        # The storage's URL has precedence: it is the database that is used.
+        self.db_url = storage.url if storage is not None else choose_url("EddaApp", db_url, engine)
         self._auto_migrate = auto_migrate
         self._with_worker = worker
-        self._only = None if workflows is None else {w.name: w for w in map(_as_workflow, _as_list(workflows))}
+        self._only = None if workflows is None else _by_name(workflows)
         self._codec = codec or Codec()
-        self._settings = _with_retention(
-            settings or settings_for(self.db_url), message_retention_days, run_retention_days
-        )
+        retention = {"message_retention_days": message_retention_days, "run_retention_days": run_retention_days}
+        given: dict[str, Any] = {name: days for name, days in retention.items() if days is not None}
+        self._settings = replace(settings or settings_for(self.db_url), **given)
         self._limit = CallLimit(self._settings.call_timeout)
         self._handlers: dict[str, list[Workflow[Any, Any]]] = {}
         self._web = WebApp(
             self,
-            _apply_auth(_with_webhooks(web or WebOptions(), webhooks), auth, tokens),
+            _web_options(web or WebOptions(), webhooks, auth, tokens),
             control=lambda: self.control,
-            pages=_LazyViewer(lambda caller: controller_for(self.control, caller)),
+            viewer=lambda: self._viewer,
         )
-        self._storage = storage or open_storage(
-            self.db_url, pool_size=pool_size, probe=probe, now=_clock_or_system(clock)
-        )
+        now = system_time if clock is None else clock.now
+        self._storage = storage or open_storage(self.db_url, pool_size=pool_size, probe=probe, now=now)
         self._sink = _resolve_sink(broker_url, sink, outbox_secret) if outbox_enabled else None
         self._open_sessions = partial(open_sessions, self._storage, engine, pool_size, probe)
         self._alchemy = engine
@@ -140,7 +171,7 @@ class EddaApp:
         self._hooks = hooks
         self._retry_policy = default_retry_policy or DEFAULT_RETRY_POLICY
         self._redact = tuple(redact)
-        clean_logs(self._redact)  # also those of the storage's modules, which were imported just now
+        clean_logs(self._redact)  # again: opening the storage imported modules with new loggers
         self._engine: Engine | None = None
         self._control: LocalController | None = None
         self._starting: Engine | None = None
@@ -148,13 +179,16 @@ class EddaApp:
         self._was_started = False
         self._lifecycle_lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
-    # Life
+    # Starting and stopping
 
     async def initialize(self, *, worker: bool | None = None) -> None:
-        """Open the database, bring its schema up to date, start the worker, unless told not to here or when the app
-        was made. Does nothing the second time; called at once by several tasks, one of them starts it."""
+        """Open the database, apply migrations, and start the worker.
+
+        `worker` overrides the option of the constructor. A second call does nothing; of several concurrent calls one
+        starts the app, and the others wait for it.
+        """
         if self._engine is not None and (not self._leaving or current_context.get() is not None):
-            return  # a step that is finishing while the app drains must not wait for the end of the drain
+            return  # a step that runs while the app drains must not wait for the end of the drain: that is a deadlock
         async with self._lifecycle():
             if self._engine is None:
                 await self._start_engine(self._with_worker if worker is None else worker)
@@ -164,65 +198,58 @@ class EddaApp:
         try:
             async with self._limit.call(f"starting {self.service_name}: opening the database"):
                 await self._storage.open()
-            await self._prepare_schema()
+            await prepare_schema(self._storage, self._limit, self.service_name, self._auto_migrate)
             async with self._limit.call(f"starting {self.service_name}: registering its worker"):
                 await engine.start(with_worker)
                 if engine.worker is not None and self._alchemy is not None:
                     await check_engine(self.db_url, self._alchemy, engine.worker.worker_id)
             if self._starting is not engine:
                 raise AppError(f"the app {self.service_name!r} was killed while it started")
-        except BaseException:  # whatever has begun must not go on by itself
+        except BaseException:  # tasks that have started must not continue without an app
             engine.kill()
             raise
         finally:
             self._starting = None
         self._engine = engine
         self._was_started = True
-        register_app(engine)
+        register_app(engine.client)
 
     async def shutdown(self, grace: float | None = None) -> None:
-        """Drain: steps under way may finish within the grace; everything else goes to other workers at once. A second
-        call waits for the first."""
+        """Drain and stop: running steps get `grace` seconds to finish (default: `Settings.shutdown_grace`), all other
+        runs are released to other workers at once. A second call waits for the first."""
         if current_context.get() is not None and self._leaving:
-            return  # as in `initialize`
+            return  # called by a step while the app drains: see `initialize`
         async with self._lifecycle():
             if self._engine is not None:
                 await self._stop_engine(self._engine, self._settings.shutdown_grace if grace is None else grace)
 
     async def _stop_engine(self, engine: Engine, grace: float) -> None:
-        self._leaving = True  # steps that are finishing may still use the app
+        self._leaving = True  # running steps can still use the app
         try:
             await engine.stop(grace)
-            await self._close_storage()
-        except BaseException:  # cancelled, or the storage failed: no thread, task or connection may stay behind
+            await close_storage(self._storage, self._limit)
+        except BaseException:  # cancelled, or the storage failed: leave no thread, task or connection behind
             engine.kill()
             raise
         finally:
-            unregister_app(engine)
+            unregister_app(engine.client)
             self._leaving = False
             if self._engine is engine:
                 self._engine = None
 
-    async def _close_storage(self) -> None:
-        try:
-            async with asyncio.timeout(self._limit.seconds):
-                await self._storage.close()
-        except TimeoutError:  # a server that does not answer, or a file that another process has locked
-            self._storage.kill()
-
     def kill(self) -> None:
-        """Die without a word, as a crashed process does. For tests."""
+        """Stop at once without releasing runs or the lease, like a crashed process. For tests."""
         engine, self._engine = self._engine or self._starting, None
         self._starting = None
         if engine is not None:
-            unregister_app(engine)
+            unregister_app(engine.client)
             engine.kill()
         else:
             self._storage.kill()
 
     def _lifecycle(self) -> asyncio.Lock:
-        """Starting and stopping go one after another. The lock belongs to the running event loop, because an app may
-        be started again on another loop after the first one was closed."""
+        """The lock that serialises starting and stopping. It belongs to the running event loop, because an app may be
+        started again on another loop after the first one was closed."""
         loop = asyncio.get_running_loop()
         owner, lock = self._lifecycle_lock or (loop, asyncio.Lock())
         if owner is not loop:
@@ -250,9 +277,9 @@ class EddaApp:
         await self.shutdown()
 
     async def migrate(self) -> tuple[str, ...]:
-        """Bring the schema up to date without starting anything; returns what was applied."""
+        """Apply pending migrations without starting the app; returns their names."""
         async with self._lifecycle():
-            if self._engine is not None:  # its storage is open, and stays so
+            if self._engine is not None:  # the storage is open already, and stays open
                 return await self._storage.migrate()
             async with self._limit.call(f"migrating the tables of {self.service_name}: opening the database"):
                 await self._storage.open()
@@ -261,47 +288,38 @@ class EddaApp:
             finally:
                 await self._storage.close()
 
-    async def _prepare_schema(self) -> None:
-        async with self._limit.call(f"starting {self.service_name}: reading the version of its tables"):
-            pending = await self._storage.pending_migrations()
-        if pending and self._auto_migrate:
-            await self._storage.migrate()  # for as long as it takes: a large table may have to be changed
-        elif pending:
-            raise MigrationError(
-                f"{self.service_name}: the database lacks {', '.join(pending)}: run `edda migrate`, or use "
-                "auto_migrate=True"
-            )
-
     def _make_engine(self) -> Engine:
-        return Engine(
-            self._storage,
-            service=self.service_name,
+        services = EngineServices(
+            storage=self._storage,
             clock=self._clock,
             codec=self._codec,
             ids=self._ids,
             settings=self._settings,
             retry_policy=self._retry_policy,
-            hooks=self._hooks,
-            find=self._find,
-            names=self._names,
-            handlers=self._handlers_of,
-            open_sessions=self._open_sessions,
-            sink=self._sink,
-            describe=describe_workflow,
+            registry=WorkflowLookup(self._find, self._names, self._handlers_of),
+            service=self.service_name,
             database=show_url(self.db_url),
+            hooks=None if self._hooks is None else HookCaller(self._hooks),
+            sessions=LazySessions(self._open_sessions),
         )
+        return Engine(services, sink=self._sink, describe=describe_workflow)
 
     @property
     def engine(self) -> Engine:
         if self._engine is None:
             state = "was shut down" if self._was_started else "is not started"
             raise AppError(f"the app {self.service_name!r} {state}: use `async with app:` or `await app.initialize()`")
-        self._engine.check_loop()
+        self._engine.client.check_loop()
         return self._engine
 
     @property
+    def client(self) -> EngineClient:
+        """The operations that workflows and handles use; for Edda's own functions."""
+        return self.engine.client
+
+    @property
     def control(self) -> LocalController:
-        """Everything that can be seen and done, as pages and the command line have it."""
+        """The operations of the viewer and the command line: search, inspect, cancel, retry, and so on."""
         engine = self.engine
         if self._control is None or self._control.engine is not engine:
             self._control = LocalController(engine, find=self._find, names=self._names, redact=self._redact)
@@ -320,17 +338,21 @@ class EddaApp:
     # Runs
 
     async def start(self, workflow: Workflow[P, R] | BoundWorkflow[P, R], *args: P.args, **kwargs: P.kwargs) -> str:
-        return await as_starter(workflow, "app.start").on(self.engine).start(*args, **kwargs)
+        """Store a new run of the workflow, or of `workflow.options(...)`, and return its id."""
+        return await as_starter(workflow, "app.start").on(self.client).start(*args, **kwargs)
 
     async def run(self, workflow: Workflow[P, R] | BoundWorkflow[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = await as_starter(workflow, "app.run").on(self.engine).run(*args, **kwargs)
+        """Start a run and wait for its result; raises the run's error."""
+        result: R = await as_starter(workflow, "app.run").on(self.client).run(*args, **kwargs)
         return result
 
     def handle(self, instance_id: str) -> WorkflowHandle[Any]:
-        return WorkflowHandle(instance_id, self.engine)
+        """A handle on the run with this id; the database is not asked whether it exists."""
+        return WorkflowHandle(instance_id, self.client)
 
     async def cancel(self, instance_id: str, reason: str = "cancelled") -> bool:
-        return await self.engine.request_cancel(instance_id, reason) is not CancelOutcome.ENDED
+        """Request the cancellation of a run; False if it has ended already."""
+        return await self.client.request_cancel(instance_id, reason) is not CancelOutcome.ENDED
 
     async def find_instances(
         self,
@@ -343,7 +365,16 @@ class EddaApp:
         limit: int = 50,
         page_token: str | None = None,
     ) -> InstancePage:
-        """Newest first. `input_filters` compares arguments by value: {"order_id": "A", "address.city": "Bonn"}."""
+        """Search runs, newest first.
+
+        Args:
+            status: Only runs in this status, such as "completed". Default None: all.
+            workflow_name: Only runs of this workflow. Default None: all.
+            input_filters: Values of arguments by path: {"order_id": "A", "address.city": "Bonn"}. Default None.
+            started_after, started_before: Aware datetimes that the start must lie between. Default None: no limit.
+            limit: Runs per page, 1 to 1000. Default 50.
+            page_token: `next_page_token` of the page before. Default None: the first page.
+        """
         filter = RunFilter(
             status=None if status is None else _as_status(status),
             workflow=workflow_name,
@@ -351,12 +382,12 @@ class EddaApp:
             created_to=None if started_before is None else as_microseconds(started_before),
             limit=limit,
         )
-        return await Instances(self.engine.find_runs, self._codec).find(filter, input_filters or {}, page_token)
+        return await find_instances(self.client.find_runs, self._codec, filter, input_filters or {}, page_token)
 
     # Events
 
     def on_event(self, event_type: str) -> Callable[[H], H]:
-        """Start a workflow, or call a function, for every event of a type: once, whatever crashes."""
+        """Decorator: start the workflow, or call the function in a run of its own, once for every event of a type."""
 
         def register(handler: H) -> H:
             self._handlers.setdefault(event_type, []).append(as_workflow(handler))
@@ -379,15 +410,15 @@ class EddaApp:
         extensions: Mapping[str, Any] | None = None,
         session: AsyncSession | None = None,
     ) -> str:
-        """As `send_event`, into this app's database; returns the event's id when it is stored.
+        """Like `edda.send_event`, into this app's database; returns the event's id after the commit.
 
-        With a `session` it is stored in that transaction, if and when it commits.
+        With a `session` of SQLAlchemy the event is stored in that transaction, and exists when it commits.
         """
         attributes = event_attributes(
             event_type, source, data, datacontenttype, subject, time, dataschema, target_instance_id, extensions
         )
-        event = finish_event(attributes, id, self.engine.new_id(), self.engine.now())
-        await self.engine.send(event, session)
+        event = finish_event(attributes, id, self.client.new_id(), self.client.now())
+        await self.client.send(event, session)
         return event.id
 
     async def publish(
@@ -399,17 +430,18 @@ class EddaApp:
         target_instance_id: str | None = None,
         session: AsyncSession | None = None,
     ) -> str:
-        """As `publish(app, ...)`: the message's id when it is stored, or in the session's transaction."""
+        """Like `edda.publish(app, ...)`: store a message on a channel, or in the session's transaction; returns its
+        id."""
         return await publish(self, channel, data, metadata, target_instance_id=target_instance_id, session=session)
 
     async def handle_cloudevent(self, event: Any, wait: bool = False) -> None:
-        """Take in an event that came some other way: one of ours, the JSON object as a dict, or an object of the
-        CloudEvents SDK. With `wait` it returns when the runs that it starts have ended."""
+        """Store an event that another transport received: a `CloudEvent`, its JSON object as a dict, or an object of
+        the CloudEvents SDK. With `wait` it returns when the runs that the event starts have ended."""
         known = as_cloudevent(event)
-        await self.engine.send(known)
+        await self.client.send(known)
         if wait:
             for workflow in self._handlers_of(known.type):
-                await self.engine.await_end(run_id_for_event(workflow.name, known))
+                await self.client.await_end(run_id_for_event(workflow.name, known))
 
     def _handlers_of(self, event_type: str) -> Sequence[Workflow[Any, Any]]:
         named = [w for w in map(self._find, self._names()) if w.event_handler and w.name == event_type]
@@ -418,15 +450,17 @@ class EddaApp:
     # HTTP
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application: events in, `/cancel/...`, and below `/_edda` the page, the control API and health."""
+        """The ASGI application: it accepts events and `/cancel/...`, and serves viewer, control API and health below
+        `/_edda`."""
         await self._web(scope, receive, send)
 
     def lifespan(self, host: object = None) -> AbstractAsyncContextManager[None]:
-        """For the application this one is mounted in: `FastAPI(lifespan=app.lifespan)`."""
+        """Lifespan for the application that this one is mounted in: `FastAPI(lifespan=app.lifespan)`."""
         return self._web.lifespan(host)
 
     def end_streams(self) -> None:
-        """Let go of the pages that follow live: a server that stops waits for whoever is connected."""
+        """Close the event streams of live pages. A server calls it when it stops, because it waits for open
+        connections."""
         self._web.end_streams()
 
     @property
@@ -439,44 +473,26 @@ class EddaApp:
             return State.STOPPED
         return State.DRAINING if self._leaving else State.STARTED
 
+    @cached_property
+    def _viewer(self) -> PageViewer:
+        from edda.viewer.viewer import Viewer  # on the first page request: most processes show no page
+
+        return Viewer(lambda caller: self.control.with_caller(caller.name, caller.origin))
+
     async def receive(self, events: Sequence[CloudEvent]) -> None:
-        await self.engine.receive(events)
+        """Store events; all are committed when it returns."""
+        await self.client.receive(events)
 
     async def ping(self) -> None:
+        """Make one round trip to the database."""
         async with self._limit.call("asking the database for its time"):
             await self._storage.now()
 
 
-class _LazyViewer:
-    """The viewer, loaded when somebody looks: most processes show no page, and templates take a while to load."""
-
-    def __init__(self, control: Callable[[Principal], Controller]) -> None:
-        self._control = control
-
-    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
-        return await self._viewer.answer(request, caller, body)
-
-    def error_page(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
-        return self._viewer.error_page(request, caller, refusal)
-
-    @cached_property
-    def _viewer(self) -> Viewer:
-        from edda.viewer.viewer import Viewer
-
-        return Viewer(self._control)
-
-
 _IGNORED = frozenset(
     {
-        "max_overflow",
-        "pool_timeout",
-        "pool_recycle",
-        "pool_pre_ping",
-        "use_listen_notify",
-        "notify_fallback_interval",
-        "max_workflows_per_batch",
-        "leader_heartbeat_interval",
-        "leader_lease_duration",
+        *("max_overflow", "pool_timeout", "pool_recycle", "pool_pre_ping", "use_listen_notify"),
+        *("notify_fallback_interval", "max_workflows_per_batch", "leader_heartbeat_interval", "leader_lease_duration"),
     }
 )
 
@@ -485,8 +501,8 @@ def _check_options(service_name: Any, settings: Any, hooks: Any) -> None:
     if not isinstance(service_name, str) or "://" in service_name:
         shown_name = show_url(service_name) if isinstance(service_name, str) else service_name
         raise ValueError(
-            f"EddaApp({shown_name!r}): the first argument is the name of the service, the second the URL of its "
-            'database: EddaApp("shop", "sqlite:///shop.db")'
+            f"EddaApp({shown_name!r}): expected the name of the service first, and the URL of its database second: "
+            'EddaApp("shop", "sqlite:///shop.db")'
         )
     if settings is not None and not isinstance(settings, Settings):
         raise TypeError(f"EddaApp(settings={repr_short(settings)}): expected edda.engine.settings.Settings(lease=30)")
@@ -502,68 +518,46 @@ def _as_status(status: RunStatus | str) -> RunStatus:
     return RunStatus(status)
 
 
-def _as_list(workflows: Any) -> Iterable[Any]:
+def _by_name(workflows: Any) -> dict[str, Workflow[Any, Any]]:
     if isinstance(workflows, Workflow):
         raise TypeError(f"EddaApp(workflows={workflows.name}): expected a list of workflows: [{workflows.name}]")
     if isinstance(workflows, str) or not isinstance(workflows, Iterable):
         raise TypeError(f"EddaApp(workflows={repr_short(workflows)}): expected a list of workflows")
-    return workflows
-
-
-def _as_workflow(one: Any) -> Workflow[Any, Any]:
-    if not isinstance(one, Workflow):
-        raise TypeError(
-            f"EddaApp(workflows=...): {repr_short(one)} is no workflow; list the decorated functions themselves"
-        )
-    return one
-
-
-def _choose_url(storage: Storage | None, given: str | None, engine: AsyncEngine | None) -> str:
-    """A storage knows its database, whatever else is said of one."""
-    if storage is not None:
-        return storage.url
-    if given == "":  # most often of a variable that is not set: another database would be used without a word
-        raise ValueError("EddaApp(db_url=''): the URL of the database is empty; leave it out for EDDA_DB_URL")
-    return given or (url_of(engine) if engine is not None else None) or os.environ.get("EDDA_DB_URL") or _DEFAULT_URL
+    named = {}
+    for one in workflows:
+        if not isinstance(one, Workflow):
+            raise TypeError(
+                f"EddaApp(workflows=...): {repr_short(one)} is not a workflow; list the decorated functions themselves"
+            )
+        named[one.name] = one
+    return named
 
 
 def _resolve_sink(broker_url: str | None, sink: Sink | None, secret: str | Sequence[str] | None) -> Sink | None:
-    """Without a receiver events are stored all the same: a relayer elsewhere may know where they go."""
+    """Without a receiver the app only stores events: a relayer in another process may send them."""
     if broker_url is None and sink is None:
-        logger.warning("outbox_enabled without broker_url or sink: this app stores events, and sends none")
+        logger.warning("outbox_enabled without broker_url or sink: this app stores outbox events but sends none")
         return None
     return resolve_sink(broker_url, sink, secret)
 
 
-def _clock_or_system(clock: Clock | None) -> Callable[[], int]:
-    return clock.now if clock is not None else lambda: time.time_ns() // 1000
-
-
-def _with_retention(settings: Settings, messages: float | None, runs: float | None) -> Settings:
-    if messages is not None:
-        settings = replace(settings, message_retention_days=messages)
-    return settings if runs is None else replace(settings, run_retention_days=runs)
-
-
-def _with_webhooks(options: WebOptions, webhooks: Iterable[Webhook]) -> WebOptions:
-    return replace(options, webhooks=(*options.webhooks, *webhooks))
-
-
-def _apply_auth(options: WebOptions, auth: str | None, tokens: str | Iterable[Token] | None) -> WebOptions:
-    if auth is None:
-        auth = options.auth
+def _web_options(
+    options: WebOptions, webhooks: Iterable[Webhook], auth: str | None, tokens: str | Iterable[Token] | None
+) -> WebOptions:
+    auth = options.auth if auth is None else auth
     known = options.tokens if options.tokens and tokens is None else find_tokens(tokens)
-    return replace(options, auth=auth, tokens=() if auth == "none" and tokens is None else known)
-
-
-def _open_default() -> AbstractAsyncContextManager[Client] | None:
-    return _default_client() if os.environ.get("EDDA_DB_URL") else None
+    return replace(
+        options,
+        webhooks=(*options.webhooks, *webhooks),
+        auth=auth,
+        tokens=() if auth == "none" and tokens is None else known,
+    )
 
 
 @asynccontextmanager
 async def _default_client() -> AsyncIterator[Client]:
     async with EddaApp(worker=False) as app:
-        yield app.engine
+        yield app.client
 
 
-set_default_client(_open_default)
+set_default_client(lambda: _default_client() if os.environ.get("EDDA_DB_URL") else None)

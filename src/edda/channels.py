@@ -1,4 +1,4 @@
-"""`from edda.channels import ...`: what belongs to channels."""
+"""`from edda.channels import ...`: the public names for channels."""
 
 from edda.errors import ChannelError, MessageTimeoutError
 from edda.workflow.channels import ChannelMessage, publish, receive, send_to, subscribe, unsubscribe

@@ -1,16 +1,19 @@
-"""Which database a URL means, and what else follows from it."""
+"""Opens the storage and the SQLAlchemy sessions for a database URL."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from edda.core.urls import show_url
+from edda.core.redact import show_url
+from edda.engine.client import CallLimit
 from edda.engine.settings import Settings
-from edda.errors import AppError, ConfigurationError
+from edda.errors import AppError, ConfigurationError, MigrationError
 from edda.storage.ports import StatementProbe, Storage
 from edda.storage.shared.url_options import refuse_unknown_options, split_options
 
@@ -20,10 +23,29 @@ if TYPE_CHECKING:
     from edda.storage.sqlalchemy_sessions import Sessions
 
 
+DEFAULT_URL = "sqlite:///edda.db"
+
+
+def system_time() -> int:
+    return time.time_ns() // 1000
+
+
+def choose_url(owner: str, given: str | None, engine: AsyncEngine | None = None) -> str:
+    """The URL that was given to the constructor `owner`, else that of the engine, of EDDA_DB_URL, or the default."""
+    if given is not None and not isinstance(given, str):  # its text is not shown: it may have a password
+        raise TypeError(
+            f"{owner}(db_url=...): expected the URL of the database as a str, not {type(given).__name__}; write it "
+            'like db_url="sqlite:///shop.db" or db_url="postgresql://user@host/shop"'
+        )
+    if given == "":  # usually from an unset variable: the default would silently select another database
+        raise ValueError(f"{owner}(db_url=''): the URL of the database is empty; leave it out for EDDA_DB_URL")
+    return given or (url_of(engine) if engine is not None else None) or os.environ.get("EDDA_DB_URL") or DEFAULT_URL
+
+
 def settings_for(url: str) -> Settings:
-    """A file has no server that could restart, and a dead process is known at once by its lock."""
-    local = urlsplit(url).scheme.partition("+")[0] in {"sqlite", "memory"}
-    return Settings(takeover_grace=0.0, sweep=0.5) if local else Settings()
+    """On a file or in memory no server restarts, and a process that died is noticed at once by its lock file."""
+    is_local = urlsplit(url).scheme.partition("+")[0] in {"sqlite", "memory"}
+    return Settings(takeover_grace=0.0, sweep=0.5) if is_local else Settings()
 
 
 def open_storage(
@@ -31,9 +53,9 @@ def open_storage(
     *,
     pool_size: int = 5,
     probe: StatementProbe | None = None,
-    now: Callable[[], int] = lambda: time.time_ns() // 1000,
+    now: Callable[[], int] = system_time,
 ) -> Storage:
-    """The adapter for a database URL, plain or with a driver's name in it."""
+    """The storage for a database URL, with or without the name of a driver in its scheme."""
     scheme = urlsplit(url).scheme
     kind = scheme.partition("+")[0]
     plain = url.replace(scheme, kind, 1)
@@ -43,7 +65,8 @@ def open_storage(
         return SQLiteStorage(_sqlite_path(plain), now=now, probe=probe)
     if "://" not in url:
         kind = ""
-    _check_place(url)
+    _check_host_and_port(url)
+    _check_database(url, kind)
     if kind in {"postgresql", "postgres"}:
         with _driver("asyncpg", "postgres"):
             from edda.storage.postgres import PostgresStorage
@@ -59,21 +82,30 @@ def open_storage(
 
         refuse_unknown_options(split_options(url)[1], (), "memory://")
         return MemoryStorage(now=now, probe=probe)
-    quoted = "; leave out the quotes" if url.strip()[:1] in ("'", '"') else _file_hint(url)
+    hint = ""
+    if url.strip()[:1] in ("'", '"'):
+        hint = "; leave out the quotes"
+    elif "://" not in url and url.endswith((".db", ".sqlite", ".sqlite3")):  # many libraries take the name of a file
+        hint = f"; for this file it is sqlite:///{url}"
     raise ValueError(
-        f"db_url {show_url(url)!r}: expected sqlite:///file.db, postgresql://..., mysql://... or memory://{quoted}"
+        f"db_url {show_url(url)!r}: expected sqlite:///file.db, postgresql://..., mysql://... or memory://{hint}"
     )
 
 
-def _file_hint(url: str) -> str:
-    """The name of a file is given as it is to many other libraries."""
-    is_file = "://" not in url and url.endswith((".db", ".sqlite", ".sqlite3"))
-    return f"; of this file it is sqlite:///{url}" if is_file else ""
+def _check_database(url: str, kind: str) -> None:
+    """MySQL would fail later with an error that names another cause; PostgreSQL's client library would connect to the
+    database with the name of the operating system's user, and the app would create its tables there."""
+    parts = urlsplit(url)
+    has_database = parts.path.strip("/") != ""
+    if kind in {"mysql", "mariadb"} and not has_database:
+        raise ValueError(f"db_url {show_url(url)!r}: no database is named; expected mysql://user@host/DATABASE")
+    if kind in {"postgresql", "postgres"} and not (parts.netloc or has_database or parts.query):
+        raise ValueError(f"db_url {show_url(url)!r}: no database is named; expected postgresql://user@host/DATABASE")
 
 
 @contextmanager
 def _driver(package: str, extra: str) -> Iterator[None]:
-    """Around the import of what needs it."""
+    """Around an import that needs the driver: a missing driver becomes an error that says what to install."""
     try:
         yield
     except ImportError as error:
@@ -85,11 +117,32 @@ def _driver(package: str, extra: str) -> Iterator[None]:
         ) from error
 
 
-def max_connections(pool_size: int = 5) -> int:
-    """That one app opens to a server, if it uses everything at once.
+async def prepare_schema(storage: Storage, limit: CallLimit, owner: str, auto_migrate: bool) -> None:
+    """Apply pending migrations of the open storage, or raise `MigrationError`."""
+    async with limit.call(f"starting {owner}: reading the version of its tables"):
+        pending = await storage.pending_migrations()
+    if pending and auto_migrate:
+        await storage.migrate()  # without a time limit: it may change a large table
+    elif pending:
+        raise MigrationError(
+            f"{owner}: the database lacks {', '.join(pending)}: run `edda migrate`, or use auto_migrate=True"
+        )
 
-    What it reads and claims with, `ctx.transaction()`, and people who look have `pool_size` each, and the sessions of
-    steps three times as many. The journal, the heartbeat, the listener and migrations have one each.
+
+async def close_storage(storage: Storage, limit: CallLimit) -> None:
+    try:
+        async with asyncio.timeout(limit.seconds):
+            await storage.close()
+    except TimeoutError:  # the server does not answer, or another process has locked the file
+        storage.kill()
+
+
+def max_connections(pool_size: int = 5) -> int:
+    """How many connections one app opens to a server at most.
+
+    Reads and claims, `ctx.transaction()`, and the queries of people have a pool of `pool_size` each; the sessions of
+    steps have one of three times that size. The journal, the heartbeat, the listener and migrations have one connection
+    each.
     """
     return 6 * pool_size + 4
 
@@ -97,7 +150,7 @@ def max_connections(pool_size: int = 5) -> int:
 def open_sessions(
     storage: Storage, engine: AsyncEngine | None, pool_size: int, probe: StatementProbe | None
 ) -> Sessions:
-    """SQLAlchemy on the storage's own database; imported only now."""
+    """Sessions on the storage's database. Imports SQLAlchemy, which is an optional dependency."""
     target = storage.session_target()
     try:
         from edda.storage.sqlalchemy_sessions import Sessions
@@ -107,7 +160,7 @@ def open_sessions(
 
 
 def url_of(engine: AsyncEngine) -> str:
-    """Of the database that a user's engine is on. Options that only its driver understands are left out."""
+    """The URL of the database of a user's engine, without options that only its driver understands."""
     url = engine.url.render_as_string(hide_password=False)
     known = _options_of(urlsplit(url).scheme.partition("+")[0])
     bare, options = split_options(url)
@@ -121,42 +174,44 @@ def _options_of(kind: str) -> frozenset[str]:
 
         return target.KNOWN_OPTIONS
     if kind in {"mysql", "mariadb"}:
-        from edda.storage.mysql import pool
+        from edda.storage.mysql import connection
 
-        return pool.KNOWN_OPTIONS
+        return connection.KNOWN_OPTIONS
     return frozenset()
 
 
 async def check_engine(url: str, engine: AsyncEngine, worker: str) -> None:
-    """Whether the user's engine leads to the database of the runs: there, and nowhere else, is this worker's row.
+    """Raise `AppError` unless the user's engine leads to the database of the runs, which has this worker's row.
 
-    Elsewhere the record of a step that uses `ctx.session` would not find its run, and the step begin again, for ever.
+    In another database the step commit of a step that uses `ctx.session` would never find its run, and the engine would
+    run the step again and again.
     """
     from sqlalchemy import text
     from sqlalchemy.exc import DBAPIError
 
-    where = engine.url.render_as_string(hide_password=True)
+    engine_url = engine.url.render_as_string(hide_password=True)
     try:
         async with engine.connect() as connection:
             found = await connection.execute(text("SELECT id FROM edda_worker WHERE id = :id"), {"id": worker})
-            is_there, why = found.first() is not None, "the row of this app's worker is not in its edda_worker"
+            is_found, why = found.first() is not None, "the row of this app's worker is not in its edda_worker"
     except DBAPIError as error:
-        is_there, why = False, f"edda_worker cannot be read there ({error.orig})"
-    if not is_there:
+        is_found, why = False, f"edda_worker cannot be read there ({error.orig})"
+    if not is_found:
         raise AppError(
-            f"engine= leads to {where}, and db_url to {show_url(url)}, which is another database: {why}. "
+            f"engine= leads to {engine_url}, and db_url to {show_url(url)}, which is another database: {why}. "
             "Steps write into the database of their runs: give both the same one, or leave out one of them."
         )
 
 
-def _check_place(url: str) -> None:
-    """Python's own words for a port that is none repeat it, and it may be the half of a password with a `/` in it."""
+def _check_host_and_port(url: str) -> None:
+    """Raise an error without the text of the port: Python's own error repeats it, and it may be the half of a password
+    that has a `/` in it."""
     try:
         parts = urlsplit(url)
-        is_odd = "," not in parts.netloc and parts.port == 0
+        is_unreadable = "," not in parts.netloc and parts.port == 0
     except ValueError:
-        is_odd = True
-    if is_odd:
+        is_unreadable = True
+    if is_unreadable:
         raise ValueError(
             f"db_url {show_url(url)!r}: its host and port cannot be read; write special characters of the password "
             "percent-encoded: / is %2F, @ is %40, # is %23, ? is %3F, : is %3A"

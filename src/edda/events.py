@@ -1,4 +1,4 @@
-"""`from edda.events import ...`: what belongs to events."""
+"""`from edda.events import ...`: the public names for events."""
 
 from edda.errors import EventTimeoutError, EventValidationError
 from edda.workflow.events import ReceivedEvent, wait_event

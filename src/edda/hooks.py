@@ -1,4 +1,4 @@
-"""Hooks, under the import path that existing programs use."""
+"""`from edda.hooks import ...`: the public names for hooks."""
 
 from edda.engine.hooks import HooksBase, WorkflowHooks
 

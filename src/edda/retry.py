@@ -1,4 +1,4 @@
-"""Retry policies, under the import path that existing programs use."""
+"""`from edda.retry import ...`: the public names for retry policies."""
 
 from edda.core.retry import (
     AGGRESSIVE_RETRY,

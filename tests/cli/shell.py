@@ -1,4 +1,4 @@
-"""Commands in processes of their own, as somebody types them."""
+"""Runs commands in processes of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The app whose runs the acceptance tests look at and steer, by commands in processes of their own."""
+"""The app of the acceptance tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command, typed into a shell: processes of their own on a database that they share."""
+"""Every command in a process of its own, on one database."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edda.cli import main
 from edda.databases import open_storage
 from tests.cli.shell import APP, PATIENCE, Shell, make_tables
 from tests.conftest import MakeDatabase
+from tests.engine.conditions import until
 from tests.engine.conftest import url_of
-from tests.engine.facts import until
-from tests.outbox.posting import put
+from tests.outbox.outbox_rows import put
 from tests.outbox.receiver import Answer, receiving
 
-pytestmark = pytest.mark.pair
+pytestmark = pytest.mark.processes
 
-TYPED_IN = ("test_acceptance.py", "test_serving.py", "test_watching.py")
+TYPED_IN = ("test_acceptance.py", "test_serving.py", "test_watch.py")
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ async def test_the_same_is_done_at_a_server_with_a_token(url: str) -> None:
             assert await serving.stop() == 0, "an open stream does not keep a server from stopping"
 
 
-async def test_the_whole_is_seen_while_a_worker_is_there(shell: Shell) -> None:
+async def test_overview_commands_show_a_live_worker(shell: Shell) -> None:
     async with shell.running("worker", APP) as worker:
         await worker.hear("is running")
         (alive,) = await shell.read("workers")
@@ -166,7 +166,7 @@ async def test_an_event_is_sent_again(shell: Shell) -> None:
     assert [one["type"] for one in await shell.read("events", "list")] == ["order.created", "order.created"]
 
 
-async def test_what_a_receiver_refused_is_sent_again_or_dropped(shell: Shell, url: str) -> None:
+async def test_rejected_events_are_retried_or_deleted(shell: Shell, url: str) -> None:
     assert await shell.do("outbox", "list") == "no events"
     refused = {"1", "2"}
     async with receiving(lambda request, attempt: Answer(400 if request.event_id in refused else 202)) as receiver:
@@ -177,7 +177,7 @@ async def test_what_a_receiver_refused_is_sent_again_or_dropped(shell: Shell, ur
             refused.clear()
             assert await shell.do("outbox", "retry", "1") == "1 dead event is sent again"
             await until(lambda: has_states(shell, {"1": "sent", "2": "dead", "3": "sent"}), "one is taken now")
-            assert await shell.do("outbox", "drop", "--all", "--yes") == "1 dead event is dropped"
+            assert await shell.do("outbox", "drop", "--all", "--yes") == "1 dead event is deleted"
             assert await relay.stop() == 0
         assert receiver.ids == ["3", "1"]
     assert await has_states(shell, {"1": "sent", "3": "sent"})
@@ -210,7 +210,7 @@ async def test_a_database_is_migrated_checked_and_its_sql_shown(url: str) -> Non
     sql = await shell.do("migrate", "--sql")
     assert "CREATE TABLE" in sql
     assert (await shell.run("migrate", "--check")).code == 1
-    assert "applied 0001_core" in await shell.do("migrate")
+    assert "applied 0001_initial" in await shell.do("migrate")
     assert await shell.do("migrate", "--check") == "the schema is up to date"
     assert await shell.do("migrate", "--sql") == "-- the schema is up to date"
 
@@ -226,12 +226,12 @@ async def test_the_doctor_finds_nothing_wrong_with_a_good_database(kind: str, ma
     assert ("connections" in findings) == (kind != "sqlite")
 
 
-async def test_the_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
+async def test_the_doctor_prints_problems_and_remedies(tmp_path: Path) -> None:
     file = tmp_path / "new.db"
     shell = Shell({"EDDA_DB_URL": f"sqlite:///{file}"})
     missing = await shell.run("doctor")
     assert missing.code == 1
-    assert f"✖ database: there is no file {file}" in missing.out
+    assert f"✖ database: the file {file} does not exist" in missing.out
     await asyncio.to_thread(file.touch)
     empty = await shell.run("doctor")
     assert empty.code == 1
@@ -244,7 +244,7 @@ async def test_the_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["runs", "list", "--db", "sqlite:////no/such/file.db"], "there is no file /no/such/file.db"),
+        (["runs", "list", "--db", "sqlite:////no/such/file.db"], "the file /no/such/file.db does not exist"),
         (["runs", "list", "--db", "oracle://x"], "expected sqlite:///file.db"),
         (["stats", "--server", "http://127.0.0.1:1"], "http://127.0.0.1:1 does not answer"),
         (["runs", "show", "nobody"], "nobody"),

@@ -1,4 +1,4 @@
-"""What the commands ask a controller for, and what they make of its answers."""
+"""The requests that commands send to a controller, and the output of its responses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edda.cli import main
-from edda.cli.target import Target
+from edda.cli.target import CommandTarget
 from edda.control.controller import Controller
-from edda.control.views import BulkOrder, EventOrder, OutboxOrder, RetryOrder, RunSearch, StartRequest
-from tests.cli.showcase import COMPLETED, FAILED, NOON, WAITING, Showcase, a_run, with_bars
+from edda.control.views import BulkRequest, EventRequest, OutboxRequest, RetryRequest, RunSearch, StartRequest
+from tests.cli.fake_controller import COMPLETED, FAILED, NOON, WAITING, Showcase, a_run, with_bars
 
 Edda = Callable[..., Result]
+START = ("runs", "start", "ship", "--server", "http://127.0.0.1:1")
 
 
 @pytest.fixture
@@ -28,17 +29,17 @@ def showcase() -> Showcase:
 @pytest.fixture
 def edda(showcase: Showcase, monkeypatch: pytest.MonkeyPatch) -> Edda:
     @asynccontextmanager
-    async def open_showcase(self: Target, worker: bool = False) -> AsyncIterator[Controller]:
+    async def open_showcase(self: CommandTarget, worker: bool = False) -> AsyncIterator[Controller]:
         yield showcase
 
-    monkeypatch.setattr(Target, "open", open_showcase)
+    monkeypatch.setattr(CommandTarget, "open", open_showcase)
     return lambda *arguments, **options: CliRunner().invoke(main, arguments, **options)
 
 
 # Runs
 
 
-def test_the_list_of_runs_tells_each_state_by_shape_and_word(edda: Edda) -> None:
+def test_the_list_of_runs_shows_each_state_as_symbol_and_word(edda: Edda) -> None:
     listed = edda("runs", "list")
     assert listed.exit_code == 0
     lines = listed.output.splitlines()
@@ -58,14 +59,10 @@ def test_filters_are_passed_on_as_they_were_given(edda: Edda, showcase: Showcase
     ]
 
 
-def test_waiting_means_whatever_a_run_can_wait_for(edda: Edda, showcase: Showcase) -> None:
-    edda("runs", "list", "--status", "waiting")
-    assert showcase.asked[0].status == (
-        "waiting_for_event",
-        "waiting_for_timer",
-        "waiting_for_message",
-        "waiting_for_child",
-    )
+@pytest.mark.parametrize("group", ["open", "waiting", "ended"])
+def test_a_group_of_statuses_is_passed_to_the_controller(edda: Edda, showcase: Showcase, group: str) -> None:
+    edda("runs", "list", "--status", group)
+    assert showcase.asked[0].status == (group,)
 
 
 def test_a_long_list_is_read_in_pages(edda: Edda, showcase: Showcase) -> None:
@@ -99,7 +96,7 @@ def test_one_run_is_shown_with_its_timeline_its_error_and_its_history(edda: Edda
     assert as_json["timeline"]["bars"][0]["name"] == "reserve"
 
 
-def test_what_a_run_was_given_cannot_steer_the_terminal(edda: Edda, showcase: Showcase) -> None:
+def test_input_of_a_run_cannot_send_escape_sequences(edda: Edda, showcase: Showcase) -> None:
     showcase.runs = (a_run("\x1b]0;owned\x07", "failed", "failed: \x1b[2J"),)
     assert "\x1b" not in edda("runs", "list").output
     assert "\x1b" not in edda("runs", "show", "\x1b]0;owned\x07").output
@@ -112,7 +109,7 @@ def test_a_run_that_is_not_there_is_an_error_in_one_line(edda: Edda) -> None:
     assert missing.output == "Error: there is no run 'nobody'\n"
 
 
-def test_watching_a_run_tells_its_steps_as_they_come(edda: Edda, showcase: Showcase) -> None:
+def test_watching_a_run_prints_each_step(edda: Edda, showcase: Showcase) -> None:
     showcase.timeline = with_bars(2)
     showcase.states = [WAITING, a_run("order-1", ended_at=NOON)]
     watched = edda("runs", "watch", "order-1")
@@ -140,20 +137,20 @@ def test_watching_a_run_that_fails_is_a_failure(edda: Edda) -> None:
     assert "run order-2 failed: ValueError: no stock" in watched.output
 
 
-def test_watching_the_list_tells_only_what_changes(edda: Edda, showcase: Showcase) -> None:
+def test_watching_the_list_prints_only_changes(edda: Edda, showcase: Showcase) -> None:
     showcase.states = [WAITING, a_run("order-1", ended_at=NOON)]
     lines = edda("runs", "watch").output.splitlines()
     assert [line.split()[0] for line in lines[:4]] == ["order-3", "order-2", "order-1", "order-1"]
-    assert "Error: nobody tells of changes any more" in lines[4]
+    assert "Error: the stream of changes has ended" in lines[4]
 
 
 def test_a_run_is_started_with_json_or_with_single_arguments(edda: Edda, showcase: Showcase, tmp_path: Path) -> None:
     file = tmp_path / "order.json"
     file.write_text('{"order_id": "A"}')
-    assert edda("runs", "start", "ship", "--input", f"@{file}").output == "new-1\n"
-    assert edda("runs", "start", "ship", "--input", "-", input='{"order_id": "B"}').exit_code == 0
+    assert edda(*START, "--input", f"@{file}").output == "new-1\n"
+    assert edda(*START, "--input", "-", input='{"order_id": "B"}').exit_code == 0
     arguments = ["--arg", "order_id=C", "--arg", "count=3", "--arg", 'lines=[{"sku": 1}]', "--id", "mine"]
-    assert edda("runs", "start", "ship", *arguments).output == "mine\n"
+    assert edda(*START, *arguments).output == "mine\n"
     assert showcase.asked == [
         StartRequest("ship", {"order_id": "A"}),
         StartRequest("ship", {"order_id": "B"}),
@@ -161,10 +158,25 @@ def test_a_run_is_started_with_json_or_with_single_arguments(edda: Edda, showcas
     ]
 
 
-def test_whoever_starts_a_run_can_wait_for_its_result(edda: Edda) -> None:
-    done = edda("runs", "start", "ship", "--id", "order-3", "--wait")
+@pytest.mark.parametrize("database", [[], ["--db", "sqlite:///shop.db"]])
+def test_start_without_code_says_what_to_pass(edda: Edda, showcase: Showcase, database: list[str]) -> None:
+    refused = edda("runs", "start", "ship", *database)
+    assert refused.exit_code == 2
+    assert "starting ship needs its code" in refused.output
+    assert "--app MODULE:APP" in refused.output
+    assert "--server" in refused.output
+    assert showcase.asked == []
+
+
+def test_a_run_that_compensated_can_only_be_retried_from_its_start(edda: Edda) -> None:
+    assert "possible actions: retry --from-start, delete" in edda("runs", "show", "order-2").output
+    assert "possible actions: cancel\n" in edda("runs", "show", "order-1").output
+
+
+def test_start_can_wait_for_the_result(edda: Edda) -> None:
+    done = edda(*START, "--id", "order-3", "--wait")
     assert json.loads(done.stdout) == {"paid": True}
-    failed = edda("runs", "start", "ship", "--id", "order-2", "--wait")
+    failed = edda(*START, "--id", "order-2", "--wait")
     assert failed.exit_code == 1
     assert failed.stdout == ""
 
@@ -173,12 +185,12 @@ def test_whoever_starts_a_run_can_wait_for_its_result(edda: Edda) -> None:
     "arguments", [["--input", "{"], ["--input", "[]"], ["--input", "@/no/such/file"], ["--arg", "x"]]
 )
 def test_input_that_cannot_be_read_is_wrong_usage(edda: Edda, arguments: list[str]) -> None:
-    refused = edda("runs", "start", "ship", *arguments)
+    refused = edda(*START, *arguments)
     assert refused.exit_code == 2
     assert arguments[0] in refused.output
 
 
-def test_a_result_that_does_not_come_in_time_says_what_the_run_waits_for(edda: Edda) -> None:
+def test_a_result_time_out_names_what_the_run_waits_for(edda: Edda) -> None:
     late = edda("runs", "result", "order-1", "--timeout", "0")
     assert late.exit_code == 1
     assert "order-1 has not ended within 0 s: it waits for payment.completed" in late.output
@@ -191,10 +203,10 @@ def test_one_run_is_acted_on_at_once(edda: Edda, showcase: Showcase) -> None:
     edda("runs", "retry", "order-1", "--from-start")
     assert showcase.asked == [
         ("cancel", "order-1", "cancelled"),
-        ("retry", "order-1", RetryOrder()),
+        ("retry", "order-1", RetryRequest()),
         ("resume", "order-1"),
         ("delete", "order-1"),
-        ("retry", "order-1", RetryOrder(from_start=True)),
+        ("retry", "order-1", RetryRequest(from_start=True)),
     ]
 
 
@@ -203,25 +215,25 @@ def test_several_runs_are_counted_and_asked_about_first(edda: Edda, showcase: Sh
     assert refused.exit_code == 1
     assert "cancel 3 runs? [y/N]" in refused.output
     search = RunSearch(("failed",))
-    assert showcase.asked == [BulkOrder("cancel", search=search, count_only=True)]
+    assert showcase.asked == [BulkRequest("cancel", search=search, count_only=True)]
     assert edda("runs", "cancel", "--status", "failed", input="y\n").exit_code == 0
-    assert showcase.asked[-1] == BulkOrder("cancel", search=search)
+    assert showcase.asked[-1] == BulkRequest("cancel", search=search)
 
 
 def test_yes_asks_nothing(edda: Edda, showcase: Showcase) -> None:
     done = edda("runs", "delete", "order-2", "order-3", "--yes")
     assert done.output == "delete: 2 done\n"
-    assert showcase.asked == [BulkOrder("delete", ("order-2", "order-3"))]
+    assert showcase.asked == [BulkRequest("delete", ("order-2", "order-3"))]
 
 
 @pytest.mark.parametrize("arguments", [[], ["order-1", "--status", "failed"]])
 def test_an_action_has_to_say_which_runs(edda: Edda, arguments: list[str]) -> None:
     refused = edda("runs", "cancel", *arguments)
     assert refused.exit_code == 2
-    assert "say which runs to cancel" in refused.output
+    assert "which runs to cancel: give either ids" in refused.output
 
 
-def test_what_is_refused_is_told_in_one_line(edda: Edda, showcase: Showcase) -> None:
+def test_a_refused_action_prints_one_line(edda: Edda, showcase: Showcase) -> None:
     showcase.refuses = True
     refused = edda("runs", "cancel", "order-2")
     assert refused.exit_code == 1
@@ -240,27 +252,27 @@ def test_a_run_is_exported_to_a_file(edda: Edda, tmp_path: Path) -> None:
 # The others
 
 
-def test_an_event_is_sent_with_all_that_was_said_of_it(edda: Edda, showcase: Showcase) -> None:
+def test_an_event_is_sent_with_all_its_options(edda: Edda, showcase: Showcase) -> None:
     options = ["--data", '{"amount": 3}', "--id", "e", "--subject", "s", "--target", "order-1"]
     assert edda("events", "send", "payment.completed", *options, "--extension", "tenant=a").exit_code == 0
     assert showcase.asked == [
-        EventOrder("payment.completed", "/edda/cli", {"amount": 3}, "e", "s", "order-1", {"tenant": "a"})
+        EventRequest("payment.completed", "/edda/cli", {"amount": 3}, "e", "s", "order-1", {"tenant": "a"})
     ]
 
 
-def test_an_event_is_shown_with_who_got_it(edda: Edda) -> None:
+def test_an_event_is_shown_with_its_consumers(edda: Edda) -> None:
     shown = edda("events", "show", "7")
     assert "→ order-3  ship  pay" in shown.output
     assert json.loads(edda("events", "show", "7", "--json").output)["data"] == {"amount": 3}
     assert edda("events", "list").output.splitlines()[1].split()[-3:] == ["payment.completed", "/shop", "e-1"]
 
 
-def test_dead_events_are_dropped_when_that_was_meant(edda: Edda, showcase: Showcase) -> None:
+def test_deleting_dead_events_needs_confirmation(edda: Edda, showcase: Showcase) -> None:
     assert edda("outbox", "drop", "--all", input="n\n").exit_code == 1
     assert showcase.asked == []
-    assert edda("outbox", "drop", "--all", "--yes").output == "1 dead event is dropped\n"
+    assert edda("outbox", "drop", "--all", "--yes").output == "o-1 is done\n"
     assert edda("outbox", "drop", "o-1").exit_code == 0
-    assert showcase.asked == [OutboxOrder(every=True), OutboxOrder(("o-1",))]
+    assert showcase.asked == [OutboxRequest(every=True), OutboxRequest(("o-1",))]
 
 
 @pytest.mark.parametrize("command", ["workers", "workflows", "waits", "channels list", "audit"])
@@ -277,16 +289,16 @@ def test_workers_are_alive_or_lost(edda: Edda) -> None:
     assert "✖ lost" in lines[2]
 
 
-def test_stats_tell_what_is_behind(edda: Edda) -> None:
+def test_stats_show_the_backlog(edda: Edda) -> None:
     told = edda("stats").output
     for part in (
         "10000 or more",
         "▄█",
-        "half of the runs take up to 12 ms",
-        "3 ready for a worker, the oldest for 1 min",
+        "duration: median 12 ms",
+        "runs ready for a worker: 3, the oldest for 1 min",
     ):
         assert part in told
-    assert "messages not in the log" not in told
+    assert "staged events" not in told
     assert json.loads(edda("stats", "--json").output)["ready"] == 3
 
 
@@ -296,7 +308,7 @@ def test_a_workflow_without_source_has_no_graph(edda: Edda) -> None:
     assert "no source" in refused.output
 
 
-def test_only_one_target_can_be_meant(edda: Edda) -> None:
+def test_db_and_server_exclude_each_other(edda: Edda) -> None:
     refused = edda("stats", "--db", "sqlite:///a.db", "--server", "http://127.0.0.1:1")
     assert refused.exit_code == 2
     assert "give one of them" in refused.output

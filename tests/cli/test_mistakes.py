@@ -1,4 +1,4 @@
-"""Mistakes on the command line: one line that names the thing and what was expected, and never a traceback."""
+"""Mistakes on the command line print one line that names the value and what was expected, without a traceback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from edda.cli.main import main
+from edda.cli import main
 
 from .shell import Shell
 
@@ -40,7 +40,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "worker typo:app": ("'typo:app'", "pool_sise", "did you mean 'pool_size'?"),
     "worker badfolder:app": ("the folder /no/such/folder does not exist", "make it"),
     "serve nosuch:app": ("'nosuch:app'", "no module 'nosuch'"),
-    "serve shop:number": ("'shop:number'", "not an EddaApp"),
+    "serve shop:number": ("'shop:number'", "expected an EddaApp"),
     "dev raising:app": ("'raising:app'", "no configuration"),
     "runs list --app shop:nope": ("'shop:nope'", "its apps are: app"),
     "runs list --db nonsense": ("'nonsense'", "sqlite:///file.db"),
@@ -51,6 +51,11 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "migrate --db sqlite:////no/such/folder/x.db": ("the folder /no/such/folder does not exist",),
     "runs lst": ("'lst'", "Did you mean 'list'?"),
     "worker": ("MODULE:APP",),
+    "worker shop:app --grace -1": ("'--grace'", "-1.0", "x>=0"),
+    "outbox relay --broker-url http://127.0.0.1:1 --grace -1": ("'--grace'", "-1.0", "x>=0"),
+    "runs start ship --app shop:app --timeout -1": ("'--timeout'", "-1.0", "x>=0"),
+    "runs result order-1 --timeout -0.5": ("'--timeout'", "-0.5", "x>=0"),
+    "runs start ship": ("ship", "--app MODULE:APP", "--server"),
 }
 
 
@@ -75,7 +80,7 @@ def check(command: str, code: int, said: str) -> None:
 
 @pytest.mark.parametrize("command", MISTAKES)
 @pytest.mark.usefixtures("folder")
-def test_a_mistake_is_told_in_one_line(command: str) -> None:
+def test_a_mistake_prints_one_line(command: str) -> None:
     result = CliRunner().invoke(main, command.split())
     assert isinstance(result.exception, SystemExit), result.exception
     check(command, result.exit_code, result.output)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from edda.cli.options import MOMENT
+from edda.cli.options import TIME
 from edda.cli.output import read_all
 from edda.control.views import Page
 
@@ -18,14 +18,14 @@ async def read(cursor: str | None, size: int) -> Page[int]:
     return PAGES[cursor]
 
 
-async def test_who_reads_to_the_end_is_told_how_far_back_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_reading_all_pages_prints_the_scan_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert await read_all(read, None) == [1, 2, 3]
     said = capsys.readouterr()
     assert said.out == ""
     assert "ids were searched back to 2026-01-31T12:00:00.000007+00:00" in said.err
-    assert MOMENT.convert(said.err.split()[-4], None, None) == NOON
+    assert TIME.convert(said.err.split()[-5], None, None) == NOON
 
 
-async def test_who_has_enough_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_reading_some_pages_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert await read_all(read, 2) == [1, 2]
     assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.cli.shell import PATIENCE, Shell, make_tables
-from tests.engine.facts import until
+from tests.engine.conditions import until
 
 PROGRAM = """
 from edda import EddaApp
@@ -20,7 +20,7 @@ app = EddaApp("{name}")
 print("{name} is loaded", flush=True)
 """
 
-pytestmark = pytest.mark.pair
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ async def test_the_page_is_served_alone_on_a_database(url: str) -> None:
     await make_tables(url)
     shell = Shell({"EDDA_DB_URL": url})
     async with shell.running("viewer", "--port", "0") as server:
-        base = (await server.hear("its page is")).split()[-1]
+        base = (await server.hear("viewer: ")).split()[-1]
         async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE) as client:
             page = await client.get(base)
         assert page.status_code == 200
@@ -65,7 +65,7 @@ async def test_the_page_is_served_alone_on_a_database(url: str) -> None:
         assert await server.stop() == 0
 
 
-async def test_a_viewer_can_be_for_looking_only(url: str) -> None:
+async def test_a_viewer_can_be_read_only(url: str) -> None:
     await make_tables(url)
     shell = Shell({"EDDA_DB_URL": url})
     async with shell.running("viewer", "--port", "0", "--read-only") as server:
@@ -74,7 +74,7 @@ async def test_a_viewer_can_be_for_looking_only(url: str) -> None:
         assert await here.read("runs", "list") == []
         refused = await here.run("events", "send", "order.created")
         assert refused.code == 1
-        assert "looking only" in refused.err
+        assert "read-only" in refused.err
         async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE) as client:
             event = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/me", "ce-type": "order.created"}
             assert (await client.post(f"{base}/events", headers=event)).status_code == 403
@@ -84,5 +84,5 @@ async def test_a_viewer_can_be_for_looking_only(url: str) -> None:
 async def test_a_viewer_makes_no_database(tmp_path: Path) -> None:
     refused = await Shell().run("viewer", "--db", f"sqlite:///{tmp_path}/typo.db")
     assert refused.code == 1
-    assert "there is no file" in refused.err
+    assert "does not exist" in refused.err
     assert not await asyncio.to_thread((tmp_path / "typo.db").exists)

@@ -1,4 +1,4 @@
-"""What a terminal is given."""
+"""Text for terminals: timelines, tables, escapes, widths."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import pytest
 
 from edda.cli.output import Line, display_width, strip_control, table, truncate
 from edda.cli.overview import sparkline
-from edda.cli.render_timeline import draw
-from tests.cli.showcase import TIMELINE
+from edda.cli.render import draw_timeline
+from tests.cli.fake_controller import TIMELINE
 
 
 def written(line: Line) -> str:
     return "".join(span.text for span in line).rstrip()
 
 
-def test_a_timeline_shows_attempts_waits_children_and_what_was_undone() -> None:
-    assert [written(one) for one in draw(TIMELINE, 60)] == [
+def test_a_timeline_shows_attempts_waits_children_and_compensations() -> None:
+    assert [written(one) for one in draw_timeline(TIMELINE, 60)] == [
         "• reserve            ▓▓▓···███               4 s, 2 attempts",
         "✉ payment.completed          ░░░░░░░░        3 s",
         "↳ pack → pack-1                     ▓▓▓▓▓    2 s, failed",
@@ -25,7 +25,7 @@ def test_a_timeline_shows_attempts_waits_children_and_what_was_undone() -> None:
 
 @pytest.mark.parametrize("width", [20, 80, 300])
 def test_a_timeline_fits_the_terminal(width: int) -> None:
-    for one in draw(TIMELINE, width):
+    for one in draw_timeline(TIMELINE, width):
         assert display_width(written(one)) <= max(width, 40)
 
 
@@ -40,7 +40,7 @@ def test_a_timeline_fits_the_terminal(width: int) -> None:
         ("naïve 注文 🎉", "naïve 注文 🎉"),
     ],
 )
-def test_a_terminal_obeys_nothing_that_comes_from_a_database(hostile: str, shown: str) -> None:
+def test_control_characters_are_escaped(hostile: str, shown: str) -> None:
     assert strip_control(hostile) == shown
 
 
@@ -49,7 +49,7 @@ def test_a_table_keeps_its_columns_below_each_other_in_every_script() -> None:
     assert lines == ["A          B", "注文       x", "abc        y", "two lines  z"]
 
 
-def test_what_is_too_long_is_cut_by_its_width() -> None:
+def test_long_text_is_cut_by_its_display_width() -> None:
     assert truncate("注文の番号", 5) == "注文…"
     assert truncate("short", 5) == "short"
 

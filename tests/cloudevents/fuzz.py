@@ -1,6 +1,6 @@
 """Broken messages by the million: `python -m tests.cloudevents.fuzz --inputs 1000000 --seed 1`.
 
-Whatever comes in is an event or an EventError, at once; and what is an event stays the same event in every mode.
+Every input gives an event or an EventError, at once; and what is an event stays the same event in every mode.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import thread_time
 
 from edda.cloudevents import http_binding, json_format
 from edda.cloudevents.event import CloudEvent
@@ -216,9 +216,9 @@ def _judge(message: Message, tally: Tally) -> None:
 
 
 def _timed(message: Message, tally: Tally) -> tuple[CloudEvent, ...]:
-    start = perf_counter()
+    start = thread_time()
     events = _parse(message, tally.statuses)
-    took = perf_counter() - start
+    took = thread_time() - start
     if took > SUSPICIOUS:
         took = min(took, *(_time(message) for _ in range(3)))
     if took > tally.slowest:
@@ -227,9 +227,9 @@ def _timed(message: Message, tally: Tally) -> tuple[CloudEvent, ...]:
 
 
 def _time(message: Message) -> float:
-    start = perf_counter()
+    start = thread_time()
     _parse(message, Counter())
-    return perf_counter() - start
+    return thread_time() - start
 
 
 def _parse(message: Message, statuses: Counter[int]) -> tuple[CloudEvent, ...]:

@@ -336,7 +336,7 @@ def test_bytes_and_times_as_extensions_are_written_as_the_specification_says() -
         extended(expirytime=datetime(2026, 1, 31))
 
 
-def test_extensions_nobody_knows_are_kept_and_passed_on() -> None:
+def test_unknown_extensions_are_kept_and_passed_on() -> None:
     """C20."""
     known = {
         "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",

@@ -80,7 +80,7 @@ def test_text_in_base64_is_the_same_data_as_text() -> None:
 @pytest.mark.parametrize("datacontenttype", JSON_TYPES)
 @pytest.mark.parametrize("text", ['{"a": [1, 2.50]}', "[]", '"text"', '"{\\"not\\": \\"parsed\\"}"', "1.10", "true"])
 def test_data_of_a_json_type_is_the_json_value(datacontenttype: str, text: str) -> None:
-    """C24: a string stays a string, whatever it looks like."""
+    """C24: a string stays a string, also if it looks like another value."""
     event = json_format.parse(structured_text(f'"datacontenttype": "{datacontenttype}", "data": {text}'))
     assert event.data == Raw(text.encode())
     assert json_format.parse(json_format.emit(event)) == event

@@ -146,7 +146,7 @@ def deep(levels: int) -> Any:
         ({"a": object()}, r"data\.a is of object"),
         ({"a": {1.5: "x"}}, r"data\.a\[1\.5\] is a key of float"),
         ({True: "x"}, "is a key of bool"),
-        ({1: "a", "1": "b"}, "two of the keys"),
+        ({1: "a", "1": "b"}, "text of two keys"),
         ((item for item in "ab"), "data is of generator"),
         ("\ud800", "surrogate"),
         ({"a": ("\ud800",)}, "surrogate"),

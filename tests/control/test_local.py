@@ -1,4 +1,4 @@
-"""All that people see and do, through the controller of an app, on every database."""
+"""`LocalController` on every database."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ from edda import (
     workflow,
 )
 from edda.control.controller import Controller
-from edda.control.local import LocalController
+from edda.control.local import STORAGE_CHANGES, LocalController
 from edda.control.views import (
-    BulkOrder,
-    EventOrder,
+    BulkRequest,
+    EventRequest,
     EventSearch,
     HistorySearch,
-    MessageOrder,
-    OutboxOrder,
-    RetryOrder,
+    MessageRequest,
+    OutboxRequest,
+    RetryRequest,
     RunSearch,
     StartRequest,
 )
 from edda.core.codec import Codec
 from edda.errors import ActionRefusedError, ArgumentError, InstanceNotFoundError, NotFoundError
+from edda.storage.ports import Storage
+from tests.engine.conditions import until, until_status
 from tests.engine.conftest import MakeApp
-from tests.engine.facts import until, until_status
 
-from .test_payload import Mask
+from .test_payloads import Mask
 
 ONCE = RetryPolicy(max_attempts=1)
 
@@ -91,7 +92,7 @@ async def waiting_order(app: EddaApp, order_id: str = "A-17") -> str:
     return run_id
 
 
-async def test_a_waiting_run_says_what_it_waits_for_and_can_be_answered(app: EddaApp) -> None:
+async def test_a_waiting_run_shows_its_wait_and_receives_an_event(app: EddaApp) -> None:
     control = control_of(app)
     run_id = await waiting_order(app)
 
@@ -103,7 +104,7 @@ async def test_a_waiting_run_says_what_it_waits_for_and_can_be_answered(app: Edd
     assert detail.run.words.startswith("waits for payment.completed where order_id = A-17, ")
     assert detail.run.words.endswith(" of 5 min")
     assert detail.input == {"order_id": "A-17", "password": "•••", "due": None}
-    assert detail.facts == {"stage": {"at": "payment", "token": "•••"}}
+    assert detail.values == {"stage": {"at": "payment", "token": "•••"}}
     assert detail.may == ("cancel", "resume")
     (wait,) = detail.waits
     assert (wait.kind, wait.type, wait.match) == ("event", "payment.completed", {"order_id": "A-17"})
@@ -115,7 +116,7 @@ async def test_a_waiting_run_says_what_it_waits_for_and_can_be_answered(app: Edd
     timeline = await control.get_timeline(run_id)
     assert [(bar.kind, bar.state) for bar in timeline.bars] == [("event", "waiting")]
     done = await control.send_event(
-        EventOrder("payment.completed", data={"order_id": "A-17", "amount": 5}, target=run_id)
+        EventRequest("payment.completed", data={"order_id": "A-17", "amount": 5}, target=run_id)
     )
     assert done.done
     assert await app.handle(run_id).result(timeout=20) == "5 for A-17"
@@ -131,7 +132,32 @@ async def test_a_waiting_run_says_what_it_waits_for_and_can_be_answered(app: Edd
     assert msgspec.json.decode(msgspec.json.encode(exported))["histories"]["0"][0]["kind"] == "event"
 
 
-async def test_a_run_that_an_event_started_is_among_those_who_got_it(app: EddaApp) -> None:
+async def test_the_run_and_its_timeline_are_read_together_without_reading_anything_twice(
+    app: EddaApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control, run_id = control_of(app), await waiting_order(app)
+    reads: list[str] = []
+
+    def recorded(name: str) -> Any:
+        method, task = getattr(app.engine.storage, name), asyncio.current_task()
+
+        async def read(*args: Any, **options: Any) -> Any:
+            if asyncio.current_task() is task:  # not those of the worker
+                reads.append(name)
+            return await method(*args, **options)
+
+        return read
+
+    for name in ("get", "now", "generations", "history", "waits", "event_schemas", "run_values", "search"):
+        monkeypatch.setattr(app.engine.storage, name, recorded(name))
+    detail, timeline = await control.get_run_and_timeline(run_id)
+    assert sorted(reads) == sorted({*reads})
+    assert len(reads) == 8
+    assert (detail.run.id, [bar.state for bar in timeline.bars]) == (run_id, ["waiting"])
+    assert "waits for payment.completed" in detail.run.words
+
+
+async def test_a_run_that_an_event_started_is_one_of_its_consumers(app: EddaApp) -> None:
     @workflow(event_handler=True, name="order.placed")
     async def place(ctx: WorkflowContext, amount: int) -> None: ...
 
@@ -180,7 +206,7 @@ async def test_a_history_comes_in_pages_and_by_step(app: EddaApp) -> None:
         await control.get_history(run_id, HistorySearch(cursor="x"))
 
 
-async def test_a_run_whose_step_is_tried_again_says_why(app: EddaApp) -> None:
+async def test_a_run_that_retries_a_step_shows_the_error(app: EddaApp) -> None:
     @activity(retry_policy=RetryPolicy(initial_interval=3600))
     async def call(ctx: WorkflowContext, password: str) -> None:
         raise ConnectionError(f"no answer to {password}")
@@ -205,7 +231,8 @@ async def test_a_failed_run_shows_its_error_and_is_tried_again(app: EddaApp) -> 
     assert "not today" in detail.error.message
     assert "not today" in detail.run.words
     assert detail.may == ("retry", "delete")
-    assert (await control.retry_run(run_id, RetryOrder())).done
+    assert not detail.from_start_only
+    assert (await control.retry_run(run_id, RetryRequest())).done
     await until_status(app, run_id, RunStatus.FAILED)
     detail = await control.get_run(run_id)
     assert [one.number for one in detail.generations] == [0, 1]
@@ -219,7 +246,7 @@ async def test_a_failed_run_shows_its_error_and_is_tried_again(app: EddaApp) -> 
         await control.get_run(run_id)
 
 
-async def test_runs_are_listed_counted_and_found_by_what_they_were_started_with(app: EddaApp) -> None:
+async def test_runs_are_listed_counted_and_found_by_input(app: EddaApp) -> None:
     control, fail = control_of(app), a_failure()
     runs = [await app.start(fail, number) for number in range(5)]
     for run_id in runs:
@@ -280,13 +307,13 @@ async def test_a_run_is_started_from_json_by_the_signature_of_its_workflow(app: 
         await control.start_run(StartRequest("order", {"due": "soon", "colour": "red"}))
     for field in ("order_id: is required", "due: ", "colour: "):
         assert field in str(refused.value)
-    with pytest.raises(NotFoundError, match="known here are: order"):
+    with pytest.raises(NotFoundError, match="known here: order"):
         await control.start_run(StartRequest("nothing"))
     with pytest.raises(ArgumentError):
         await control.start_run(StartRequest("order", {"order_id": "B"}, id="x" * 300))
 
 
-async def test_who_has_not_the_code_cannot_start_but_can_steer(make_app: MakeApp) -> None:
+async def test_without_the_code_runs_cannot_start_but_can_be_cancelled(make_app: MakeApp) -> None:
     a_shop()
     app = await make_app()
     run_id = await waiting_order(app)
@@ -301,7 +328,7 @@ async def test_who_has_not_the_code_cannot_start_but_can_steer(make_app: MakeApp
     assert described.schema is not None
     assert described.schema["required"] == ["order_id"]
     assert described.structure is not None
-    with pytest.raises(ActionRefusedError, match="lacks the code"):
+    with pytest.raises(ActionRefusedError, match="does not have the code"):
         await control.start_run(StartRequest("order", {"order_id": "B"}))
     await control.cancel_run(run_id, "no more")
     await until_status(app, run_id, RunStatus.CANCELLED)
@@ -316,30 +343,30 @@ async def test_many_runs_are_acted_on_at_once_after_they_were_counted(app: EddaA
     for run_id in runs:
         await until_status(app, run_id, RunStatus.WAITING_FOR_EVENT)
     search = RunSearch(workflow="order", status=("waiting_for_event",))
-    counted = await control.act_on_runs(BulkOrder("cancel", search=search, count_only=True))
+    counted = await control.act_on_runs(BulkRequest("cancel", search=search, count_only=True))
     assert (counted.done, counted.count) == (False, 5)
-    done = await control.act_on_runs(BulkOrder("cancel", ids=(runs[0], runs[0], "nobody"), reason="enough"))
+    done = await control.act_on_runs(BulkRequest("cancel", ids=(runs[0], runs[0], "nobody"), reason="enough"))
     assert (done.count, "1 run refused" in done.words) == (1, True)
     await until_status(app, runs[0], RunStatus.CANCELLED)
-    done = await control.act_on_runs(BulkOrder("cancel", search=search))
+    done = await control.act_on_runs(BulkRequest("cancel", search=search))
     assert done.count == 4
     for run_id in runs:
         await until_status(app, run_id, RunStatus.CANCELLED)
-    retried = await control.act_on_runs(BulkOrder("retry", search=RunSearch(status=("cancelled",))))
+    retried = await control.act_on_runs(BulkRequest("retry", search=RunSearch(status=("cancelled",))))
     assert retried.count == 5
     for run_id in runs:
         await until_status(app, run_id, RunStatus.WAITING_FOR_EVENT)
     for order in (
-        BulkOrder("explode", ids=("a",)),
-        BulkOrder("cancel"),
-        BulkOrder("cancel", ids=("a",), search=search),
-        BulkOrder("cancel", ids=("a",) * 1001),
+        BulkRequest("explode", ids=("a",)),
+        BulkRequest("cancel"),
+        BulkRequest("cancel", ids=("a",), search=search),
+        BulkRequest("cancel", ids=("a",) * 1001),
     ):
         with pytest.raises(ArgumentError):
             await control.act_on_runs(order)
 
 
-async def test_every_action_is_noted_with_who_did_it_and_from_where(app: EddaApp) -> None:
+async def test_every_action_has_an_audit_row_with_author_and_origin(app: EddaApp) -> None:
     control = control_of(app).with_caller("ann", "10.0.0.1")
     a_shop()
     started = await control.start_run(StartRequest("order", {"order_id": "A", "password": "s3cr3t"}))
@@ -347,14 +374,14 @@ async def test_every_action_is_noted_with_who_did_it_and_from_where(app: EddaApp
     await until_status(app, run_id, RunStatus.WAITING_FOR_EVENT)
     await control.cancel_run(run_id, "enough")
     await until_status(app, run_id, RunStatus.CANCELLED)
-    await control.retry_run(run_id, RetryOrder())
+    await control.retry_run(run_id, RetryRequest())
     with pytest.raises(ActionRefusedError):
         await control.resume_run(run_id)
     with pytest.raises(ActionRefusedError):
         await control.delete_run(run_id)
-    await control.send_event(EventOrder("news", data={"token": "s3cr3t"}))
-    await control.retry_outbox(OutboxOrder(every=True))
-    await control.drop_outbox(OutboxOrder(every=True))
+    await control.send_event(EventRequest("news", data={"token": "s3cr3t"}))
+    await control.retry_outbox(OutboxRequest(every=True))
+    await control.drop_outbox(OutboxRequest(every=True))
     page = await control.list_audits(None, 100)
     assert [audit.action for audit in reversed(page.items)] == [
         "start",
@@ -376,7 +403,7 @@ async def test_every_action_is_noted_with_who_did_it_and_from_where(app: EddaApp
 async def test_events_are_listed_sent_and_sent_again(app: EddaApp) -> None:
     control = control_of(app)
     for number in range(3):
-        await control.send_event(EventOrder("news", data={"number": number}, id=f"n{number}", subject="s"))
+        await control.send_event(EventRequest("news", data={"number": number}, id=f"n{number}", subject="s"))
     first = await control.list_events(EventSearch(type="news", limit=2))
     rest = await control.list_events(EventSearch(type="news", limit=2, cursor=first.next))
     assert [event.id for event in (*first.items, *rest.items)] == ["n2", "n1", "n0"]
@@ -386,7 +413,7 @@ async def test_events_are_listed_sent_and_sent_again(app: EddaApp) -> None:
     detail = await control.get_event(newest.number)
     assert (detail.data, detail.attributes["subject"]) == ({"number": 2}, "s")
     with pytest.raises(ArgumentError):
-        await control.send_event(EventOrder(""))
+        await control.send_event(EventRequest(""))
     with pytest.raises(NotFoundError):
         await control.get_event(999_999)
 
@@ -430,29 +457,29 @@ async def test_a_message_is_published_to_everybody_or_to_one_run(app: EddaApp) -
     (wait,) = (await control.get_run(run_id)).waits
     assert wait.schema is not None
     assert (wait.type, wait.mode, list(wait.schema["properties"])) == ("news", "broadcast", ["order_id", "amount"])
-    await control.publish_message(MessageOrder("news", {"order_id": "A", "amount": 1}))
+    await control.publish_message(MessageRequest("news", {"order_id": "A", "amount": 1}))
 
     async def is_addressed() -> bool:
         return [wait.mode for wait in (await control.get_run(run_id)).waits] == ["direct"]
 
     await until(is_addressed, "it waits for what is sent to it alone")
-    done = await control.publish_message(MessageOrder("whispers", {"order_id": "A", "amount": 2}, target=run_id))
+    done = await control.publish_message(MessageRequest("whispers", {"order_id": "A", "amount": 2}, target=run_id))
     assert await app.handle(run_id).result(timeout=20) == [1, 2]
     (audit, _) = (await control.list_audits(None, 2)).items
     assert (audit.action, audit.subject) == ("publish message", done.subject)
-    with pytest.raises(ActionRefusedError, match="nobody would receive it"):
-        await control.publish_message(MessageOrder("whispers", target=run_id))
+    with pytest.raises(ActionRefusedError, match="receives nothing any more"):
+        await control.publish_message(MessageRequest("whispers", target=run_id))
     with pytest.raises(ActionRefusedError, match="has ended"):
-        await control.send_event(EventOrder("payment.completed", target=run_id))
+        await control.send_event(EventRequest("payment.completed", target=run_id))
     with pytest.raises(InstanceNotFoundError, match="nobody"):
-        await control.send_event(EventOrder("payment.completed", target="nobody"))
+        await control.send_event(EventRequest("payment.completed", target="nobody"))
     with pytest.raises(InstanceNotFoundError):
-        await control.publish_message(MessageOrder("whispers", target="nobody"))
+        await control.publish_message(MessageRequest("whispers", target="nobody"))
     with pytest.raises(ArgumentError, match="channel"):
-        await control.publish_message(MessageOrder(""))
+        await control.publish_message(MessageRequest(""))
 
 
-async def test_the_whole_is_shown_in_figures(app: EddaApp) -> None:
+async def test_stats_are_counted(app: EddaApp) -> None:
     control = control_of(app)
     empty = await control.get_stats()
     assert (empty.counts, empty.median_ms, empty.workers) == ({}, None, 1)
@@ -486,7 +513,7 @@ async def test_a_parent_shows_its_children(app: EddaApp) -> None:
     assert (bar.kind, bar.child) == ("child", detail.children[0].id)
 
 
-async def test_encrypted_payloads_are_said_to_be_without_the_key(app: EddaApp, make_app: MakeApp) -> None:
+async def test_without_the_key_payloads_are_shown_as_encrypted(app: EddaApp, make_app: MakeApp) -> None:
     await app.shutdown(grace=0.0)
     owner = await make_app(codec=Codec(transform=Mask()))
     run_id = await waiting_order(owner)
@@ -497,22 +524,45 @@ async def test_encrypted_payloads_are_said_to_be_without_the_key(app: EddaApp, m
     assert (await control_of(owner).get_run(run_id)).input["order_id"] == "A-17"
 
 
-async def test_who_watches_hears_of_changes_and_nobody_looks_when_nobody_watches(app: EddaApp) -> None:
+async def test_watchers_get_changes_and_without_them_there_is_no_query(app: EddaApp) -> None:
     control = control_of(app)
-    assert not control.is_watched
 
-    async def hear_two() -> list[str]:
-        heard: list[str] = []
-        async with aclosing(control.watch()) as marks:
-            async for mark in marks:
-                heard.append(mark)
-                if len(heard) == 2:
+    def is_polling() -> bool:
+        return control._changes._polling is not None
+
+    assert not is_polling()
+
+    async def read_two(tokens: list[str]) -> None:
+        async with aclosing(control.watch()) as feed:
+            async for token in feed:
+                tokens.append(token)
+                if len(tokens) == 2:
                     break
-        return heard
 
-    listeners = [asyncio.create_task(hear_two()) for _ in range(2)]
-    await until(lambda: control.is_watched, "somebody watches")
-    await control.send_event(EventOrder("news"))
-    for first, second in await asyncio.wait_for(asyncio.gather(*listeners), 20):
+    read: list[list[str]] = [[], []]
+    watchers = [asyncio.create_task(read_two(tokens)) for tokens in read]
+    await until(lambda: all(read), "each watcher has the first token")
+    assert is_polling()
+    await control.send_event(EventRequest("news"))
+    await asyncio.wait_for(asyncio.gather(*watchers), 20)
+    for first, second in read:
         assert first != second
-    assert not control.is_watched
+    assert not is_polling()
+
+
+def test_the_calls_whose_outcome_may_be_unknown_are_methods_of_the_storage() -> None:
+    assert [name for name in STORAGE_CHANGES if not hasattr(Storage, name)] == []
+
+
+async def test_one_run_is_shown_with_its_whole_reason(app: EddaApp) -> None:
+    """Lists cut it; what the reader should do stands at its end."""
+
+    @workflow
+    async def long_reason(ctx: WorkflowContext) -> None:
+        raise ValueError("x" * 1_000 + " and then call the bank")
+
+    run_id, control = await long_reason.start(), control_of(app)
+    await until_status(app, run_id, RunStatus.FAILED)
+    (listed,) = [run for run in (await control.list_runs(RunSearch())).items if run.id == run_id]
+    assert len(listed.words) <= 300
+    assert (await control.get_run(run_id)).run.words.endswith("and then call the bank")

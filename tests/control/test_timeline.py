@@ -1,4 +1,4 @@
-"""The history of a run as bars on a line."""
+"""The timeline of a run."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_sleep_and_a_step_under_way_are_shown() -> None:
 
 
 def test_a_late_outcome_is_over_and_a_stray_has_no_bar() -> None:
-    timeline = draw(history((EntryKind.LATE, "a:1", 3, {}), (EntryKind.STRAY, "paid:1", 4, {"event": 5})))
+    timeline = draw(history((EntryKind.LATE, "a:1", 3, {}), (EntryKind.LATE_EVENT, "paid:1", 4, {"event": 5})))
     assert [(bar.step, bar.state) for bar in timeline.bars] == [("a:1", BarState.OVER)]
 
 
@@ -174,7 +174,7 @@ def test_an_empty_history_is_an_empty_line() -> None:
     assert draw(()).bars == ()
 
 
-def test_a_wait_tells_how_many_it_rejected_and_has_the_last_of_them() -> None:
+def test_a_wait_counts_rejected_items_and_lists_the_last() -> None:
     rejected = [(EntryKind.REJECTED, "paid:1", second, {"ok": False, "value": b"x"}) for second in range(1, 31)]
     (waiting,) = draw(history(*rejected), RunStatus.WAITING_FOR_EVENT).bars
     assert (waiting.kind, waiting.state, waiting.rejected) == ("event", BarState.WAITING, 30)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import edda
-from edda.core.logs import clean_logs, clean_text
+from edda.core.redact import clean_logs, clean_text
 
 HOSTILE = ["a\nERROR forged", "a\r\nb", "\x1b[2Jb", "a\x00b", "a\u2028b", "\u202eb", "\x9b31m", "a\ud800", "a\x7f"]
 

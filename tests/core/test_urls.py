@@ -1,11 +1,10 @@
-"""URLs are shown without their passwords, whatever was given for one."""
+"""URLs are shown without their passwords, malformed ones too."""
 
 from __future__ import annotations
 
 import pytest
 
-from edda.core.redact import redact_credentials
-from edda.core.urls import show_url, split_credentials
+from edda.core.redact import redact_credentials, show_url, split_credentials
 
 SECRET = "S3CRET"
 URLS = [

@@ -212,7 +212,7 @@ def test_a_typed_dict_keeps_its_configuration() -> None:
         ('["x", 1, "y"]', list[int], {"[0]": f"{NOT_AN_INTEGER}, got str", "[2]": f"{NOT_AN_INTEGER}, got str"}),
         ('{"size": "x"}', Struct, {"size": "expected int, got str"}),
         ('[{"size": "x"}]', list[Struct], {"[0].size": "expected int, got str"}),
-        ("{}", Struct, {"$": "Struct refuses this: Missing required argument 'size'"}),
+        ("{}", Struct, {"$": "Struct refuses the value: Missing required argument 'size'"}),
         ("2", Annotated[int, pydantic.Field(gt=3)], {"$": "Input should be greater than 3, got int"}),
     ],
 )

@@ -14,7 +14,7 @@ from msgspec import Struct
 from edda import EddaApp
 from edda.core.model import Entry, EntryKind, RunFilter, RunId, WorkerId
 from edda.core.states import ENDED, OPEN
-from edda.engine.ids import Ids
+from edda.engine.client import Ids
 from edda.engine.settings import Settings
 from edda.errors import EddaError, StorageUnavailableError
 from edda.storage.ports import HeartbeatConnection, Storage

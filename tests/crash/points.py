@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Iterable
 
 from edda.testing import CrashMode, CrashPoint
-from tests.sampling import is_sampled
+from tests import tiers
 
 CHANGES = re.compile(r"\b(INSERT|UPDATE|DELETE|COMMIT|NOTIFY)\b")
 LASTS = {"sqlite": re.compile("COMMIT"), "postgres": CHANGES, "mysql": CHANGES}
@@ -28,5 +28,5 @@ def _tells(kind: str, how: CrashMode, point: CrashPoint) -> bool:
 
 
 def is_first_or_all(point: CrashPoint) -> bool:
-    """What only reads leaves nothing behind, however often: in a sample its answer is lost once."""
-    return point.nth == 1 or not is_sampled()
+    """A statement that only reads leaves nothing behind, however often: its answer is lost once."""
+    return point.nth == 1 or tiers.current().all_crash_points

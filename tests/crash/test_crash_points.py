@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from edda.testing import CrashMode, CrashPoint, CrashPoints
+from tests import tiers
 from tests.conftest import MakeDatabase
-from tests.sampling import is_sampled
 
 from .harness import Founder, Player, Taker, Witness, count_open_at_last, crash_side_by_side, witness_of
 from .points import CHANGES, telling
@@ -39,8 +39,8 @@ async def test_a_crash_at_any_statement_changes_nothing(
 
 
 async def points_of(witness: Witness, scenario: Scenario, how: CrashMode, probe: CrashPoints) -> list[CrashPoint]:
-    """All of them; in a sample, what is the same for every scenario is left to one of them."""
-    if not is_sampled() or scenario is STRAIGHT:
+    """All of them, or those that no other scenario has, except for one scenario."""
+    if tiers.current().all_crash_points or scenario is STRAIGHT:
         return list(probe.seen())
     return telling(witness.database.kind, how, probe.seen(), await common_points(witness))
 
@@ -81,7 +81,7 @@ async def test_a_run_born_in_a_batch_is_there_if_its_start_returned(
     async with witness_of(make_database(kind)) as witness:
         probe = CrashPoints()
         await Founder(witness, STRAIGHT).undisturbed(probe)
-        for point in telling(kind, how, probe.seen()) if is_sampled() else probe.seen():
+        for point in probe.seen() if tiers.current().all_crash_points else telling(kind, how, probe.seen()):
             player = Founder(witness, STRAIGHT)
             disturbed = await player.disturbed(point, how)
             assert disturbed.outcome.result == STRAIGHT.expected, point

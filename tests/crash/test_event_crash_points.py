@@ -9,7 +9,7 @@ import pytest
 
 from edda import EddaApp
 from edda.core.model import EntryKind
-from edda.engine.events.ingest import run_id_for_event
+from edda.engine.events import run_id_for_event
 from edda.testing import CrashMode, CrashPoint, CrashPoints
 from tests.conftest import MakeDatabase
 
@@ -26,7 +26,7 @@ class Reader(Player):
     async def check_remains(self) -> None:
         await super().check_remains()
         history = await self.witness.storage.history(self.run_id)
-        given_back = [entry.event for entry in history if entry.kind is EntryKind.STRAY]
+        given_back = [entry.event for entry in history if entry.kind is EntryKind.LATE_EVENT]
         received = Counter(entry.event for entry in history if entry.kind is EntryKind.EVENT and entry.ok)
         assert set(received.values()) <= {1}, "an event was received twice"
         assert set(given_back) <= set(received), "an event was given back and never found again"

@@ -12,7 +12,7 @@ from .test_event_waiting_page import snippet
 
 EXAMPLE = f"python -W error {ROOT / 'examples' / 'event_waiting_workflow.py'}"
 
-pytestmark = [pytest.mark.pair, pytest.mark.usefixtures("port")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("port")]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from edda import (
     activity,
 )
 from edda.testing import VirtualApp
-from tests.engine.facts import until_out_of_memory, until_status
+from tests.engine.conditions import until_out_of_memory, until_status
 
 from .pages import DOCS, blocks
 from .terminals import PATIENCE, Terminal
@@ -275,7 +275,7 @@ def served(terminal: Terminal, port: int) -> Iterator[Terminal]:
         yield terminal
 
 
-@pytest.mark.pair
+@pytest.mark.processes
 async def test_the_curl_command_of_the_page_wakes_the_run(page: Any, served: Terminal) -> None:
     async with EddaApp("test", f"sqlite:///{served.folder}/shop.db", worker=False) as app:
         handle = app.handle(await app.start(page.payment_workflow, "ORD-123"))
@@ -284,7 +284,7 @@ async def test_the_curl_command_of_the_page_wakes_the_run(page: Any, served: Ter
         assert await handle.result(PATIENCE) == {"status": "completed", "payment_result": PAYMENT}
 
 
-@pytest.mark.pair
+@pytest.mark.processes
 def test_what_is_no_cloudevent_is_refused_for_good(served: Terminal) -> None:
     broken = snippet("curl", "bash").replace('"specversion": "1.0",', "")
     status, body = served.curl(broken)

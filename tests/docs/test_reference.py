@@ -83,7 +83,7 @@ def test_every_error_is_in_the_reference() -> None:
 @pytest.mark.parametrize(
     ("cls", "page", "internal"),
     [
-        (EddaApp, "app.md", {"engine"}),
+        (EddaApp, "app.md", {"client", "engine"}),
         (Workflow, "workflows.md", {"signature"}),
         (Activity, "workflows.md", {"signature"}),
         (WorkflowContext, "context.md", set()),

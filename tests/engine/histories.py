@@ -6,7 +6,7 @@ from edda import EddaApp, RunStatus
 from edda.core.model import Entry, EntryKind, RunId
 from edda.errors import InstanceNotFoundError
 
-from .facts import until
+from .conditions import until
 
 
 async def kinds_in(app: EddaApp, run_id: str) -> list[EntryKind]:
@@ -30,12 +30,15 @@ async def until_recorded(app: EddaApp, run_id: str, kind: EntryKind) -> None:
 
 
 async def generation_of(app: EddaApp, run_id: str) -> int:
-    return (await app.engine.read_run(run_id)).gen
+    return (await app.client.read_run(run_id)).generation
 
 
 async def entries_by_generation(app: EddaApp, run_id: str) -> list[list[EntryKind]]:
     generations = range(await generation_of(app, run_id) + 1)
-    return [[entry.kind for entry in await app.engine.storage.history(RunId(run_id), gen)] for gen in generations]
+    return [
+        [entry.kind for entry in await app.engine.storage.history(RunId(run_id), generation)]
+        for generation in generations
+    ]
 
 
 async def until_born(app: EddaApp, run_id: str, status: RunStatus) -> None:

@@ -12,7 +12,7 @@ from edda import EddaApp, RunStatus, WorkflowContext, publish, receive, subscrib
 from edda.core.channels import event_type, unpack_message
 from edda.core.model import BatchResult, End, EntryKind, Fence, Recur, RunWrite
 
-from .facts import PATIENCE, until, until_status
+from .conditions import PATIENCE, until, until_status
 
 _FOR_EVER = (1 << 63) - 1
 
@@ -103,8 +103,8 @@ def is_received(bundle: RunWrite) -> bool:
 
 
 def is_end(bundle: RunWrite) -> bool:
-    return isinstance(bundle.move, End)
+    return isinstance(bundle.transition, End)
 
 
 def is_recur(bundle: RunWrite) -> bool:
-    return isinstance(bundle.move, Recur)
+    return isinstance(bundle.transition, Recur)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from .facts import PATIENCE
+from .conditions import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 

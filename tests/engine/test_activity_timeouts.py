@@ -16,8 +16,8 @@ from edda.core.model import Entry, EntryKind
 from edda.engine.settings import Settings
 from edda.errors import ActivityTimeoutError, HeartbeatTimeoutError
 
+from .conditions import until
 from .conftest import MakeApp
-from .facts import until
 
 pytestmark = pytest.mark.parametrize("database", ["memory", "sqlite"], indirect=True)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edda import EddaApp, RetryPolicy, RunStatus, WorkflowContext, activity, sleep, workflow
+from edda import EddaApp, OutboxRelayer, RetryPolicy, RunStatus, WorkflowContext, activity, sleep, workflow
 from edda.core.model import EntryKind
 from edda.engine.settings import Settings
 from edda.errors import AppError, EddaError, MigrationError
 from edda.storage.shared.migrations import migrations
 from tests.conftest import Database, MakeDatabase
 
+from .conditions import until
 from .conftest import MORTAL, RESTLESS, MakeApp, url_of
-from .facts import until
 
 
 async def test_an_app_that_is_not_started_says_so(database: Database) -> None:
@@ -277,7 +279,7 @@ async def test_a_stored_step_is_not_repeated_by_the_worker_that_took_over(make_a
 async def test_without_auto_migration_an_empty_database_is_refused(make_database: MakeDatabase, kind: str) -> None:
     empty = make_database(kind, fresh=True)
     app = EddaApp("shop", url_of(empty), auto_migrate=False, settings=RESTLESS)
-    with pytest.raises(MigrationError, match=r"0001_core.*edda migrate"):
+    with pytest.raises(MigrationError, match=r"0001_initial.*edda migrate"):
         await app.initialize()
     assert await app.migrate() == tuple(migration.name for migration in migrations(kind))
     await app.initialize()
@@ -335,6 +337,17 @@ async def test_a_step_that_finishes_during_shutdown_may_still_use_the_app(make_a
     await leaving
     await app.initialize()
     assert await app.handle(await app.handle(run_id).result(timeout=10)).result(timeout=10) == "hello late"
+
+
+@pytest.mark.parametrize("url", [5, b"sqlite:///shop.db", Path("shop.db")])
+def test_a_url_that_is_no_str_is_refused_with_an_example(url: Any) -> None:
+    kind = type(url).__name__
+    with pytest.raises(
+        TypeError, match=rf'EddaApp\(db_url=...\): expected .* as a str, not {kind}; write it like db_url="'
+    ):
+        EddaApp("x", url)
+    with pytest.raises(TypeError, match=r"OutboxRelayer\(db_url=...\): expected the URL of the database as a str"):
+        OutboxRelayer(url, "https://example.com/events")
 
 
 def test_an_empty_url_is_not_taken_for_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,10 @@ from edda.workflow.activity import Activity
 from tests.conftest import Database
 from tests.web.calls import ask
 
+from .conditions import until_status
 from .conftest import MORTAL, MakeApp, url_of
-from .facts import until_status
+from .events import result_of, send, start_waiting
 from .histories import entries_of
-from .posting import result_of, send, start_waiting
 from .processes import program
 from .programs import shop
 from .programs.ledger import recorded

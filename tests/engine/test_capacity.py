@@ -10,8 +10,8 @@ import pytest
 from edda import EddaApp, WorkflowContext, activity, workflow
 from edda.engine.settings import Settings
 
+from .conditions import until
 from .conftest import MakeApp
-from .facts import until
 
 TWO = Settings(capacity=2, linger=0.0, sweep=0.1, takeover_grace=0.0, call_timeout=30.0)
 

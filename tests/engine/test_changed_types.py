@@ -18,8 +18,8 @@ from edda.errors import NonDeterminismError
 from edda.workflow.workflow import Workflow, registry
 from tests.conftest import Database, MakeDatabase
 
+from .conditions import reason_of, until_status
 from .conftest import MakeApp
-from .facts import reason_of, until_status
 
 PATIENT = Settings(linger=0.0, sweep=0.1, takeover_grace=0.0, poll=0.1, parked_first=3600.0, parked_most=7200.0)
 """Only a new worker tries a parked run."""

@@ -26,8 +26,9 @@ from edda import (
 from edda.core.model import AcceptResult, EntryKind, NewEvent
 from edda.workflow.workflow import registry
 
+from .conditions import PATIENCE
 from .conftest import MakeApp
-from .facts import PATIENCE
+from .events import result_of, send, until_waiting_for
 from .histories import generation_of, until_recorded
 from .messages import (
     LISTENERS,
@@ -44,7 +45,6 @@ from .messages import (
     start_receiving,
     until_logged,
 )
-from .posting import result_of, send, until_waiting_for
 
 SHORT = 0.05
 
@@ -72,7 +72,7 @@ async def forward_nothing() -> bool:
 
 
 def stop_forwarding(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app.engine.forwarder, "move_batch", forward_nothing)
+    monkeypatch.setattr(app.engine.staging, "move_batch", forward_nothing)
 
 
 # Whoever receives dies
@@ -154,7 +154,7 @@ async def test_a_message_that_went_back_survives_the_crash_of_who_gave_it_back(
     await held.reached()
     await publish(door, "jobs", "work")
     held.let_go()
-    await until_recorded(door, loser, EntryKind.STRAY)
+    await until_recorded(door, loser, EntryKind.LATE_EVENT)
     await kill(first, door)
     second = await make_app()
     assert await run(second, take, 1) == ["work"]

@@ -32,8 +32,7 @@ from edda import (
 from edda.core.channels import ChannelMode, unpack_message
 from edda.core.model import EntryKind, RunId
 from edda.engine.settings import Settings
-from edda.storage.memory.journal import MemoryDatabase
-from edda.storage.memory.storage import MemoryStorage
+from edda.storage.memory.storage import MemoryDatabase, MemoryStorage
 from edda.testing import VirtualApp
 
 CHANNEL = "news"
@@ -302,8 +301,12 @@ class Comparison(RuleBasedStateMachine):
 
     async def received(self, run_id: str) -> list[int]:
         storage, codec = self.app.engine.storage, self.app.engine.codec
-        last = await self.app.engine.read_run(run_id)
-        entries = [entry for gen in range(last.gen + 1) for entry in await storage.history(RunId(run_id), gen)]
+        last = await self.app.client.read_run(run_id)
+        entries = [
+            entry
+            for generation in range(last.generation + 1)
+            for entry in await storage.history(RunId(run_id), generation)
+        ]
         messages = [entry.value for entry in entries if entry.kind is EntryKind.MESSAGE and entry.ok]
         return [unpack_message(codec, value).data for value in messages]
 

@@ -33,8 +33,9 @@ from edda.core.model import BatchResult, EntryKind, Fence, RunWrite
 from edda.errors import NotInWorkflowError, StorageRejectedError
 from edda.workflow.workflow import registry
 
+from .conditions import until_status
 from .conftest import RESTLESS, MakeApp
-from .facts import until_status
+from .events import registered, result_of, send, until_waiting_for
 from .histories import entries_of, generation_of, kinds_in
 from .messages import (
     LISTENERS,
@@ -48,7 +49,6 @@ from .messages import (
     run,
     start_receiving,
 )
-from .posting import registered, result_of, send, until_waiting_for
 
 SHORT = 0.05
 IN_MEMORY = replace(RESTLESS, linger=5.0)
@@ -179,7 +179,7 @@ async def test_a_message_that_comes_with_a_timeout_keeps_its_place_for_the_next_
     held.let_go()
     await send(app, "go")
     assert await result_of(app, run_id) == [0, 1, 2]
-    assert EntryKind.STRAY in await kinds_in(app, run_id)
+    assert EntryKind.LATE_EVENT in await kinds_in(app, run_id)
 
 
 # Competing
@@ -229,7 +229,7 @@ async def test_a_message_that_comes_with_a_timeout_goes_to_another_who_competes(
 
     assert await run(app, patient) == ["work", message_id]
     await until_waiting_for(app, loser, "never:1")
-    assert EntryKind.STRAY in await kinds_in(app, loser)
+    assert EntryKind.LATE_EVENT in await kinds_in(app, loser)
 
 
 async def test_a_message_that_goes_back_is_no_second_message_for_those_who_get_every_one(
@@ -361,7 +361,7 @@ async def test_messages_that_went_back_are_forgotten(make_app: MakeApp, monkeypa
     await publish(app, "jobs", "work")
     held.let_go()
     assert await result_of(app, run_id) == "work"
-    (stray,) = [entry for entry in await app.handle(run_id).history(0) if entry.kind is EntryKind.STRAY]
+    (stray,) = [entry for entry in await app.handle(run_id).history(0) if entry.kind is EntryKind.LATE_EVENT]
     (begun,) = await entries_of(app, run_id, EntryKind.RECUR)
     assert stray.step == "jobs:1"
     assert app.engine.codec.decode(begun.value)[1] == []

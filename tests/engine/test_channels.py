@@ -39,8 +39,9 @@ from edda.errors import NotInWorkflowError, PayloadError, PayloadTooLargeError
 from edda.testing import VirtualApp
 from edda.workflow.workflow import registry
 
+from .conditions import reason_of, until_status
 from .conftest import RESTLESS, MakeApp
-from .facts import reason_of, until_status
+from .events import registered, result_of, send, until_waiting_for
 from .histories import entries_of, kinds_in
 from .messages import (
     LISTENERS,
@@ -54,7 +55,6 @@ from .messages import (
     start_receiving,
     until_logged,
 )
-from .posting import registered, result_of, send, until_waiting_for
 
 SHORT = 0.05
 AT_ONCE = RetryPolicy(initial_interval=0.0, max_attempts=3)
@@ -420,7 +420,7 @@ async def test_a_branch_that_subscribes_later_does_not_begin_the_subscription_of
     app: EddaApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both look where the channel stands; a message comes between the two looks."""
-    last_event, looks = app.engine.last_event, 0
+    last_event, looks = app.client.last_event, 0
 
     async def look_slowly() -> int:
         nonlocal looks
@@ -438,7 +438,7 @@ async def test_a_branch_that_subscribes_later_does_not_begin_the_subscription_of
         await asyncio.gather(speak(), subscribe(ctx, "news"))
         return (await receive(ctx, "news", 20)).data
 
-    monkeypatch.setattr(app.engine, "last_event", look_slowly)
+    monkeypatch.setattr(app.client, "last_event", look_slowly)
     assert await run(app, listen) == "between"
     assert looks == 2
 
@@ -586,13 +586,13 @@ async def test_messages_that_are_too_large_all_together_arrive_all_the_same(
         for number in range(20):
             await publish(ctx, "news", [number, "x" * 1_500_000])
 
-    forward, may_forward = app.engine.forwarder.move_batch, asyncio.Event()
+    forward, may_forward = app.engine.staging.move_batch, asyncio.Event()
 
     async def forward_later() -> bool:
         await may_forward.wait()
         return await forward()
 
-    monkeypatch.setattr(app.engine.forwarder, "move_batch", forward_later)
+    monkeypatch.setattr(app.engine.staging, "move_batch", forward_later)
     await run(app, tell)
     may_forward.set()
     await until_logged(app, "news", 20)
@@ -691,7 +691,7 @@ async def test_receive_without_a_subscription_is_refused(app: EddaApp) -> None:
             await unsubscribe(ctx, "news")
         return complaints
 
-    complaint = "receive('news'): this run is not subscribed to it; subscribe(ctx, 'news') first"
+    complaint = "receive('news'): this run is not subscribed; call subscribe(ctx, 'news') first"
     assert await run(app, listen) == [complaint] * 2
 
 
@@ -706,7 +706,7 @@ async def test_a_second_mode_at_the_same_time_is_refused(app: EddaApp) -> None:
         await subscribe(ctx, "news")
         return str(refused.value)
 
-    complaint = "subscribe('news', 'broadcast'): this run is subscribed to it as 'competing'; unsubscribe first"
+    complaint = "subscribe('news', 'broadcast'): this run is subscribed as 'competing'; unsubscribe first"
     assert await run(app, listen) == complaint
 
 
@@ -758,8 +758,8 @@ async def test_what_belongs_into_a_workflow_is_refused_in_an_activity(app: EddaA
         return await try_all(ctx)
 
     assert await run(app, talk) == [
-        "subscribe() belongs into a workflow's own code, not into an activity",
-        "unsubscribe() belongs into a workflow's own code, not into an activity",
+        "subscribe() works in the code of a workflow only, not in an activity",
+        "unsubscribe() works in the code of a workflow only, not in an activity",
     ]
 
 
@@ -776,8 +776,8 @@ async def test_publishing_through_an_app_in_the_body_of_a_workflow_is_refused(ap
         return complaints
 
     assert await run(app, talk) == [
-        "publish() through an app in the body of a workflow would happen again at every replay: give it ctx",
-        "send_to() through an app in the body of a workflow would happen again at every replay: give it ctx",
+        "publish() through an app in the code of a workflow would be repeated by every replay: pass ctx instead",
+        "send_to() through an app in the code of a workflow would be repeated by every replay: pass ctx instead",
     ]
     assert await logged(app, "news") == []
 
@@ -796,7 +796,7 @@ async def test_a_session_inside_a_workflow_is_refused(app: EddaApp) -> None:
     async def talk(ctx: WorkflowContext) -> None:
         await publish(ctx, "news", 1, session=object())
 
-    with pytest.raises(ValueError, match=r"^publish\(session=\.\.\.\) is for code outside of workflows"):
+    with pytest.raises(ValueError, match=r"^publish\(session=\.\.\.\) is for code outside workflows"):
         await run(app, talk)
 
 

@@ -10,10 +10,10 @@ from edda import EddaApp, RunStatus, WorkflowCancelledError, WorkflowContext, ac
 from edda.core.states import ENDED
 from edda.errors import WorkflowTimeoutError
 
-from .facts import until, until_out_of_memory, until_status
-from .family import endless, runs_of
+from .child_workflows import endless, runs_of
+from .conditions import until, until_out_of_memory, until_status
+from .events import result_of, send
 from .histories import until_born
-from .posting import result_of, send
 
 
 async def test_a_cancel_goes_down_three_levels(app: EddaApp) -> None:

@@ -23,11 +23,11 @@ from edda.core.states import ENDED
 from edda.engine.settings import Settings
 from edda.errors import ArgumentError, ChildDepthError, NotInWorkflowError, PayloadError, WorkflowTimeoutError
 
+from .child_workflows import ShopClosedError, doubling, endless, runs_of
+from .conditions import until_out_of_memory, until_status
 from .conftest import RESTLESS, MakeApp
-from .facts import until_out_of_memory, until_status
-from .family import ShopClosedError, doubling, endless, runs_of
+from .events import result_of, send
 from .histories import entries_of, kinds_in, until_born
-from .posting import result_of, send
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ async def test_a_child_gives_its_result_in_its_own_type(app: EddaApp) -> None:
     assert await kinds_in(app, run_id) == [EntryKind.START, EntryKind.CHILD, EntryKind.TIMER]
     (child,) = await runs_of(app, "pack")
     assert child.startswith("child-")
-    assert (await app.engine.read_run(child)).parent == run_id
+    assert (await app.client.read_run(child)).parent == run_id
 
 
 async def test_a_parent_leaves_memory_while_it_waits_for_its_child(app: EddaApp) -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from edda import EddaApp, RunStatus
-from edda.core.model import MICROSECONDS
+from edda.core.model import MICROSECONDS, WorkerId
+from edda.engine.client import CLOCK_AGE
 from edda.engine.clock import DatabaseClock
-from edda.engine.engine import CLOCK_AGE
+from edda.engine.settings import Settings
+from edda.engine.worker.heartbeat import Heartbeat
+from edda.storage.memory.storage import MemoryHeartbeat, MemoryStorage
 from tests.databases import PostgresServer
 from tests.servers import Unavailable, start_postgres
+from tests.tiers import skip_unless_ci
 
-from .facts import until, until_status
+from .conditions import until, until_status
 from .processes import Process, program
 from .programs import clock as clock_program
 
@@ -79,6 +85,66 @@ def test_the_estimate_follows_a_clock_that_was_set(estimate: DatabaseClock, mono
     assert abs(seconds(estimate) - (5010.0 + jump)) < 0.5
 
 
+class SetBeforeFirstHeartbeat(MemoryStorage):
+    """The database's clock is set after the worker has registered, and before its heartbeat has a connection."""
+
+    def __init__(self, jump: float) -> None:
+        self._offset = 0
+        self._jump = int(jump * MICROSECONDS)
+        super().__init__(now=lambda: time.time_ns() // 1000 + self._offset)
+
+    async def open_heartbeat(self) -> MemoryHeartbeat:
+        self._offset = self._jump
+        return await super().open_heartbeat()
+
+
+@pytest.mark.parametrize("jump", [-HOUR, HOUR], ids=["back", "forward"])
+async def test_a_clock_that_is_set_before_the_first_heartbeat_is_noticed(
+    jump: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = EddaApp("clocks", "memory://", storage=SetBeforeFirstHeartbeat(jump), settings=clock_program.SETTINGS)
+    async with app:
+        await until(lambda: "clock was set by" in caplog.text, "the worker has noticed")
+
+
+class Deaf:
+    """A listener that does nothing."""
+
+    def on_heartbeat(self, database_now: int, sent: float, received: float) -> None: ...
+
+    def on_heartbeat_failed(self, error: Exception) -> None: ...
+
+    def on_taken_over(self) -> None: ...
+
+    def clock_jumped(self) -> None: ...
+
+    def runs_handed_over(self) -> None: ...
+
+
+@pytest.mark.parametrize("jump", [-HOUR, -5.0, 5.0, HOUR])
+async def test_no_worker_is_taken_over_after_a_jump_while_it_may_start_steps(monotonic: Monotonic, jump: float) -> None:
+    """Both had their last answer just before the jump; one has no connection since, the other goes on."""
+    settings = Settings(lease=15.0, heartbeat=3.0, takeover_grace=5.0)
+    cut_off, other = (Heartbeat(MemoryStorage(), WorkerId(f"w{n}"), settings, Deaf(), monotonic) for n in (1, 2))
+    before, offset = monotonic.now, 0.0
+    started_steps, could_take_over = [], []
+    while monotonic.now < before + 40.0:
+        elapsed = monotonic.now - before
+        if elapsed % settings.heartbeat == 0:
+            offset = jump if elapsed > 21.0 else 0.0
+            for heartbeat in (cut_off, other) if elapsed <= 21.0 else (other,):
+                now = int((5000.0 + elapsed + offset) * MICROSECONDS)
+                heartbeat.see_clock(now, monotonic.now, monotonic.now)
+                heartbeat.sent_at = monotonic.now
+        if elapsed > 21.0 + settings.heartbeat:
+            started_steps.append(cut_off.lease_is_safe)
+            could_take_over.append(other.may_take_over)
+        monotonic.now += 0.5
+    assert not [both for both in zip(started_steps, could_take_over, strict=True) if all(both)]
+    assert started_steps[0]
+    assert could_take_over[-1]
+
+
 # Real clocks
 
 
@@ -123,16 +189,15 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, FakeTime]]:
-    folder = tmp_path_factory.mktemp("time")
-    for parent in (folder, *folder.parents[:3]):
-        if parent.owner() == "root" and parent != Path("/tmp"):
-            parent.chmod(0o755)  # the server runs as another user
-    time = FakeTime(folder)
-    try:
-        yield PostgresServer(start_postgres(PostgresServer.answers, environment=time.environment)), time
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+def postgres() -> Iterator[tuple[PostgresServer, FakeTime]]:
+    # Not in pytest's folder: the server runs as another user, and every pytest that starts makes that folder private.
+    with TemporaryDirectory(prefix="edda-time-") as folder:
+        Path(folder).chmod(0o755)
+        time = FakeTime(Path(folder))
+        try:
+            yield PostgresServer(start_postgres(PostgresServer.answers, environment=time.environment)), time
+        except Unavailable as reason:
+            skip_unless_ci(str(reason))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -143,7 +208,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         yield Place(f"sqlite:///{tmp_path}/edda.db", time, log)
     else:
         if library() is None:
-            pytest.skip("needs libfaketime (Debian: faketime)")
+            skip_unless_ci("needs libfaketime (Debian: faketime)")
         server, time = request.getfixturevalue("postgres")
         time.set(0.0)
         url = server.create()

@@ -8,8 +8,8 @@ from contextvars import ContextVar
 
 from edda import EddaApp, RetryPolicy, TerminalError, WorkflowContext, activity, sleep, workflow
 
+from .conditions import until
 from .conftest import MakeApp
-from .facts import until
 
 who: ContextVar[str] = ContextVar("who", default="nobody")
 

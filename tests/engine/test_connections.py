@@ -16,8 +16,8 @@ from edda.storage import sqlalchemy_sessions
 from edda.storage.postgres import PostgresStorage
 from tests.conftest import MakeDatabase
 
+from .conditions import until
 from .conftest import url_of
-from .facts import until
 from .orders import driver_url
 
 OTHERS = {

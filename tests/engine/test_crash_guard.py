@@ -9,14 +9,14 @@ import pytest
 from edda import RetryPolicy, WorkflowContext, activity, sleep, workflow
 from edda.core.codec import Codec
 from edda.core.model import ClaimedRun, Crashes, Entry, EntryKind, RunId, RunWrite, WorkerId, WorkerInfo
-from edda.engine.run.outcome_policy import OutcomePolicy
+from edda.engine.run.outcomes import OutcomePolicy
 from edda.engine.settings import Settings
 from edda.engine.worker.process_deaths import CrashGuard
 from edda.workflow.activity import ActivityCall
 from edda.workflow.execution import Command
 
+from .conditions import until
 from .conftest import MakeApp
-from .facts import until
 
 RUN = RunId("run")
 DEADLY = Crashes(5, 2, 4)
@@ -38,8 +38,7 @@ def judge() -> OutcomePolicy:
 def command(id: str, needs: int, policy: RetryPolicy | None = None) -> Command:
     made = Command(EntryKind.STEP, id, id.partition(":")[0], b"", lambda _: None)
     made.after_entry, made.is_replay = needs, True
-    made.call = ActivityCall.__new__(ActivityCall)
-    object.__setattr__(made.call, "retry_policy", policy)
+    made.call = ActivityCall(print, (), {}, is_async=False, takes_context=False, retry_policy=policy)
     return made
 
 
@@ -172,7 +171,7 @@ async def test_deaths_are_cleared_when_the_steps_in_flight_have_ended(
 
     monkeypatch.setattr(app.engine.storage, "clear_deaths", counted)
     await until(lambda: polls > 5, "steps of another branch ended")
-    assert (await app.engine.read_run(run_id)).deaths == 1
+    assert (await app.client.read_run(run_id)).deaths == 1
     assert cleared == 0
     opened.set()
     await app.handle(run_id).result(timeout=30)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from edda import EddaApp, EventValidationError, WorkflowContext, sleep, wait_event, workflow
 
-from .posting import result_of, send, start_waiting
+from .events import result_of, send, start_waiting
 
 
 class Payment(BaseModel):

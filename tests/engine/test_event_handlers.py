@@ -24,9 +24,9 @@ from edda.cloudevents.event import make
 from edda.core.model import EntryKind
 from edda.errors import EventError
 
+from .conditions import until
 from .conftest import MakeApp
-from .facts import until
-from .posting import result_of, send, start_waiting, stored
+from .events import result_of, send, start_waiting, stored
 
 
 async def runs_of(app: EddaApp, workflow_name: str) -> list[str]:

@@ -28,8 +28,7 @@ from edda import (
 from edda.cloudevents import json_format
 from edda.core.model import Entry, EntryKind, RunId
 from edda.engine.worker.worker import Worker
-from edda.storage.memory.journal import MemoryDatabase
-from edda.storage.memory.storage import MemoryStorage
+from edda.storage.memory.storage import MemoryDatabase, MemoryStorage
 from edda.testing import VirtualApp
 from edda.workflow.children import ChildStarted
 from edda.workflow.context import as_microseconds
@@ -214,15 +213,17 @@ class Comparison(RuleBasedStateMachine):
                 await self.read(id)
         for id, run in tuple(self.model.runs.items()):
             run.follow(self.app.clock.now())
-            record = await self.app.engine.read_run(self.ids[id])
+            record = await self.app.client.read_run(self.ids[id])
             expected = RunStatus.CANCELLED if run.is_cancelled else RunStatus.COMPLETED
             assert record.status is expected if run.is_over else record.ended_at is None, f"{id} is {record.status}"
 
     async def read(self, id: str) -> None:
         """Its story, and those of its children, in the order of their births."""
         storage, run_id = self.app.engine.storage, RunId(self.ids[id])
-        last = await self.app.engine.read_run(run_id)
-        entries = [entry for gen in range(last.gen + 1) for entry in await storage.history(run_id, gen)]
+        last = await self.app.client.read_run(run_id)
+        entries = [
+            entry for generation in range(last.generation + 1) for entry in await storage.history(run_id, generation)
+        ]
         outcomes = tuple(self.outcome(entry) for entry in entries if entry.kind in TOLD)
         self.model.stories[id] = Story(last.created_at, outcomes)
         births = [entry for entry in entries if entry.kind is EntryKind.START]

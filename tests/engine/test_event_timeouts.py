@@ -14,7 +14,7 @@ from edda.core.model import BatchResult, EntryKind, Fence, RunWrite
 from edda.testing import VirtualApp
 
 from .conftest import MakeApp
-from .posting import result_of, send, start_waiting, until_waiting_for
+from .events import result_of, send, start_waiting, until_waiting_for
 
 SHORT = 0.05
 
@@ -111,7 +111,7 @@ async def test_a_timeout_that_won_against_an_event_leaves_it_to_the_next_wait(
     held.let_go.set()
     assert await result_of(app, run_id) == ["late", 7]
     kinds = [(entry.kind, entry.ok) for entry in await app.handle(run_id).history()]
-    assert kinds == [(EntryKind.EVENT, False), (EntryKind.STRAY, True), (EntryKind.EVENT, True)]
+    assert kinds == [(EntryKind.EVENT, False), (EntryKind.LATE_EVENT, True), (EntryKind.EVENT, True)]
 
 
 async def test_an_event_given_back_keeps_its_place_in_the_order(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:

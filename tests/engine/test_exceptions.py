@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from email.message import Message
+from io import BytesIO
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -16,9 +20,12 @@ from edda import (
     WorkflowContext,
     activity,
     sleep,
+    wait_event,
     workflow,
 )
 from edda.errors import RemoteError
+
+from .events import REPLAY, run_with_replay
 
 ONCE = RetryPolicy(max_attempts=1)
 
@@ -32,6 +39,11 @@ class CardRefusedError(Exception):
 
 class NoSeatError(TerminalError):
     pass
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    reason: str
 
 
 def facts(error: BaseException | None) -> Any:
@@ -48,6 +60,8 @@ ERRORS: dict[str, Exception] = {
     "built-in": FileNotFoundError(2, "No such file", "/tmp/x"),
     "own class with its own __init__": CardRefusedError("4711", code=51),
     "key error": KeyError("order"),
+    "error of urllib": HTTPError("https://pay.example", 402, "Payment Required", Message(), BytesIO(b"no")),
+    "frozen dataclass": FrozenError("declined"),
     "group": ExceptionGroup("several", [ValueError("a"), CardRefusedError("1", code=2)]),
 }
 
@@ -73,9 +87,9 @@ async def test_an_exception_of_an_activity_is_the_same_live_and_on_replay(app: E
             except Exception as error:
                 found[name] = facts(error)
         seen.append(found)
-        await sleep(ctx, 0.3)
+        await wait_event(ctx, REPLAY)
 
-    await app.run(collect)
+    await run_with_replay(app, collect)
     assert len(seen) >= 2, "it was replayed"
     assert all(found == seen[0] for found in seen)
     for name, original in ERRORS.items():
@@ -102,10 +116,10 @@ async def test_errors_in_a_task_group_are_the_same_live_and_on_replay(app: EddaA
                     group.create_task(fail(ctx, number))
         except* RetryExhaustedError as errors:
             seen.append(facts(errors))
-        await sleep(ctx, 0.02)
+        await wait_event(ctx, REPLAY)
         return len(seen[-1][4])
 
-    assert await app.run(collect) >= 1
+    assert await run_with_replay(app, collect) >= 1
     assert len(seen) >= 2
     assert all(found == seen[0] for found in seen)
 

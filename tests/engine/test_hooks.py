@@ -10,8 +10,8 @@ import pytest
 from edda import EddaApp, RetryPolicy, RunStatus, TerminalError, WorkflowContext, activity, sleep, workflow
 from edda.core.model import RunId
 
+from .conditions import until, until_status
 from .conftest import MakeApp
-from .facts import until, until_status
 
 
 class Diary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import permutations
 
@@ -15,8 +15,8 @@ from edda.engine.engine import Engine
 from edda.errors import AppError, StorageUnavailableError
 from tests.conftest import Database
 
+from .conditions import until
 from .conftest import RESTLESS, url_of
-from .facts import until
 
 Action = Callable[[EddaApp], Awaitable[object]]
 
@@ -80,9 +80,20 @@ PAIRS = [pytest.param(pair, id="+".join(action.__name__ for action in pair)) for
 SAME = [pytest.param((action, action), id=f"{action.__name__}-twice") for action in ACTIONS]
 
 
+_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def count_own_threads_only() -> None:
+    """A thread that another test left behind in this process is not a fault of the tests here."""
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
 def parts_left() -> set[str]:
-    """Names of this library's threads and tasks that are still there."""
-    threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("edda-")}
+    """Names of this library's threads and tasks that were started in this test and are still there."""
+    own = [thread for thread in threading.enumerate() if thread not in _others]
+    threads = {thread.name for thread in own if thread.name.startswith("edda-")}
     return threads | {task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("edda-")}
 
 
@@ -161,23 +172,24 @@ async def test_two_starts_at_once_register_one_worker(database: Database, count:
         assert count.most == 1
     finally:
         await app.shutdown()
-    assert not parts_left()
+    await until(lambda: not parts_left(), "a connect that was cancelled has ended")
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_start_that_fails_lets_the_next_one_try(
     database: Database, count: Count, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = EddaApp("shop", url_of(database), storage=database.storage(), settings=RESTLESS)
-    prepare, failures = app._prepare_schema, iter([True])
+    storage = database.storage()
+    app = EddaApp("shop", url_of(database), storage=storage, settings=RESTLESS)
+    pending, failures = storage.pending_migrations, iter([True])
 
-    async def fail_once() -> None:
+    async def fail_once() -> Sequence[str]:
         await asyncio.sleep(0.01)
         if next(failures, False):
             raise StorageUnavailableError("away")
-        await prepare()
+        return await pending()
 
-    monkeypatch.setattr(app, "_prepare_schema", fail_once)
+    monkeypatch.setattr(storage, "pending_migrations", fail_once)
     first, second = await asyncio.gather(app.initialize(), app.initialize(), return_exceptions=True)
     assert isinstance(first, StorageUnavailableError)
     assert second is None

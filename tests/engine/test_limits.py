@@ -24,10 +24,10 @@ from edda import (
 from edda.core.model import EntryKind
 from edda.errors import HistoryLimitError, PayloadError
 
+from .conditions import until_status
 from .conftest import RESTLESS, MakeApp
-from .facts import until_status
+from .events import result_of
 from .histories import entries_of, kinds_in, undos_of
-from .posting import result_of
 
 NARROW = replace(RESTLESS, history_warning=5, history_limit=10)
 

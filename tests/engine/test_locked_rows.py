@@ -10,9 +10,9 @@ import pytest
 from edda import EddaApp, RunStatus, WorkflowContext, activity, workflow
 from tests.conftest import Database, MakeDatabase
 
+from .conditions import PATIENCE, until
 from .conftest import MakeApp
-from .facts import PATIENCE, until
-from .past import Access, access
+from .rollback_of_database import Access, access
 
 MANY = 20
 SHARE = {"postgres": "FOR SHARE", "mysql": "LOCK IN SHARE MODE"}
@@ -54,7 +54,7 @@ class Steps:
 async def lock(outsider: Access, database: Database, *run_ids: str) -> None:
     """As a step does that is about to commit."""
     for run_id in run_ids:
-        assert await outsider.fetch(f"SELECT 1 FROM edda_sched WHERE run_id = '{run_id}' {SHARE[database.kind]}")
+        assert await outsider.fetch(f"SELECT 1 FROM edda_open_run WHERE run_id = '{run_id}' {SHARE[database.kind]}")
 
 
 async def check_others(app: EddaApp, steps: Steps) -> None:
@@ -107,7 +107,7 @@ async def test_a_table_that_is_locked_holds_up_all_and_fails_none(make_app: Make
     if database.kind == "mysql":
         pytest.skip("LOCK TABLES there ends with the connection, and waits for every open transaction")
     async with access(database) as outsider:
-        await outsider.fetch("LOCK TABLE edda_sched IN EXCLUSIVE MODE")
+        await outsider.fetch("LOCK TABLE edda_open_run IN EXCLUSIVE MODE")
         steps.let_go.set()
         starting = asyncio.create_task(app.start(steps.job, "other"))
         await asyncio.sleep(2.5)  # two time-outs of the journal

@@ -26,12 +26,12 @@ from edda import (
     wait_event,
     workflow,
 )
-from edda.core.urls import show_url
+from edda.core.redact import show_url
 from edda.engine import log
 from tests.conftest import Database
 
+from .conditions import until, until_status
 from .conftest import MORTAL, RESTLESS, MakeApp, url_of
-from .facts import until, until_status
 from .processes import ROOT, program
 from .programs import logging_worker
 
@@ -168,6 +168,31 @@ async def all_attempts_fail(app: EddaApp) -> None:
     async def order(ctx: WorkflowContext) -> None:
         await broken(ctx)
 
+    await ends(app, order)
+
+
+@situation(
+    warning("result_mismatch", step="total:1", path=".amount", error="expected int, got str", run="A-17"),
+    warning("result_mismatch", step="order", path="", error="expected int, got str"),
+)
+async def results_do_not_fit_their_annotations(app: EddaApp) -> None:
+    @dataclass
+    class Total:
+        amount: int
+
+    @activity
+    async def total(ctx: WorkflowContext) -> Any:
+        wrong: Any = "9"
+        return Total(wrong)
+
+    @workflow
+    async def order(ctx: WorkflowContext) -> Any:
+        await total(ctx)
+        await sleep(ctx, 0.02)  # it leaves memory and is replayed
+        return "9"
+
+    total.signature.__dict__["returns"] = Total
+    order.signature.__dict__["returns"] = int
     await ends(app, order)
 
 
@@ -314,7 +339,7 @@ async def many_parked_runs(app: EddaApp) -> None:
     runs = [await app.start(order) for _ in range(20)]
     for run in runs:
         await until_status(app, run, RunStatus.PARKED)
-        await app.engine.resume_run(run)  # it is parked once more
+        await app.client.resume_run(run)  # it is parked once more
     for run in runs:
         await until_status(app, run, RunStatus.PARKED)
     await app.shutdown()
@@ -332,7 +357,7 @@ async def a_parked_run_that_goes_on(app: EddaApp) -> None:
     run = await app.start(order.options(id="A-17"))
     await until_status(app, run, RunStatus.PARKED)
     is_mended = True
-    await app.engine.resume_run(run)
+    await app.client.resume_run(run)
     await until_status(app, run, RunStatus.COMPLETED)
 
 

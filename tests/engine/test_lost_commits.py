@@ -18,9 +18,9 @@ from edda.errors import StorageUnavailableError
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database
 
+from .conditions import PATIENCE, until
 from .conftest import MORTAL, MakeApp
-from .facts import PATIENCE, until
-from .past import Past
+from .rollback_of_database import Past
 
 MANY = 20
 

@@ -12,9 +12,9 @@ from edda import EddaApp, WorkflowContext, wait_event, workflow
 from edda.core.codec import Codec
 from edda.core.model import RunId
 
+from .conditions import reason_of
 from .conftest import MakeApp
-from .facts import reason_of
-from .posting import result_of, send, start_waiting
+from .events import result_of, send, start_waiting
 
 
 async def test_each_order_gets_its_own_payment(app: EddaApp) -> None:
@@ -164,7 +164,7 @@ async def check_nothing_is_readable(app: EddaApp, run_ids: list[str]) -> None:
     assert found is not None
     bodies = [found.event.body]
     for run_id in run_ids:
-        record = await app.engine.read_run(run_id)
+        record = await app.client.read_run(run_id)
         bodies += [record.input, record.value or b""]
         bodies += [part for entry in await storage.history(record.run_id) for part in (entry.input, entry.value)]
     assert not any(b"secret" in body or b"order_id" in body for body in bodies)

@@ -11,10 +11,10 @@ from edda import EddaApp, RunStatus, WorkflowContext, activity, sleep, workflow
 from edda.core.model import EntryKind
 from tests.conftest import Database, OnServer
 
+from .conditions import until
 from .conftest import MORTAL, MakeApp
-from .facts import until
 
-TABLES = ("edda_hist", "edda_sched", "edda_fence", "edda_worker", "edda_result", "edda_run", "edda_delivery")
+TABLES = ("edda_history", "edda_open_run", "edda_fence", "edda_worker", "edda_result", "edda_run", "edda_inbox")
 RENAME = {"postgres": "ALTER TABLE {} RENAME TO {}", "mysql": "RENAME TABLE {} TO {}"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from sqlalchemy import text
@@ -13,6 +13,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from edda import EddaApp, RetryPolicy, WorkflowContext, activity, workflow
 from edda.databases import open_storage
+from edda.databases import url_of as url_of_engine
+from edda.storage.postgres.target import PostgresTarget
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database, MakeDatabase, OnServer
 
@@ -110,6 +112,13 @@ def test_an_option_that_is_not_known_is_named(url: str, words: str) -> None:
 )
 def test_an_option_that_is_known_is_taken(url: str) -> None:
     open_storage(url)
+
+
+@pytest.mark.databases("postgres")
+@pytest.mark.parametrize("url", ["postgresql://shop@a:1,b:2/db", "postgresql+asyncpg://shop@/db?host=a:1&host=b:2"])
+def test_all_hosts_of_a_url_are_used(url: str) -> None:
+    target = PostgresTarget(url_of_engine(create_async_engine(url)) if "+" in url else url)
+    assert "a:1,b:2" in unquote(target._dsn)
 
 
 async def test_options_of_the_url_reach_sessions_as_well(make_database: MakeDatabase) -> None:

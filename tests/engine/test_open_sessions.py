@@ -17,7 +17,7 @@ from edda.storage.sqlite.connection import Connection
 from tests.conftest import Database
 from tests.web.calls import ask
 
-from .facts import PATIENCE, until
+from .conditions import PATIENCE, until
 
 SOON = 4.0
 """Seconds; the page gives up after five."""
@@ -102,6 +102,18 @@ async def test_looking_does_not_wait_for_a_step_that_holds_its_transaction(app: 
     assert not late
 
 
+async def test_looking_does_not_wait_for_writers_that_wait_for_the_step(app: EddaApp, holding: Holding) -> None:
+    sending = asyncio.create_task(app.send_event("paid", "/bank", {}))
+    await until(lambda: not app.engine.ingest.is_idle, "an event is being stored")
+    for _ in range(3):  # the first may come before the writer's thread waits for the lock
+        for name in ("status", "history", "find", "a run"):
+            async with asyncio.timeout(SOON):
+                await LOOKS[name](app)
+    holding.let_go.set()
+    await asyncio.wait([sending])
+    assert await app.handle("book-1").result(timeout=PATIENCE) == "held"
+
+
 async def test_a_reader_that_lost_its_connection_opens_another_meanwhile(app: EddaApp, holding: Holding) -> None:
     storage = app.engine.storage
     assert isinstance(storage, SQLiteStorage)
@@ -109,7 +121,7 @@ async def test_a_reader_that_lost_its_connection_opens_another_meanwhile(app: Ed
     def fail(db: Connection) -> None:
         raise StorageUnavailableError("the connection was lost on purpose")
 
-    for ask_storage in (storage._read, storage._query):
+    for ask_storage in (storage._pool.read, storage._pool.query):
         with pytest.raises(StorageUnavailableError):
             await asyncio.wait_for(ask_storage(fail), SOON)
         assert await asyncio.wait_for(ask_storage(lambda db: db.row("SELECT 1")), SOON) == (1,)

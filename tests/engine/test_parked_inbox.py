@@ -31,9 +31,9 @@ from edda.engine.settings import Settings
 from edda.workflow.workflow import Workflow
 from tests.conftest import Database
 
-from .bookings import bookings
+from .compensated_activity import bookings
+from .conditions import reason_of, until, until_status
 from .conftest import MakeApp, url_of
-from .facts import reason_of, until, until_status
 
 PATIENT = Settings(linger=0.0, sweep=0.1, takeover_grace=0.0, poll=0.1, parked_first=3600.0, parked_most=7200.0)
 """Only a new worker tries a parked run."""
@@ -177,12 +177,12 @@ async def test_a_parked_run_rests_when_something_arrives(
     async with shop.counted() as app:
         await until_status(app, run_id, RunStatus.PARKED)
         await until_parked_is_logged(caplog)
-        before = await app.engine.read_run(run_id)
+        before = await app.client.read_run(run_id)
         caplog.clear()
         for _ in range(5):
             await DELIVERIES[kind](app, run_id)
         await asyncio.sleep(0.5)
-        after = await app.engine.read_run(run_id)
+        after = await app.client.read_run(run_id)
     assert (after.status, after.reason, after.ready_at) == (RunStatus.PARKED, before.reason, before.ready_at)
     assert not parked_lines(caplog)
 
@@ -204,12 +204,13 @@ async def test_a_cancel_of_a_parked_run_ends_it_and_says_what_was_not_undone(sho
     app = await shop.open(shop.wrong)
     await until_status(app, run_id, RunStatus.PARKED)
     assert await app.handle(run_id).cancel("fraud")
-    with pytest.raises(WorkflowCancelledError, match=r"fraud .*no compensation was run.*book:1.*NonDeterminismError"):
+    expected = r"fraud .*none of its compensations ran.*book:1.*NonDeterminismError"
+    with pytest.raises(WorkflowCancelledError, match=expected):
         await app.handle(run_id).result(timeout=30)
     assert await app.handle(run_id).status() is RunStatus.CANCELLED
     assert shop.log == ["book flight"]
     kinds = [entry.kind for entry in await app.handle(run_id).history()]
-    assert kinds[-2:] == [EntryKind.STRAY, EntryKind.CANCEL], "what it had not read is recorded"
+    assert kinds[-2:] == [EntryKind.LATE_EVENT, EntryKind.CANCEL], "what it had not read is recorded"
 
 
 async def test_a_cancel_of_a_parked_run_undoes_all_if_the_code_fits_again(shop: Shop) -> None:
@@ -243,17 +244,17 @@ async def test_a_second_cancel_ends_a_run_that_was_cancelled_before_it_was_parke
     wrong = await shop.open(shop.wrong)
     await until_status(wrong, run_id, RunStatus.PARKED)
     assert await wrong.handle(run_id).cancel("really")
-    with pytest.raises(WorkflowCancelledError, match=r"not wanted .*no compensation"):
+    with pytest.raises(WorkflowCancelledError, match=r"not wanted .*none of its compensations"):
         await wrong.handle(run_id).result(timeout=30)
 
 
 async def test_a_run_parked_while_it_undoes_stays_parked_when_it_is_cancelled(make_app: MakeApp) -> None:
-    undoing, log = asyncio.Event(), list[str]()
+    compensating, log = asyncio.Event(), list[str]()
     is_slow = True
 
     @compensation
     async def unbook(ctx: WorkflowContext, what: str) -> None:
-        undoing.set()
+        compensating.set()
         if is_slow:
             await asyncio.Event().wait()
         log.append(f"unbook {what}")
@@ -275,7 +276,7 @@ async def test_a_run_parked_while_it_undoes_stays_parked_when_it_is_cancelled(ma
 
     first = await make_app(workflows=[right], settings=PATIENT)
     run_id = await first.start(right)
-    await undoing.wait()
+    await compensating.wait()
     await first.shutdown(grace=0.0)
     second = await make_app(workflows=[wrong], settings=PATIENT)
     await until_status(second, run_id, RunStatus.PARKED)
@@ -309,7 +310,7 @@ async def test_a_parked_child_ends_with_its_cancelled_parent(make_app: MakeApp) 
     first = await make_app(workflows=[right, parent], settings=PATIENT)
     parent_id = await first.start(parent)
     await until_status(first, parent_id, RunStatus.WAITING_FOR_CHILD)
-    (child,) = await first.engine.find_runs(RunFilter(workflow="child"))
+    (child,) = await first.client.find_runs(RunFilter(workflow="child"))
     await until_status(first, child.run_id, RunStatus.WAITING_FOR_EVENT)
     await first.shutdown(grace=0.0)
     second = await make_app(workflows=[wrong, parent], settings=PATIENT)
@@ -334,7 +335,7 @@ async def test_the_rest_of_a_parked_run_grows_with_each_try(make_app: MakeApp) -
     due: list[int] = []
 
     async def rested() -> bool:
-        record = await app.engine.read_run(run_id)
+        record = await app.client.read_run(run_id)
         if record.status is RunStatus.PARKED and record.ready_at is not None and record.ready_at not in due:
             due.append(record.ready_at)
         return len(due) >= 4

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from edda import EddaApp, RunStatus, WorkflowContext, activity, workflow
 
-from .facts import reason_of, until_status
+from .conditions import reason_of, until_status
 
 Body = Callable[[], Awaitable[object]]
 

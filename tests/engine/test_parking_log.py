@@ -8,8 +8,7 @@ import pytest
 
 from edda.core.codec import Codec
 from edda.core.model import RunId
-from edda.engine.log import RunLog
-from edda.engine.parking_log import EVERY, ParkingLog
+from edda.engine.log import PARKED_INTERVAL, ParkingLog, RunLog
 
 
 class Clock:
@@ -44,7 +43,7 @@ def test_a_bad_deploy_writes_two_lines_a_minute(
         "run A-0 of order is parked, next try at noon: NonDeterminismError: A-0 at entry 0"
     ]
     caplog.clear()
-    clock.now += EVERY
+    clock.now += PARKED_INTERVAL
     parking_log.summarize()
     parking_log.summarize()
     assert [record.getMessage() for record in caplog.records] == [
@@ -59,7 +58,7 @@ def test_another_minute_workflow_or_reason_is_told_in_full(
     park(parking_log, "A-1")
     park(parking_log, "B-1", workflow="invoice")
     park(parking_log, "A-2", reason="DeadlockError")
-    clock.now += EVERY
+    clock.now += PARKED_INTERVAL
     park(parking_log, "A-1")
     assert [vars(record)["edda_run"] for record in caplog.records] == ["A-1", "B-1", "A-2", "A-1"]
     assert {vars(record)["edda_line"] for record in caplog.records} == {"run_parked"}

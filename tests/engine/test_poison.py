@@ -13,8 +13,8 @@ from edda import EddaApp, RetryPolicy, RunStatus, WorkflowContext, activity, sle
 from edda.errors import PayloadTooLargeError
 from edda.workflow.workflow import Workflow
 
+from .conditions import until_status
 from .conftest import MakeApp
-from .facts import until_status
 
 ONCE = RetryPolicy(max_attempts=1)
 

@@ -11,8 +11,8 @@ import pytest
 from edda import EddaApp, RunStatus
 from tests.conftest import Database
 
+from .conditions import reason_of, until
 from .conftest import MakeApp, url_of
-from .facts import reason_of, until
 from .processes import Process, program
 from .programs.killer import (
     counted_killer,
@@ -66,7 +66,7 @@ async def start_innocents(app: EddaApp, count: int, seconds: float) -> list[str]
 async def until_ended(app: EddaApp, run_ids: list[str], within: float = 120.0) -> None:
     async def ended() -> bool:
         await asyncio.sleep(0.1)
-        return all([(await app.engine.read_run(run_id)).ended_at is not None for run_id in run_ids])
+        return all([(await app.client.read_run(run_id)).ended_at is not None for run_id in run_ids])
 
     await until(ended, f"{len(run_ids)} runs ended", within)
 
@@ -93,10 +93,10 @@ async def test_a_step_that_kills_its_process_is_parked_and_the_runs_beside_it_co
         reason = await reason_of(client, "killer")
         assert reason.startswith(f"ProcessDiedError: {deaths} processes died")
         assert "die:1" in reason
-        assert (await client.engine.read_run("killer")).deaths == deaths
+        assert (await client.client.read_run("killer")).deaths == deaths
         for run_id in innocents:
             assert await client.handle(run_id).status() is RunStatus.COMPLETED
-        await client.engine.resume_run("killer")
+        await client.client.resume_run("killer")
         await until(lambda: supervisor.deaths > deaths, "it is tried again after it was resumed by hand", 60)
 
 
@@ -156,12 +156,12 @@ async def test_processes_that_are_asked_to_stop_are_no_deaths(client: EddaApp, s
     await client.start(innocent.options(id="long"), 600.0)
 
     async def is_owned() -> bool:
-        return (await client.engine.read_run("long")).owner is not None
+        return (await client.client.read_run("long")).owner is not None
 
     for _ in range(10 if shared_database.kind == "sqlite" else 3):
         async with program("killer", url_of(shared_database)) as process:
             await until(is_owned, "it is claimed")
             process.stop()
             await process.ended()
-    record = await client.engine.read_run("long")
+    record = await client.client.read_run("long")
     assert (record.status, record.deaths) == (RunStatus.RUNNING, 0)

@@ -22,8 +22,8 @@ from edda import (
 )
 from edda.core.model import EntryKind
 
+from .conditions import until
 from .conftest import MORTAL, MakeApp
-from .facts import until
 
 on_two_databases = pytest.mark.parametrize("database", ["memory", "sqlite"], indirect=True)
 

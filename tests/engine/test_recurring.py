@@ -29,10 +29,10 @@ from edda.core.model import EntryKind, RunId
 from edda.errors import ArgumentError, NotInWorkflowError, RetryExhaustedError, WorkflowTimeoutError
 from edda.testing import VirtualApp
 
+from .conditions import until, until_status
 from .conftest import RESTLESS, MakeApp
-from .facts import until, until_status
+from .events import result_of, send, start_waiting, until_waiting_for
 from .histories import entries_by_generation, generation_of
-from .posting import result_of, send, start_waiting, until_waiting_for
 
 QUICK = replace(RESTLESS, linger=0.5)
 """What is due soon stays in memory."""
@@ -172,7 +172,7 @@ async def test_the_place_in_the_events_of_each_match_is_carried_over(app: EddaAp
     for note in ("A1", "A2", "A3", "B1", "B2", "B3"):
         await send(app, "paid", {"order": note[0], "note": note})
     assert await result_of(app, run_id) == ["A1", "B1", "A2", "B2", "B3", "A3"]
-    received, (recurred, *_) = [await app.engine.storage.history(RunId(run_id), gen) for gen in (1, 2)]
+    received, (recurred, *_) = [await app.engine.storage.history(RunId(run_id), generation) for generation in (1, 2)]
     floors, given_back, *_ = app.engine.codec.decode(recurred.value)
     numbers = [entry.event for entry in received if entry.kind is EntryKind.EVENT]
     assert (sorted(floors.values()), given_back) == (numbers, []), "nothing that was read is gone through again"
@@ -378,7 +378,7 @@ async def test_only_the_workflow_itself_can_begin_anew(app: EddaApp) -> None:
         return said
 
     in_branch, in_activity = await app.run(work)
-    assert "not into a branch" in in_branch
+    assert "not in another task" in in_branch
     assert "in an activity" in in_activity
 
 
@@ -477,7 +477,7 @@ async def test_a_deadline_that_passes_when_the_code_is_done_stops_the_next_gener
         await sleep(ctx, 3600)
 
     run_id = await app.start(restless.options(timeout=1.0))
-    record = await app.engine.read_run(run_id)
+    record = await app.client.read_run(run_id)
     assert record.deadline is not None
     deadline = record.deadline
 

@@ -9,11 +9,11 @@ import pytest
 
 from edda import EddaApp, WorkflowContext, publish, receive, send_to, sleep, subscribe, wait_event, workflow
 
+from .conditions import until_out_of_memory
 from .conftest import MakeApp
-from .facts import until_out_of_memory
+from .events import registered, result_of, send, until_waiting_for
 from .histories import generation_of
 from .messages import Held, is_received, kill, publish_all, start_receiving, until_logged
-from .posting import registered, result_of, send, until_waiting_for
 
 
 async def test_a_message_published_in_workflow_code_goes_out_once_however_often_it_is_replayed(app: EddaApp) -> None:

@@ -20,13 +20,15 @@ from edda import (
     WorkflowContext,
     activity,
     sleep,
+    wait_event,
     wait_timer,
     workflow,
 )
 from edda.errors import ArgumentError, PayloadError
 
+from .conditions import reason_of, until_status
 from .conftest import MakeApp
-from .facts import reason_of, until_status
+from .events import REPLAY, run_with_replay
 
 
 class Item(BaseModel):
@@ -191,10 +193,10 @@ async def test_values_have_the_same_types_live_and_on_replay(app: EddaApp) -> No
     async def order(ctx: WorkflowContext) -> int:
         values = await items(ctx), await counts(ctx), await spot(ctx)
         seen.append(repr(values))
-        await sleep(ctx, 0.3)
+        await wait_event(ctx, REPLAY)
         return values[0][0].price + values[2][0].x
 
-    assert await app.run(order) == 3
+    assert await run_with_replay(app, order) == 3
     assert len(seen) >= 2, "it was replayed"
     assert set(seen) == {repr(([Item(name="pen", price=2)], {1: "one"}, (Spot(1, 2), 3)))}
 

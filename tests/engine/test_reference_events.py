@@ -22,9 +22,9 @@ from tests.conftest import Database, MakeDatabase
 from tests.web.calls import EVENT, Reply, ask
 from tests.web.servers import Server, running
 
+from .conditions import until_out_of_memory
 from .conftest import RESTLESS, MakeApp, url_of
-from .facts import until_out_of_memory
-from .posting import registered, result_of, send, start_waiting, stored, until_waiting_for
+from .events import registered, result_of, send, start_waiting, stored, until_waiting_for
 from .programs import inbox
 
 NEWS_ONLY = replace(RESTLESS, poll=60.0)
@@ -63,6 +63,7 @@ async def test_an_event_wakes_the_run_of_another_process_every_time(make_app: Ma
     assert await result_of(door, run_id) == list(range(8))
 
 
+@pytest.mark.databases("sqlite")
 async def test_half_a_body_and_a_disconnect_harm_nobody(make_database: MakeDatabase) -> None:
     """W5: a sender that goes away in the middle costs nothing, and the next one is served."""
     async with served(make_database("sqlite")) as server:

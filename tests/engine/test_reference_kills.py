@@ -93,7 +93,7 @@ async def test_a_timer_fires_on_time_after_a_graceful_restart(make_app: MakeApp,
     await first.shutdown()
     second = await make_app(workflows=shop.WORKFLOWS)
     assert await second.handle(run_id).result(timeout=30) == "parcel done"
-    record = await second.engine.read_run(run_id)
+    record = await second.client.read_run(run_id)
     assert record.ended_at is not None
     assert 0.6 <= (record.ended_at - record.created_at) / 1e6 < 6
 

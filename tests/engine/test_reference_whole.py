@@ -22,10 +22,10 @@ from edda import (
 )
 from edda.core.model import EntryKind
 
+from .conditions import until
 from .conftest import MORTAL, MakeApp
-from .facts import until
+from .events import result_of, send, start_waiting
 from .histories import generation_of, undos_of, until_recorded
-from .posting import result_of, send, start_waiting
 
 
 async def test_what_was_registered_once_is_undone_once_however_often_the_run_is_replayed(app: EddaApp) -> None:

@@ -22,8 +22,8 @@ from edda import (
 from edda.errors import AppError
 from tests.conftest import Database, MakeDatabase, OnServer
 
+from .conditions import until
 from .conftest import MORTAL, MakeApp
-from .facts import until
 
 
 @pytest.fixture

@@ -30,10 +30,10 @@ from edda.core.model import EntryKind
 from edda.engine.settings import Settings
 from edda.errors import EventTimeoutError, EventValidationError, HistoryLimitError
 
+from .conditions import reason_of, until, until_out_of_memory, until_status
 from .conftest import MakeApp
-from .facts import reason_of, until, until_out_of_memory, until_status
+from .events import registered, result_of, send, start_waiting, until_waiting_for
 from .messages import logged, start_receiving
-from .posting import registered, result_of, send, start_waiting, until_waiting_for
 
 BAD: list[Any] = [{"amount": "much"}, {"order_id": "A"}, None, [], "text", 7, b"\x00\xff"]
 GOOD = {"order_id": "A", "amount": 3}
@@ -84,7 +84,8 @@ async def test_a_malformed_event_does_not_end_the_wait(
             await send(app, "paid", data, id=f"bad-{number}")
         await until_rejected(app, run_id, len(BAD))
         await until_waiting_for(app, run_id, step)
-        assert await app.handle(run_id).status() is RunStatus.WAITING_FOR_EVENT
+        # The wait is registered while the run is still in memory; its status changes when it leaves.
+        await until_status(app, run_id, RunStatus.WAITING_FOR_EVENT)
         await send(app, "paid", GOOD)
         assert await result_of(app, run_id) == 3
     assert await rejected(app, run_id) == [(step, True)] * len(BAD)
@@ -241,7 +242,7 @@ async def test_a_model_that_no_longer_takes_what_was_accepted_parks_the_run(app:
     await until_out_of_memory(app)
     models.append(Stricter)
     await until_status(app, run_id, RunStatus.PARKED)
-    assert "'paid:1' accepted its data when it came" in await reason_of(app, run_id)
+    assert "'paid:1' accepted its data when it arrived" in await reason_of(app, run_id)
     models.append(Payment)
     await app.control.resume_run(run_id)
     assert await result_of(app, run_id) == 3

@@ -14,8 +14,8 @@ import pytest
 from edda import EddaApp, RetryPolicy, RunStatus, WorkflowContext, activity, sleep, workflow
 from edda.errors import NotInWorkflowError
 
+from .conditions import reason_of, until_status
 from .conftest import MakeApp
-from .facts import reason_of, until_status
 
 
 async def test_clock_ids_and_chance_are_the_same_on_replay(app: EddaApp) -> None:

@@ -22,15 +22,15 @@ from edda import (
     wait_event,
     workflow,
 )
-from edda.control.views import BulkOrder, RunSearch
+from edda.control.views import BulkRequest, RunSearch
 from edda.core.codec import Codec
 from edda.core.model import Entry, EntryKind, RunId, RunRecord, Wait
 from edda.core.states import WAITING
 from edda.errors import ActionRefusedError, InstanceNotFoundError
 from edda.workflow.workflow import Workflow
 
+from .conditions import until, until_out_of_memory, until_status
 from .conftest import MakeApp
-from .facts import until, until_out_of_memory, until_status
 
 HOUR = 3600.0
 RUN = "run-1"
@@ -39,7 +39,7 @@ State = tuple[RunRecord, tuple[Wait, ...], tuple[Entry, ...]]
 
 async def state_of(app: EddaApp, run_id: str = RUN) -> State:
     storage = app.engine.storage
-    record = await app.engine.read_run(run_id)
+    record = await app.client.read_run(run_id)
     return record, await storage.waits(RunId(run_id)), await app.handle(run_id).history()
 
 
@@ -47,7 +47,7 @@ async def until_waits(app: EddaApp, described: str) -> None:
     """It has left memory, and its record says what it waits for."""
 
     async def waits() -> bool:
-        record = await app.engine.read_run(RUN)
+        record = await app.client.read_run(RUN)
         return record.owner is None and described in f"{record.status.value} {record.reason}"
 
     await until(waits, f"{RUN} waits: {described}")
@@ -306,7 +306,7 @@ class Counted:
 
     async def until_waiting(self, app: EddaApp) -> None:
         async def waits() -> bool:
-            record = await app.engine.read_run(RUN)
+            record = await app.client.read_run(RUN)
             return record.status in WAITING and record.owner is None
 
         await until(waits, f"{RUN} waits")
@@ -347,7 +347,7 @@ async def test_what_arrives_while_a_run_is_resumed_is_received_once(
     assert await app.handle(RUN).result(30.0) == result
     _, waits, history = await state_of(app)
     assert waits == ()
-    events = [entry.event for entry in history if entry.event is not None and entry.kind is not EntryKind.STRAY]
+    events = [entry.event for entry in history if entry.event is not None and entry.kind is not EntryKind.LATE_EVENT]
     assert len(events) == len(set(events))
 
 
@@ -400,7 +400,7 @@ async def test_all_waiting_runs_of_a_workflow_are_resumed_at_once(make_app: Make
     await until_status(app, "run-2", RunStatus.WAITING_FOR_EVENT)
     await until_out_of_memory(app)
     calls = order.calls
-    done = await app.control.act_on_runs(BulkOrder("resume", search=RunSearch(workflow="order")))
+    done = await app.control.act_on_runs(BulkRequest("resume", search=RunSearch(workflow="order")))
     assert (done.done, done.count) == (True, 2)
     await until(lambda: order.calls == calls + 2, "both were replayed")
     await order.until_waiting(app)

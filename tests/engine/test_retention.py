@@ -12,13 +12,13 @@ import pytest
 from edda import EddaApp, WorkflowContext, activity, wait_event, workflow
 from edda.core.model import RunId
 from edda.engine.settings import Settings
-from edda.engine.worker.pruner import Pruner
+from edda.engine.worker.maintenance import Pruner
 from edda.errors import InstanceNotFoundError
 from edda.testing import VirtualApp, VirtualClock
 
+from .conditions import until
 from .conftest import MakeApp
-from .facts import until
-from .posting import registered, result_of, send, start_waiting, stored, until_waiting_for
+from .events import registered, result_of, send, start_waiting, stored, until_waiting_for
 
 DAY = 86_400_000_000
 
@@ -45,7 +45,7 @@ async def test_events_go_when_they_are_old_and_not_before(app: EddaApp) -> None:
 
 
 async def test_more_than_one_batch_of_events_goes_at_once(app: EddaApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edda.engine.worker.pruner.BATCH", 10)
+    monkeypatch.setattr("edda.engine.worker.maintenance.PRUNE_BATCH", 10)
     await asyncio.gather(*(send(app, "paid", number) for number in range(36)))
     assert await prune(app, 8) == 35
     assert len(await ids(app)) == 1

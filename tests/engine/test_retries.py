@@ -22,8 +22,8 @@ from edda import (
 from edda.core.model import EntryKind
 from edda.testing import VirtualApp
 
+from .conditions import until, until_out_of_memory
 from .conftest import MORTAL, MakeApp
-from .facts import until, until_out_of_memory
 
 AT_ONCE = RetryPolicy(initial_interval=0.0, max_attempts=3)
 

@@ -24,7 +24,7 @@ from edda import (
 from edda.errors import ArgumentError, NotInWorkflowError, RetryExhaustedError
 from edda.workflow.activity import Activity
 
-from .posting import result_of
+from .events import result_of
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def test_the_order_of_the_decorators_is_checked() -> None:
 
 
 def test_what_cannot_be_called_cannot_undo() -> None:
-    with pytest.raises(TypeError, match="needs a function, got 'refund'"):
+    with pytest.raises(TypeError, match="expected a function, got 'refund'"):
         on_failure("refund")  # type: ignore[arg-type]
 
 

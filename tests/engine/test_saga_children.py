@@ -16,11 +16,11 @@ from edda import (
     workflow,
 )
 
-from .bookings import bookings
+from .compensated_activity import bookings
+from .conditions import until_status
 from .conftest import MakeApp
-from .facts import until_status
+from .events import result_of, send
 from .histories import until_born
-from .posting import result_of, send
 
 
 async def test_a_child_that_fails_is_undone_before_its_parent(app: EddaApp) -> None:

@@ -23,11 +23,11 @@ from edda import (
 )
 from edda.core.model import EntryKind
 
-from .bookings import ONCE, bookings, failure_of
+from .compensated_activity import ONCE, bookings, failure_of
+from .conditions import until_out_of_memory, until_status
 from .conftest import MakeApp
-from .facts import until_out_of_memory, until_status
+from .events import result_of
 from .histories import entries_of, until_recorded
-from .posting import result_of
 
 
 async def test_branches_that_are_under_way_end_before_anything_is_undone(app: EddaApp) -> None:

@@ -23,28 +23,16 @@ from edda import (
 from edda.core.model import EntryKind
 from edda.errors import WorkflowTimeoutError
 
-from .bookings import SOON, bookings
-from .facts import until_status
+from .compensated_activity import SOON, bookings, order_with_slow_refund
+from .conditions import until_status
+from .events import result_of, start_waiting
 from .histories import kinds_in, until_recorded
-from .posting import result_of, start_waiting
 
 
 async def test_a_cancel_while_undoing_is_recorded_and_moves_nothing(app: EddaApp) -> None:
     log: list[str] = []
     begun, go = asyncio.Event(), asyncio.Event()
-    book = bookings(log)
-
-    @compensation
-    async def refund(ctx: WorkflowContext) -> None:
-        begun.set()
-        await go.wait()
-        log.append("refund")
-
-    @workflow
-    async def order(ctx: WorkflowContext) -> None:
-        await book(ctx, "flight")
-        register_compensation(ctx, refund)
-        raise ValueError("sold out")
+    order = order_with_slow_refund(log, begun, go)
 
     run_id = await app.start(order)
     await begun.wait()

@@ -24,11 +24,11 @@ from edda import (
 )
 from edda.core.model import EntryKind
 
-from .bookings import ONCE, SOON, bookings, failure_of
+from .compensated_activity import ONCE, SOON, bookings, failure_of, order_with_slow_refund
+from .conditions import until_status
 from .conftest import MakeApp
-from .facts import until_status
+from .events import result_of, send, start_waiting
 from .histories import entries_of, kinds_in, undos_of, until_recorded
-from .posting import result_of, send, start_waiting
 
 
 async def test_what_was_done_is_undone_once_and_the_last_first(app: EddaApp) -> None:
@@ -290,19 +290,7 @@ async def test_an_undo_without_a_policy_is_tried_again_by_that_of_the_app(make_a
 async def test_a_run_that_undoes_says_so_also_after_a_restart(make_app: MakeApp) -> None:
     log: list[str] = []
     begun, go = asyncio.Event(), asyncio.Event()
-    book = bookings(log)
-
-    @compensation
-    async def refund(ctx: WorkflowContext) -> None:
-        begun.set()
-        await go.wait()
-        log.append("refund")
-
-    @workflow
-    async def order(ctx: WorkflowContext) -> None:
-        await book(ctx, "flight")
-        register_compensation(ctx, refund)
-        raise ValueError("sold out")
+    order = order_with_slow_refund(log, begun, go)
 
     first = await make_app()
     run_id = await first.start(order)

@@ -28,7 +28,7 @@ from edda.errors import AppError, EventDeliveryError, EventError, NotInWorkflowE
 from tests.conftest import Database
 
 from .conftest import MakeApp, url_of
-from .posting import result_of, send, start_waiting, stored
+from .events import result_of, send, start_waiting, stored
 
 AT_ONCE = RetryPolicy(initial_interval=0.0, max_attempts=3)
 

@@ -17,14 +17,16 @@ import pytest
 from edda import EddaApp, WorkflowContext, activity, workflow
 from edda.engine.settings import Settings
 from edda.errors import StorageUnavailableError
-from edda.storage.sqlite import faults, slow_write
-from edda.storage.sqlite.slow_write import SlowWrite
+from edda.storage.sqlite import faults, journal
+from edda.storage.sqlite.journal import SlowWriteLog
 
-from .facts import until
+from .conditions import until
 
-FILE = "edda.storage.sqlite.opened_file"
+pytestmark = pytest.mark.databases("sqlite")
+
+FILE = "edda.storage.sqlite.connection"
 HASTY = Settings(call_timeout=1.0, shutdown_grace=0.2, takeover_grace=0.0)
-SLOW = "edda.storage.sqlite.slow_write"
+SLOW = "edda.storage.sqlite.journal"
 
 
 @activity
@@ -135,11 +137,11 @@ def test_an_error_of_the_disk_names_the_file_and_a_full_disk(
 async def test_a_result_in_vain_says_that_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delivered = asyncio.Event()
+    inbox_count = asyncio.Event()
 
     @activity
     async def deliver(ctx: WorkflowContext) -> int:
-        await delivered.wait()
+        await inbox_count.wait()
         return 1
 
     @workflow(name="delivery")
@@ -153,7 +155,7 @@ async def test_a_result_in_vain_says_that_nothing_can_be_written(
     async with EddaApp("shop", url, workflows=[delivery], settings=HASTY) as app:
         run_id = await app.start(delivery)
         monkeypatch.setattr(app.engine.storage, "write", full)
-        delivered.set()
+        inbox_count.set()
         with pytest.raises(TimeoutError, match=r"cannot write to the database.*shop.db: database or disk is full"):
             await app.handle(run_id).result(timeout=1)
         monkeypatch.undo()
@@ -174,10 +176,10 @@ def block() -> None:
 async def test_a_loop_that_was_blocked_is_not_called_a_slow_write(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slow_write, "SLOW", 0.05)
+    monkeypatch.setattr(journal, "SLOW_WRITE_SECONDS", 0.05)
     loop, written = asyncio.get_running_loop(), asyncio.Event()
     writer = threading.Timer(0.1, lambda: loop.call_soon_threadsafe(written.set))
-    with SlowWrite("shop.db", lambda: ""):
+    with SlowWriteLog("shop.db", lambda: ""):
         writer.start()
         block()  # as a step does, while the writer's thread commits
         await written.wait()
@@ -187,7 +189,7 @@ async def test_a_loop_that_was_blocked_is_not_called_a_slow_write(
 async def test_a_write_that_is_slow_is_told_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slow_write, "SLOW", 0.05)
-    with SlowWrite("shop.db", lambda: ""):
+    monkeypatch.setattr(journal, "SLOW_WRITE_SECONDS", 0.05)
+    with SlowWriteLog("shop.db", lambda: ""):
         await until(lambda: bool(waits(caplog)), "the log says that it is slow")
     assert "nothing has been written to shop.db" in waits(caplog)[0]

@@ -21,8 +21,8 @@ from edda.errors import (
 )
 from edda.workflow.workflow import Workflow
 
+from .conditions import until_status
 from .conftest import MakeApp
-from .facts import until_status
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def test_a_started_run_is_in_the_database_when_start_returns(
 ) -> None:
     app, other = await make_app(), await make_app(worker=False)
     run_id = await app.start(double, 1)
-    assert (await other.engine.read_run(run_id)).workflow == "double"
+    assert (await other.client.read_run(run_id)).workflow == "double"
 
 
 async def test_the_history_has_every_step_with_its_value(app: EddaApp, double: Workflow[[int], int]) -> None:
@@ -92,7 +92,7 @@ async def test_a_delayed_run_begins_when_its_delay_is_over(app: EddaApp) -> None
 
     run_id = await late.options(delay=timedelta(seconds=0.3)).start()
     await app.handle(run_id).result(timeout=20)
-    record = await app.engine.read_run(run_id)
+    record = await app.client.read_run(run_id)
     assert record.ended_at is not None
     assert record.ended_at - record.created_at >= 300_000
 
@@ -136,7 +136,7 @@ async def test_one_id_started_by_two_apps_at_once_is_one_run(make_app: MakeApp) 
     assert len(effects) == 1
 
 
-@pytest.mark.parametrize("id", ["", "   ", "x" * 256, 7])
+@pytest.mark.parametrize("id", ["", "   ", "x" * 256, "é" * 128, "a\0b", "\ud800", 7])
 def test_an_id_must_be_a_text_that_fits_its_column(id: Any, double: Workflow[[int], int]) -> None:
     with pytest.raises(ValueError, match="255"):
         double.options(id=id)

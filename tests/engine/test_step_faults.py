@@ -16,8 +16,8 @@ from edda.storage.shared import step_commit as joints
 from tests.conftest import Database, MakeDatabase, OnServer
 from tests.proxy import DatabaseProxy
 
+from .conditions import PATIENCE, until, until_status
 from .conftest import RESTLESS, MakeApp, url_of
-from .facts import PATIENCE, until, until_status
 from .orders import WAYS, Orders, open_orders
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -152,7 +152,7 @@ async def send(way: str, ctx: WorkflowContext, statement: str) -> None:
 async def test_a_server_that_cannot_write_costs_no_attempt(
     way: str, database: Database, make_app: MakeApp, orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edda.engine.run.attempt._LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr("edda.engine.run.attempt._MAX_PAUSE", 0.1)
     faults = FAULTS[database.kind]
 
     async def act(call: int, ctx: WorkflowContext) -> None:
@@ -199,12 +199,12 @@ async def test_a_table_of_the_users_that_is_missing_counts_and_one_of_ours_does_
         await orders.write(way, ctx, "lute")
 
     step = Step(write)
-    await asyncio.to_thread(database.execute, rename.format("edda_done", "edda_done_away"))
+    await asyncio.to_thread(database.execute, rename.format("edda_step_commit", "edda_done_away"))
     try:
         run_id = await app.start(step.workflow)
         await until(lambda: bool(lines_of(caplog, "database_away")), "the log has a line on it")
     finally:
-        await asyncio.to_thread(database.execute, rename.format("edda_done_away", "edda_done"))
+        await asyncio.to_thread(database.execute, rename.format("edda_done_away", "edda_step_commit"))
     await app.handle(run_id).result(timeout=PATIENCE)
     assert set(step.attempts) == {1}
     assert await orders.items() == ["lute"]
@@ -251,41 +251,37 @@ async def wait_in_vain(
 
 
 async def test_a_step_that_waits_for_the_database_can_be_cancelled(
-    way: str, open_app: OpenApp, proxy: DatabaseProxy, orders: Orders, caplog: pytest.LogCaptureFixture
+    way: str,
+    open_app: OpenApp,
+    proxy: DatabaseProxy,
+    orders: Orders,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     app = await open_app()
-    worker = app.engine.worker
-    assert worker is not None
-
     _, run_id = await wait_in_vain(way, app, proxy, orders, caplog)
-    worker.transactions = Refusing(worker.transactions)  # the journal gets through again, the step does not
+    monkeypatch.setattr(app.engine.storage, "begin", refuse)  # the journal gets through again, the step does not
     await proxy.restore()
     await app.cancel(run_id)
     await until_status(app, run_id, RunStatus.CANCELLED)
     assert await orders.items() == []
 
 
-class Refusing:
-    """Joints of which none can be begun."""
-
-    def __init__(self, joints: Any) -> None:
-        self._joints = joints
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._joints, name)
-
-    async def begin(self, holder: str = "") -> Any:
-        raise NotConnectedError("refused")
+async def refuse(holder: str = "") -> Any:
+    raise NotConnectedError("refused")
 
 
 async def test_a_step_that_waits_for_the_database_is_handed_back_by_a_shutdown(
-    way: str, open_app: OpenApp, proxy: DatabaseProxy, orders: Orders, caplog: pytest.LogCaptureFixture
+    way: str,
+    open_app: OpenApp,
+    proxy: DatabaseProxy,
+    orders: Orders,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     app = await open_app()
-    worker = app.engine.worker
-    assert worker is not None
     step, run_id = await wait_in_vain(way, app, proxy, orders, caplog)
-    worker.transactions = Refusing(worker.transactions)
+    monkeypatch.setattr(app.engine.storage, "begin", refuse)
     await proxy.restore()
     async with asyncio.timeout(PATIENCE):
         await app.shutdown(grace=600.0)
@@ -310,7 +306,7 @@ async def test_a_connection_that_each_run_of_the_step_loses_ends_its_patience(
     way: str, open_app: OpenApp, proxy: DatabaseProxy, orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a body that rests in its transaction for longer than the server allows."""
-    monkeypatch.setattr("edda.engine.run.attempt._REPEATS", 3)
+    monkeypatch.setattr("edda.engine.run.attempt._MAX_REPEATS", 3)
 
     async def act(call: int, ctx: WorkflowContext) -> None:
         await orders.write(way, ctx, "lute")

@@ -10,16 +10,16 @@ import pytest
 
 from edda import EddaApp, WorkflowContext, activity, workflow
 from edda.errors import StorageUnavailableError
-from edda.storage.mysql import pool as mysql_pool
+from edda.storage.mysql import connection as mysql_connection
 from edda.storage.postgres import pool as postgres_pool
 from edda.workflow.workflow import Workflow
 from tests.conftest import MakeDatabase
 from tests.proxy import DatabaseProxy
 
+from .conditions import PATIENCE
 from .conftest import MORTAL, url_of
-from .facts import PATIENCE
 
-POOLS = {"postgres": postgres_pool, "mysql": mysql_pool}
+POOLS = {"postgres": postgres_pool, "mysql": mysql_connection}
 
 
 @pytest.fixture(params=("postgres", "mysql"))
@@ -34,13 +34,13 @@ async def proxy(kind: str, make_database: MakeDatabase) -> AsyncIterator[Databas
 
 
 def test_the_journal_waits_ten_seconds_for_an_answer(kind: str) -> None:
-    assert POOLS[kind].JOURNAL_PATIENCE == 10.0 < POOLS[kind].ANSWER_TIMEOUT
+    assert POOLS[kind].JOURNAL_TIMEOUT == 10.0 < POOLS[kind].ANSWER_TIMEOUT
 
 
 async def test_starts_and_steps_go_on_when_the_journal_has_given_its_connection_up(
     kind: str, proxy: DatabaseProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(POOLS[kind], "JOURNAL_PATIENCE", 1.0)
+    monkeypatch.setattr(POOLS[kind], "JOURNAL_TIMEOUT", 1.0)
     begun: list[int] = []
 
     @activity
@@ -61,7 +61,7 @@ async def test_starts_and_steps_go_on_when_the_journal_has_given_its_connection_
         run_id = await start_at_last(app, job)
         took = time.monotonic() - began
         assert await app.handle(run_id).result(timeout=PATIENCE) == 2
-        assert took < mysql_pool.ANSWER_TIMEOUT / 2, "a start does not wait for the time-out of other connections"
+        assert took < mysql_connection.ANSWER_TIMEOUT / 2, "a start does not wait for the time-out of other connections"
     finally:
         await app.shutdown(grace=0.0)
 

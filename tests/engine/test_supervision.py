@@ -17,8 +17,8 @@ import pytest
 import edda
 from edda import EddaApp, WorkflowContext, activity, publish, receive, sleep, subscribe, wait_event, workflow
 from edda.engine.definitions import DefinitionPublisher
-from edda.engine.events.ingest import EventIngest
-from edda.engine.events.staging import StagedEventMover
+from edda.engine.engine import Engine
+from edda.engine.events import EventIngest, StagedEventMover
 from edda.engine.hooks import HookCaller, HooksBase
 from edda.engine.journal import JournalWriter
 from edda.engine.outbox.relayer import Relayer
@@ -26,14 +26,15 @@ from edda.engine.run.run import LiveRun
 from edda.engine.run.waits import EventWaits
 from edda.engine.settings import Settings
 from edda.engine.worker import supervision
+from edda.engine.worker.claims import ClaimLoop
 from edda.engine.worker.heartbeat import Heartbeat
-from edda.engine.worker.pruner import Pruner
+from edda.engine.worker.maintenance import Pruner, TakeOver
 from edda.engine.worker.watchdog import Watchdog
-from edda.engine.worker.worker import Worker
+from edda.engine.worker.worker import InboxPoller, Worker
 from edda.errors import EddaError
 
+from .conditions import until
 from .conftest import MakeApp
-from .facts import until
 
 ROOT = Path(edda.__file__).parent
 
@@ -43,52 +44,52 @@ STARTED = {
     "engine/worker/supervision.py:attempt": "",
     "engine/worker/supervision.py:start_once": "its failure is logged; the next call begins it anew",
     # The bodies of steps, and what runs ask for: their errors reach the run, or `LiveRun.fail`
-    "engine/run/activities.py:_begin": "ActivityRunner._run reports every error to its run",
     "engine/run/attempt.py:_commit_effects": "awaited by the attempt",
     "engine/run/attempt.py:_run_in_thread": "callbacks of an attempt's clock",
     "engine/run/attempt.py:_check_timeouts": "callbacks of an attempt's clock",
-    "engine/run/attempt.py:force_cancel": "tells the run that the body is gone",
+    "engine/run/attempt.py:cancel": "tells the run that the body is gone",
     "engine/run/waits.py:_begin": "EventWaits._prepare reports every error to its run",
     "engine/run/children.py:_start_resolving": "ChildRuns._resolve_task reports every error to its run",
     "engine/run/run.py:_create_children_and_read_backlog": "LiveRun.advance is an entry: see `_entry`",
     "engine/run/run.py:_set_alarm": "LiveRun._deliver_due is an entry: see `_entry`",
-    "engine/worker/worker.py:_schedule_run": "LiveRun.begin is an entry: see `_entry`",
-    "engine/tasks.py:has_expired": "calls LiveRun.advance, which is an entry",
+    "engine/worker/worker.py:begin": "LiveRun.begin reports every error, as an entry does",
+    "engine/worker/worker.py:_add": "LiveRun.begin reports every error, as an entry does",
+    "engine/worker/worker.py:start": "Worker._journal_ended gives the worker up",
+    "engine/run/run.py:_late_attempts_expired": "LiveRun._end_late_grace is an entry: see `_entry`",
     "engine/run/attempt.py:heartbeat": "records details of a body; the body goes on without",
     "engine/run/attempt.py:_schedule_flush": "records details of a body; the body goes on without",
-    "engine/run/outcome_policy.py:run": "awaited by the attempt",
+    "engine/run/activity_limits.py:run": "awaited by the attempt",
     # Callbacks that only set an event
-    "engine/worker/worker.py:_wait_for_work": "wakes the loop",
+    "engine/worker/claims.py:_wait_for_work": "wakes the loop",
     "engine/worker/worker.py:run_failed": "ends the rest of a run",
-    "engine/worker/worker.py:_run_errand": "forgets a task that is kept",
+    "engine/worker/worker.py:_run_in_background": "forgets a task that is kept",
     "engine/outbox/relayer.py:_rest": "wakes the loop",
     "engine/outbox/relayer.py:stop": "cancels",
     "engine/outbox/relayer.py:_start_key": "counts",
     "engine/hooks.py:_run": "awaited",
     "engine/definitions.py:add_event_schema": "begins a task that is supervised",
     "engine/definitions.py:_begin": "forgets a task",
-    # The heartbeat's thread: `Heartbeat._run` reports its end, and `Worker._sweep` sees it
+    # The heartbeat's thread: `Heartbeat._run` reports its end, and `TakeOver.run` sees it
     "engine/worker/heartbeat.py:__init__": "the thread",
     "engine/worker/heartbeat.py:stop": "joins it",
     "engine/worker/heartbeat.py:kill": "wakes it",
     "engine/worker/heartbeat.py:_call_on_loop": "tells the worker",
     "engine/worker/watchdog.py:tick": "sets a time",
     # Awaited where they are started
-    "engine/outbox/sinks.py:_end_gently": "awaited",
+    "engine/outbox/sinks.py:_shield_from_cancel": "awaited",
     "engine/definitions.py:_describe_all": "awaited",
-    "storage/sqlite/slow_write.py:_set_alarm": "only logs",
+    "storage/sqlite/journal.py:_set_timer": "only logs",
     "engine/definitions.py:_save_event_schema": "awaited",
     "engine/clock.py:call_at": "the callers are in this table",
-    "storage/postgres/line.py:connect": "awaited",
-    "storage/postgres/session.py:kill": "drops a connection",
-    "storage/mysql/session.py:close_threadsafe": "drops a connection",
-    # SQLite's threads: `Jobs.work` answers every job
+    "storage/postgres/connection.py:connect": "awaited",
+    "storage/shared/pool.py:kill": "drops a connection",
+    # SQLite's threads: `JobQueue.run_jobs` answers every job
     "storage/sqlite/threads.py:__init__": "the thread",
     "storage/sqlite/threads.py:close": "joins it",
     "storage/sqlite/threads.py:_run_job": "answers",
     "storage/sqlite/threads.py:_answer_at_last": "answers when that failed",
-    "storage/sqlite/threads.py:_look": "an error ends one look; the next asker begins another",
-    "storage/sqlite/threads.py:begin": "forgets a turn",
+    "storage/sqlite/notifications.py:_poll": "an error ends one poll; the next caller begins another",
+    "storage/sqlite/transactions.py:begin": "forgets a held transaction",
 }
 CALLS = {
     "create_task",
@@ -132,18 +133,18 @@ BRISK = Settings(
 )
 
 PARTS: dict[str, tuple[type, str]] = {
-    "heartbeat thread": (Heartbeat, "_live"),
+    "heartbeat thread": (Heartbeat, "_run_tasks"),
     "heartbeat": (Heartbeat, "_beat"),
-    "watchdog": (Watchdog, "look"),
+    "watchdog": (Watchdog, "check"),
     "journal": (JournalWriter, "_make_batch"),
-    "claim": (Worker, "_claim_ready"),
-    "adopting a claimed run": (Worker, "_add_claimed_run"),
-    "sweep": (Worker, "_take_over_all"),
-    "neighbours": (Worker, "_remove_dead_local_workers"),
-    "listen": (Worker, "_read_inboxes"),
+    "claim": (ClaimLoop, "claim_ready"),
+    "adopting a claimed run": (Worker, "add_claimed_run"),
+    "sweep": (TakeOver, "take_over_lapsed"),
+    "neighbours": (TakeOver, "remove_dead_local_workers"),
+    "listen": (InboxPoller, "read"),
     "prune": (Pruner, "prune"),
-    "mail": (Worker, "_read_inboxes"),
-    "announce": (Worker, "_announce"),
+    "mail": (InboxPoller, "read"),
+    "announce": (Engine, "_notify"),
     "watchers": (Worker, "_fetch_watchers"),
     "forwarder": (StagedEventMover, "move_batch"),
     "relayer": (Relayer, "_claim_if_due"),
@@ -153,7 +154,7 @@ PARTS: dict[str, tuple[type, str]] = {
     "hooks": (HookCaller, "watch"),
     "wait": (Worker, "ensure_wait_indexed"),
     "child": (Worker, "start_or_watch"),
-    "begin": (LiveRun, "_apply_since_last_entry"),
+    "begin": (LiveRun, "_new_execution"),
     "advance": (LiveRun, "_start_work"),
     "timer": (LiveRun, "_deliver_due_one"),
     "on_committed": (LiveRun, "_apply_transition"),
@@ -300,7 +301,7 @@ def test_a_pause_grows_to_its_limit_and_starts_over_after_a_long_time(
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.1)
     now = 1000.0
     monkeypatch.setattr("edda.engine.worker.supervision.time.monotonic", lambda: now)
-    failures = supervision.Failures("part", longest=1.0)
+    failures = supervision.Failures("part", max_pause=1.0)
     pauses = [failures.record(ValueError("x"), "again") for _ in range(6)]
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert [record.exc_info is not None for record in caplog.records] == [True] + [False] * 5
@@ -312,6 +313,7 @@ async def test_an_answer_of_a_sqlite_thread_that_cannot_be_handed_over_is_said_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from edda.storage.sqlite import threads
+    from edda.storage.sqlite.connection import MEMORY, Connection
 
     real, failures = threads._run_job, iter([True, True])
 
@@ -321,12 +323,12 @@ async def test_an_answer_of_a_sqlite_thread_that_cannot_be_handed_over_is_said_t
         real(*job)
 
     monkeypatch.setattr(threads, "_run_job", perform)
-    one = threads.JobThread("edda-test", lambda: None)
+    one = threads.ConnectionThread("test", Connection(MEMORY, "FULL"))
     try:
         async with asyncio.timeout(20):
             for _ in range(2):
                 with pytest.raises(EddaError, match="the answer was lost"):
-                    await one.submit(lambda: 1)
-            assert await one.submit(lambda: 1) == 1
+                    await one.read(lambda db: 1)
+            assert await one.read(lambda db: 1) == 1
     finally:
         await one.close()

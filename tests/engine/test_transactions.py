@@ -37,11 +37,11 @@ from edda.storage.ports import Storage
 from tests.conftest import Database, MakeDatabase
 from tests.storage.probes import Listener
 
+from .conditions import until
 from .conftest import RESTLESS, MakeApp, url_of
-from .facts import until
+from .events import SOURCE, result_of, stored
 from .messages import logged, until_logged
 from .orders import SQL_KINDS, WAYS, Order, Orders, driver_url, open_orders
-from .posting import SOURCE, result_of, stored
 
 ONCE = RetryPolicy(max_attempts=1)
 AT_ONCE = RetryPolicy(initial_interval=0.0, max_attempts=3)
@@ -486,8 +486,8 @@ async def test_a_workflow_s_own_code_has_no_transaction(app: EddaApp) -> None:
         return said
 
     assert await result_of(app, await app.start(shop)) == [
-        "ctx.session is there inside an activity only",
-        "ctx.transaction() is there inside an activity only",
+        "ctx.session is available in an activity only",
+        "ctx.transaction() is available in an activity only",
     ]
 
 
@@ -718,7 +718,9 @@ async def test_a_sqlite_database_in_memory_has_no_session() -> None:
         _ = ctx.session
 
     async with EddaApp("test", "sqlite:///:memory:") as app:
-        with pytest.raises(AppError, match=r"ctx\.session needs a file: nobody else can see a database in memory"):
+        with pytest.raises(
+            AppError, match=r"ctx\.session needs a file: no other connection can see a database in memory"
+        ):
             await run_step(app, look)
 
 
@@ -732,6 +734,7 @@ async def test_the_session_understands_what_the_storage_understands(database: Da
     assert await orders.items() == ["lute"]
 
 
+@pytest.mark.databases("postgres")
 async def test_a_statement_for_another_database_leaves_the_record_where_it_belongs(
     make_database: MakeDatabase, make_app_on: MakeApp
 ) -> None:

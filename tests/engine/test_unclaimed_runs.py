@@ -10,10 +10,10 @@ import pytest
 
 from edda import WorkflowContext, activity, workflow
 from edda.engine.settings import Settings
-from edda.engine.worker import unclaimed
+from edda.engine.worker import maintenance
 
+from .conditions import until
 from .conftest import MakeApp
-from .facts import until
 
 OFTEN = Settings(sweep=0.05, orphan_sweep=0.1, takeover_grace=0.0, call_timeout=30.0)
 
@@ -22,15 +22,15 @@ async def test_a_worker_tells_once_of_runs_whose_workflow_no_worker_has(
     make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks = 0
-    find = unclaimed.find_unclaimed
+    find = maintenance.find_unclaimed
 
     async def count(*args: Any) -> Any:
         nonlocal looks
         looks += 1
         return await find(*args)
 
-    monkeypatch.setattr(unclaimed, "find_unclaimed", count)
-    monkeypatch.setattr(unclaimed, "UNCLAIMED", 200_000)
+    monkeypatch.setattr(maintenance, "find_unclaimed", count)
+    monkeypatch.setattr(maintenance, "UNCLAIMED", 200_000)
 
     @activity
     async def work(ctx: WorkflowContext) -> None:

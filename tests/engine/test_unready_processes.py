@@ -12,8 +12,10 @@ from edda.engine.settings import Settings
 from edda.errors import AppError
 from tests.conftest import Database, MakeDatabase
 
+from .conditions import reason_of, until_status
 from .conftest import MakeApp
-from .facts import reason_of, until_status
+
+pytestmark = pytest.mark.databases("sqlite")
 
 PATIENT = Settings(linger=0.0, sweep=0.1, takeover_grace=0.0, poll=0.1, parked_first=3600.0, parked_most=7200.0)
 """Only a new worker tries a parked run."""

@@ -14,7 +14,9 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel
 
-from edda import EddaApp, WorkflowContext, activity, sleep, workflow
+from edda import EddaApp, WorkflowContext, activity, wait_event, workflow
+
+from .events import REPLAY, run_with_replay
 
 
 class Colour(Enum):
@@ -92,9 +94,9 @@ async def test_a_run_sees_the_same_values_live_and_after_a_replay(app: EddaApp) 
     @workflow
     async def collect(ctx: WorkflowContext) -> None:
         seen.append({name: await one(ctx) for name, one in produce.items()})
-        await sleep(ctx, 0.3)
+        await wait_event(ctx, REPLAY)
 
-    await app.run(collect)
+    await run_with_replay(app, collect)
     expected = {name: value for name, (_, value) in CASES.items()}
     assert len(seen) >= 2, "it was replayed"
     for found in seen:
@@ -111,7 +113,7 @@ async def test_arguments_and_results_of_a_run_keep_their_types(app: EddaApp) -> 
         ctx: WorkflowContext, customer: Customer, lines: list[Line], counts: dict[int, int], when: datetime
     ) -> dict[Colour, list[Line]]:
         seen.append((customer, lines, counts, when))
-        await sleep(ctx, 0.02)
+        await wait_event(ctx, REPLAY)
         return {Colour.RED: lines}
 
     given = (
@@ -120,7 +122,7 @@ async def test_arguments_and_results_of_a_run_keep_their_types(app: EddaApp) -> 
         {1: 2},
         datetime(2030, 1, 2, tzinfo=UTC),
     )
-    assert await app.run(order, *given) == {Colour.RED: given[1]}
+    assert await run_with_replay(app, order, *given) == {Colour.RED: given[1]}
     assert len(seen) >= 2
     assert set(map(repr, seen)) == {repr(given)}
 

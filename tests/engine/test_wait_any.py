@@ -10,7 +10,7 @@ import pytest
 from edda import EddaApp, EventTimeoutError, First, WorkflowContext, activity, sleep, wait_any, wait_event, workflow
 from edda.testing import VirtualApp
 
-from .posting import registered, result_of, send, start_waiting, until_waiting_for
+from .events import registered, result_of, send, start_waiting, until_waiting_for
 
 
 async def test_the_first_event_wins_and_is_named(app: EddaApp) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from edda import EddaApp, RunStatus, WorkflowContext, activity, sleep, wait_event, workflow
-from edda.engine.events.match_paths import MOST_SHAPES
+from edda.engine.events import MAX_MATCH_PATHS
 from edda.errors import ArgumentError, NonDeterminismError, NotInWorkflowError
 from edda.testing import VirtualApp
 
-from .facts import reason_of, until_status
-from .posting import result_of, send, start_waiting
+from .conditions import reason_of, until_status
+from .events import result_of, send, start_waiting
 
 
 async def test_two_waits_of_one_name_at_once_are_refused(app: EddaApp) -> None:
@@ -78,8 +78,8 @@ async def test_more_kinds_of_matches_than_an_event_can_bear_are_refused(app: Edd
             return str(error)
         return "received"
 
-    await asyncio.gather(*(start_waiting(app, order, f"field{number}") for number in range(MOST_SHAPES)))
-    assert f"{MOST_SHAPES} different sets of match paths" in await app.run(order, "one more")
+    await asyncio.gather(*(start_waiting(app, order, f"field{number}") for number in range(MAX_MATCH_PATHS)))
+    assert f"{MAX_MATCH_PATHS} different sets of match paths" in await app.run(order, "one more")
     known = await start_waiting(app, order, "field7")
     await send(app, "paid", {"field7": 1})
     assert await result_of(app, known) == "received"

@@ -22,9 +22,9 @@ from edda.core.model import EntryKind
 from edda.errors import WorkflowCancelledError
 from edda.workflow.context import as_datetime
 
+from .conditions import until_out_of_memory
 from .conftest import RESTLESS, MakeApp
-from .facts import until_out_of_memory
-from .posting import registered, result_of, send, start_waiting, until_waiting_for
+from .events import registered, result_of, send, start_waiting, until_waiting_for
 
 OWN_POLL = replace(RESTLESS, poll=60.0)
 """What wakes a run within a minute is news, not a look by the clock."""
@@ -204,7 +204,7 @@ async def test_a_received_event_is_an_argument_like_any_other(app: EddaApp) -> N
     moment = "2030-01-01T00:00:00Z"
     await send(app, "paid", {"amount": 1}, id="7", subject="A", time=moment, extensions={"priority": 3})
     event = ReceivedEvent({"amount": 1}, "paid", "/tests", "7", moment, "application/json", "A", {"priority": 3})
-    said, returned = await app.engine.await_result(run_id, tuple[str, ReceivedEvent[Any]], 30)
+    said, returned = await app.client.await_result(run_id, tuple[str, ReceivedEvent[Any]], 30)
     assert said == "ReceivedEvent 7 A {'amount': 1} {'priority': 3}"
     assert returned == event
 

@@ -9,7 +9,7 @@ import pytest
 
 from environments import max_connections, read_only
 
-pytestmark = pytest.mark.pair
+pytestmark = pytest.mark.processes
 
 
 async def test_runs_outlast_a_database_that_refuses_to_write() -> None:

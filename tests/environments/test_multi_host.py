@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -14,10 +13,11 @@ from edda import EddaApp, RetryPolicy, RunStatus, WorkflowContext, activity, wai
 from edda.control.views import RunSearch
 from edda.engine.settings import Settings
 from tests.databases import PostgresServer
-from tests.engine.facts import until, until_status
+from tests.engine.conditions import until, until_status
 from tests.servers import Pair, Unavailable
+from tests.tiers import skip_unless_ci
 
-pytestmark = pytest.mark.pair
+pytestmark = pytest.mark.processes
 
 PATIENT = RetryPolicy(initial_interval=0.1, max_interval=0.5, max_attempts=200)
 SETTINGS = Settings(takeover_grace=0.0)
@@ -30,9 +30,7 @@ def pair() -> Pair:
     try:
         return Pair(PostgresServer.answers)
     except Unavailable as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
+        skip_unless_ci(str(error))
 
 
 @pytest.mark.parametrize("end", ["killed", "demoted"])

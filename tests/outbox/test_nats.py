@@ -23,12 +23,14 @@ from edda.integrations.nats import NatsSink, NatsSource
 from edda.outbox import OutboxRelayer
 from edda.storage.ports import Storage
 from tests.conftest import MakeDatabase
+from tests.engine.conditions import until
 from tests.engine.conftest import url_of
-from tests.engine.facts import until
 
 from .conftest import QUICK
 from .nats_server import NatsServer, nats_server
-from .posting import are_over, in_order, put, records
+from .outbox_rows import are_over, in_order, put, records
+
+pytestmark = pytest.mark.databases("sqlite")
 
 STRUCTURED = {"content-type": "application/cloudevents+json"}
 
@@ -221,7 +223,7 @@ async def test_what_is_no_event_is_dropped_and_logged_and_holds_nobody_up(
             await until(is_acknowledged, "all are done with")
             await until(lambda: sorted(terminated) == [2, 3, 4], "the server was told why")
     for number in (2, 3, 4):
-        assert f"message {number} of the stream shop is not taken" in caplog.text
+        assert f"message {number} of the stream shop is rejected for good" in caplog.text
 
 
 async def test_a_database_that_is_away_gets_them_later_and_in_order(server: NatsServer) -> None:

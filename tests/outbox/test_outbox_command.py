@@ -14,10 +14,10 @@ from edda.cli import main
 from edda.core.model import Rejected, SendLater, Sent
 from edda.databases import open_storage
 from edda.storage.ports import Storage
-from tests.engine.facts import until
+from tests.engine.conditions import until
 from tests.web.servers import Server, running
 
-from .posting import are_over, put, records, states
+from .outbox_rows import are_over, put, records, states
 from .receiver import Answer, receiving
 
 SECRET = f"whsec_{base64.b64encode(b'a key').decode()}"
@@ -71,7 +71,7 @@ async def test_the_list_says_of_each_event_how_it_stands(shop: Storage, url: str
 
 
 async def test_a_long_list_is_read_page_by_page(shop: Storage, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edda.cli.output.MOST", 3)
+    monkeypatch.setattr("edda.cli.output.MAX_PAGE_SIZE", 3)
     assert (await edda("list", "--db", url)).output == "no events\n"
     await put(shop, range(10))
     assert len((await edda("list", "--db", url)).output.splitlines()) == 10
@@ -120,7 +120,7 @@ async def test_the_relay_sends_until_it_is_told_to_stop(shop: Storage, url: str)
             await put(shop, ["1", "2", "bad"])
             await until(lambda: are_over(shop), "all are sent")
             assert await server.stop() == 0
-            await server.hear("2 sent, 0 times postponed, 1 refused")
+            await server.hear("2 sent, 0 postponed, 1 rejected")
         assert sorted(receiver.ids) == ["1", "2"]
         assert receiver.taken[0].headers["webhook-signature"].count("v1,") == 2
 
@@ -130,7 +130,10 @@ async def test_a_relay_that_cannot_work_says_so_at_once(url: str, monkeypatch: p
     for arguments, words in (
         (["--broker-url", "kafka://x"], "expected http"),
         (["--broker-url", "http://x", "--secret-env", "SHOP_SECRET"], "whsec_"),
-        (["--broker-url", "http://x", "--secret-env", "NO_SUCH_SECRET"], "NO_SUCH_SECRET is empty"),
+        (
+            ["--broker-url", "http://x", "--secret-env", "NO_SUCH_SECRET"],
+            "NO_SUCH_SECRET: the environment variable is empty",
+        ),
     ):
         refused = await edda("relay", "--db", url, *arguments)
         assert refused.exit_code == 2

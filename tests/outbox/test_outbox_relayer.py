@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from edda.errors import MigrationError
-from edda.outbox import HttpSink, OutboxRelayer
+from edda.outbox import HttpSink, OutboxRelayer, RelaySettings
 from edda.storage.ports import Storage
 from tests.conftest import Database, MakeDatabase
+from tests.engine.conditions import until
 from tests.engine.conftest import url_of
-from tests.engine.facts import until
 
 from .fakes import ListSink, forever
-from .posting import are_over, put, states
+from .outbox_rows import are_over, put, states
 from .receiver import receiving
 
 
@@ -58,7 +58,9 @@ async def test_it_finds_its_database_by_url_or_in_the_environment(
 async def test_a_relayer_that_is_cancelled_hands_back_what_it_has(storage: Storage, database: Database) -> None:
     stuck = ListSink(forever)
     await put(storage, range(3), key="A")
-    running = asyncio.create_task(OutboxRelayer(sink=stuck, storage=database.storage(), timeout=0.5).run())
+    running = asyncio.create_task(
+        OutboxRelayer(sink=stuck, storage=database.storage(), settings=RelaySettings(timeout=0.5)).run()
+    )
     await until(lambda: stuck.under_way == 1, "one is under way")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -70,7 +72,7 @@ async def test_a_relayer_that_is_cancelled_hands_back_what_it_has(storage: Stora
 async def test_one_that_is_killed_leaves_its_events_to_the_lease(storage: Storage, database: Database) -> None:
     stuck, sink = ListSink(forever), ListSink()
     await put(storage, ["1"])
-    dying = OutboxRelayer(sink=stuck, storage=database.storage(), timeout=1.0, lease=1.5)
+    dying = OutboxRelayer(sink=stuck, storage=database.storage(), settings=RelaySettings(timeout=1.0, lease=1.5))
     await dying.start()
     await until(lambda: stuck.under_way == 1, "it is under way")
     dying.kill()
@@ -79,6 +81,7 @@ async def test_one_that_is_killed_leaves_its_events_to_the_lease(storage: Storag
         await until(lambda: sink.taken == ["1"], "another sends it")
 
 
+@pytest.mark.databases("sqlite")
 async def test_a_database_without_its_tables_is_refused_if_they_are_not_to_be_made(make_database: MakeDatabase) -> None:
     relayer = OutboxRelayer(url_of(make_database("sqlite")), sink=ListSink(), auto_migrate=False)
     with pytest.raises(MigrationError, match="edda migrate"):
@@ -100,5 +103,5 @@ def test_a_broker_url_that_means_nothing_is_refused(url: str) -> None:
 
 
 def test_a_secret_is_for_webhooks_alone() -> None:
-    with pytest.raises(ValueError, match="secret signs webhooks"):
+    with pytest.raises(ValueError, match="secret signs HTTP requests only"):
         OutboxRelayer("memory://", "nats://host/stream", secret="whsec_YQ==")

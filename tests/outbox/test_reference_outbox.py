@@ -7,11 +7,11 @@ from dataclasses import replace
 from edda.engine.outbox.sinks import HttpSink
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
-from tests.engine.facts import until
+from tests.engine.conditions import until
 
 from .conftest import QUICK, MakeRelayer
 from .fakes import ListSink, forever
-from .posting import are_over, put, states
+from .outbox_rows import are_over, put, states
 from .receiver import Answer, receiving
 
 

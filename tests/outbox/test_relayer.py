@@ -16,7 +16,7 @@ from edda.core.model import MICROSECONDS, OutboxState, SendLater, SendResult
 from edda.engine.clock import DatabaseClock
 from edda.engine.outbox.relayer import RelaySettings
 from edda.engine.settings import Settings
-from edda.engine.worker.pruner import Pruner
+from edda.engine.worker.maintenance import Pruner
 from edda.errors import (
     EventPostponedError,
     EventRefusedError,
@@ -27,11 +27,11 @@ from edda.errors import (
 from edda.storage.ports import Storage
 from edda.testing import VirtualClock
 from tests.conftest import MakeStorage
-from tests.engine.facts import until
+from tests.engine.conditions import until
 
 from .conftest import QUICK, MakeRelayer
 from .fakes import ListSink, Sabotaged, forever
-from .posting import are_over, in_order, put, records, states
+from .outbox_rows import are_over, in_order, put, records, states
 
 DAY = 86_400 * MICROSECONDS
 

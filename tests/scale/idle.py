@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from tests.web.servers import Server
 
-from .visits import serving, visiting
+from .page_requests import serving, visiting
 
 _TICKS = 100
 """Of the kernel's clock in a second, as Linux tells processes."""

@@ -12,22 +12,23 @@ from collections.abc import Iterator
 # Started one by one over a month. {first} and {last} are the first and the last that ended.
 _RUNS = (
     """
-INSERT INTO edda_run (id, gen, workflow, input, created_at)
+INSERT INTO edda_run (id, generation, workflow, input, created_at)
 SELECT {id}, 0, CASE WHEN i % 50000 = 7 THEN 'rare' ELSE {workflow} END, '{"order": "A-17"}', {created}
   FROM {numbers}""",
     """
-INSERT INTO edda_sched (run_id, workflow, status, epoch, gen, start_seq, ready_at, reason)
+INSERT INTO edda_open_run (run_id, workflow, status, epoch, generation, event_cursor, ready_at, reason)
 SELECT {id}, CASE WHEN i % 50000 = 7 THEN 'rare' ELSE {workflow} END,
        CASE WHEN i < {first} THEN 'waiting_for_timer' ELSE 'waiting_for_event' END, 1, 0, 0,
        CASE WHEN i < {first} THEN 9000000000000000 + i END, 'waits for something'
   FROM {numbers} WHERE i < {first} OR i > {last}""",
     """
-INSERT INTO edda_result (run_id, gen, status, value, ended_at)
+INSERT INTO edda_result (run_id, generation, status, value, ended_at)
 SELECT {id}, 0, CASE WHEN i % 5000 = 3 THEN 'failed' WHEN i % 100 = 9 THEN 'cancelled' ELSE 'completed' END, '{}',
        {created} + 100000 + i % 60 * 1000000
   FROM {numbers} WHERE i >= {first} AND i <= {last}""",
     """
-INSERT INTO edda_hist (run_id, gen, seq, epoch, kind, step, name, ok, at, attempt, n, event, input, value)
+INSERT INTO edda_history (run_id, generation, seq, epoch, kind, step, name, ok, at, attempt, inbox_no, event, input,
+    value)
 SELECT {id}, 0, 1, 1, 'step', 'charge:1', 'charge', true, {created}, 1, NULL, NULL, '[]', '{}'
   FROM {numbers}""",
     """
@@ -35,11 +36,11 @@ INSERT INTO edda_event (seq, source, id, type, received_at, body)
 SELECT i - {last}, 'shop', {id}, CASE WHEN i % 50000 = 7 THEN 'rare' ELSE 'payment' END, {created}, '{}'
   FROM {numbers} WHERE i > {last} ORDER BY i""",
     """
-INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
+INSERT INTO edda_inbox (run_id, inbox_no, kind, step, at, value, event)
 SELECT {id}, 1, 'event', 'wait:1', {created}, '', i - {last}
   FROM {numbers} WHERE i > {last} AND i % 10 = 0""",
     """
-INSERT INTO edda_wait (run_id, step, {key}, own_key, type, {match})
+INSERT INTO edda_wait (run_id, step, {key}, target_key, type, {match})
 SELECT {id}, 'wait:2', {digest}, {digest}, CASE WHEN i % 50000 = 7 THEN 'rare' ELSE 'payment' END, '{}'
   FROM {numbers} WHERE i > {last}""",
 )
@@ -95,7 +96,7 @@ _AFTER = {
     "postgres": ("SELECT setval('edda_event_seq', (SELECT max(seq) FROM edda_event))", "VACUUM ANALYZE"),
     "mysql": (
         "DROP TABLE scale_number",
-        "ANALYZE TABLE edda_run, edda_sched, edda_result, edda_hist, edda_event, edda_delivery, edda_wait",
+        "ANALYZE TABLE edda_run, edda_open_run, edda_result, edda_history, edda_event, edda_inbox, edda_wait",
     ),
 }
 

@@ -47,7 +47,7 @@ async def _measure(url: str, runs: int) -> None:
         EddaApp("snapshot client", url, workflows=[snapshot_run], worker=False) as app,
     ):
         await _run_many(app, 500)  # tables that were never used are faster than any later ones
-        await connection.execute("VACUUM edda_sched")
+        await connection.execute("VACUUM edda_open_run")
         click.echo(f"before the snapshot: {await _milliseconds(url):.2f} ms")
         held = await asyncpg.connect(url)
         async with held.transaction(isolation="repeatable_read"):
@@ -55,7 +55,7 @@ async def _measure(url: str, runs: int) -> None:
             await _run_many(app, runs)
             click.echo(f"under it, after {runs:,} runs: {await _milliseconds(url):.2f} ms")
         await held.close()
-        await connection.execute("VACUUM edda_sched")
+        await connection.execute("VACUUM edda_open_run")
         click.echo(f"after it and a vacuum: {await _milliseconds(url):.2f} ms")
     await connection.close()
 

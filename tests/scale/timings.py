@@ -13,8 +13,8 @@ from msgspec import Struct
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import Storage
 
-from .questions import questions
-from .visits import pages, serving, visiting
+from .page_queries import questions
+from .page_requests import pages, serving, visiting
 
 Ask = Callable[[], Awaitable[object]]
 

@@ -1,4 +1,4 @@
-"""A database beside the memory adapter: both get the same calls and have to give the same answers."""
+"""A database is compared with the memory storage: both get the same calls and have to give the same answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Comparison(RuleBasedStateMachine):
         self.model = MemoryStorage()
         self.storages: tuple[Storage, Storage] = (self.model, database.storage())
         self.numbers: dict[Storage, list[int]] = {storage: [] for storage in self.storages}
-        """Of all events that were ever accepted: they are the same on both, their numbers need not be."""
+        """Of all events that were accepted: the events are the same on both storages, their numbers need not be."""
 
     @initialize()
     def open(self) -> None:
@@ -56,7 +56,7 @@ class Comparison(RuleBasedStateMachine):
     def ask(
         self, call: Callable[[Storage], Awaitable[T]], comparable: Callable[[T], object] = lambda answer: answer
     ) -> None:
-        """Both get the same call and have to give the same answer, or the same error."""
+        """Make the same call on both, and compare the answers or the errors."""
 
         async def outcome(storage: Storage) -> object:
             try:
@@ -75,24 +75,24 @@ class Comparison(RuleBasedStateMachine):
             [await storage.history(run) for run in RUNS],
             [await storage.watchers(run) for run in RUNS],
             [(await storage.read_fence(worker), await storage.owned_runs(worker)) for worker in workers],
-            [self._letters(storage, await storage.read_inboxes(worker)) for worker in workers],
+            [self._items(storage, await storage.read_inboxes(worker)) for worker in workers],
             await storage.free_orphans(),
         )
 
     async def claimed(self, storage: Storage, worker: WorkerId, workflows: Sequence[str]) -> object:
-        """In which order runs are claimed is free between workflows, and between runs that are due alike."""
+        """The order of claimed runs is not defined between workflows, nor between runs with the same due time."""
         claim = await storage.claim(worker, workflows, 100)
         ordered = sorted(claim.runs, key=lambda run: run.run_id)
-        return [(self._claimed(storage, run), self._letters(storage, run.mail)) for run in ordered]
+        return [(self._claimed(storage, run), self._items(storage, run.inbox)) for run in ordered]
 
     def _claimed(self, storage: Storage, run: ClaimedRun) -> ClaimedRun:
-        return replace(run, mail=(), start_seq=self.place(storage, run.start_seq))
+        return replace(run, inbox=(), event_cursor=self.place(storage, run.event_cursor))
 
-    def _letters(self, storage: Storage, letters: Sequence[InboxItem]) -> list[InboxItem]:
-        return [replace(x, at=0, event=x.event and self.place(storage, x.event)) for x in letters]
+    def _items(self, storage: Storage, items: Sequence[InboxItem]) -> list[InboxItem]:
+        return [replace(x, at=0, event=x.event and self.place(storage, x.event)) for x in items]
 
     def place(self, storage: Storage, number: int) -> int:
-        """What an event's number means on both: how many were accepted up to it."""
+        """An event's number as a number that is the same on both: how many events were accepted up to it."""
         return bisect_right(self.numbers[storage], number)
 
     def number(self, storage: Storage, place: int) -> int:
@@ -100,7 +100,7 @@ class Comparison(RuleBasedStateMachine):
 
 
 def comparable(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Two databases have two clocks: a time that is "now" on its own is compared as one that has come."""
+    """Two databases have two clocks: a time that was "now" is compared as one that has passed."""
     return [replace(record, ready_at=record.ready_at and max(record.ready_at, LATER - 1)) for record in records]
 
 

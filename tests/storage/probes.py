@@ -1,14 +1,14 @@
-"""What stands beside every statement in tests: something that listens, cuts the line, or dies."""
+"""Statement probes: they record statements, cut the connection, or stand for the death of the process."""
 
 from __future__ import annotations
 
 
 class SimulatedDeath(BaseException):
-    """The process ends here; nothing of Edda's may catch this."""
+    """Stands for the end of the process: no code of Edda may catch it."""
 
 
 class Listener:
-    """Writes down what was sent and what was answered."""
+    """Records the statements that were sent and those that were answered."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []

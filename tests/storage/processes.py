@@ -18,10 +18,10 @@ from edda.core.model import RunId
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import StatementProbe
 from edda.storage.sqlite import SQLiteStorage
-from edda.storage.sqlite.locks import acquire_lock_file, release_lock_file
+from edda.storage.sqlite.locks import close_write_lock, open_write_lock
 
 from .probes import Listener
-from .records import born, bundle, done, entry
+from .records import done, entry, new_run, run_write
 from .worker import Worker
 
 PATIENCE = 60.0
@@ -70,13 +70,13 @@ async def own_a_run(pipe: Pipe, path: str, name: str) -> None:
     storage = await opened(path)
     worker = Worker(storage, name)
     await worker.register()
-    await worker.write(born(f"run-of-{name}", entry(1)))
+    await worker.write(new_run(f"run-of-{name}", entry(1)))
     pipe.send("ready")
     await asyncio.to_thread(pipe.recv)
 
 
 class StopBeforeCommit(Listener):
-    """Says so, and stays there: inside the transaction, with the file's lock held."""
+    """Reports through the pipe and stays inside the transaction, with the file's write lock held."""
 
     def __init__(self, pipe: Pipe) -> None:
         super().__init__()
@@ -94,9 +94,9 @@ async def stop_in_a_transaction(pipe: Pipe, path: str) -> None:
     storage = await opened(path, probe)
     worker = Worker(storage, "there")
     await worker.register()
-    await worker.write(born("run-1", entry(1)))
+    await worker.write(new_run("run-1", entry(1)))
     probe.armed = True
-    await worker.write(bundle("run-1", entry(2)))
+    await worker.write(run_write("run-1", entry(2)))
 
 
 async def migrate_an_empty_file(pipe: Pipe, path: str) -> None:
@@ -114,7 +114,10 @@ async def write_until_one_has_enough(pipe: Pipe, path: str, name: str, enough: i
     await asyncio.to_thread(pipe.recv)
     count = 0
     while count < enough and not exists(f"{path}.enough"):
-        assert await worker.write(*(born(f"{name}-{count}-{i}", entry(1), move=done()) for i in range(10))) is not None
+        assert (
+            await worker.write(*(new_run(f"{name}-{count}-{i}", entry(1), transition=done()) for i in range(10)))
+            is not None
+        )
         count += 1
     touch(f"{path}.enough")
     pipe.send(count)
@@ -129,25 +132,25 @@ async def write_to_both(pipe: Pipe, paths: tuple[str, str], name: str) -> None:
     pipe.send("ready")
     await asyncio.to_thread(pipe.recv)
     for count in range(100):
-        await asyncio.gather(*(worker.write(born(f"{name}-{count}", move=done())) for worker in workers))
+        await asyncio.gather(*(worker.write(new_run(f"{name}-{count}", transition=done())) for worker in workers))
     pipe.send("done")
     for storage in storages:
         await storage.close()
 
 
 async def use_it_in_a_forked_child(pipe: Pipe, path: str) -> None:
-    warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads is what this is about
+    warnings.simplefilter("ignore", DeprecationWarning)  # the test is about forking beside threads
     storage = await opened(path)
     worker = Worker(storage, "parent")
     await worker.register()
-    turn = acquire_lock_file(f"{path}.lock")
-    with turn:
+    lock = open_write_lock(f"{path}.lock")
+    with lock:
         child = os.fork()
         if child == 0:
             pipe.send((await refusal(storage), can_lock(f"{path}.lock"), can_lock(f"{path}.worker-parent")))
             os._exit(0)
         wait_for(child)
-    release_lock_file(turn)
+    close_write_lock(lock)
     await storage.close()
 
 

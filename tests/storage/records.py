@@ -1,4 +1,4 @@
-"""Records with the boring fields filled in, so that a test names only what it is about."""
+"""Records with default values, so that a test names only the fields it is about."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from edda.core.states import RunStatus
 
 HOUR = 3600 * MICROSECONDS
 LAPSED = -HOUR
-"""A lease that was over before it began: no test has to wait for one."""
+"""A lease that is over at once: no test has to wait for one."""
 LATER = 4_000_000_000 * MICROSECONDS
-"""A due time that no test lives to see (the year 2096)."""
+"""A due time that no test reaches (the year 2096)."""
 WORKFLOW = "checkout"
 SOURCE = "/shop"
 TYPE = "order.paid"
 
-ASLEEP = Suspend(0, None, RunStatus.WAITING_FOR_EVENT, TYPE)
-"""Until an event comes, with an inbox where nothing ever was."""
+SUSPENDED = Suspend(0, None, RunStatus.WAITING_FOR_EVENT, TYPE)
+"""Until an event arrives, with an empty inbox."""
 
 
 def start(run_id: str, *, ready_at: int | None = None, workflow: str = WORKFLOW, created_at: int = 1_000) -> Start:
@@ -58,69 +58,69 @@ def entry(seq: int, value: bytes = b"", n: int | None = None, event: int | None 
         input=b"in",
         value=value,
         attempt=1,
-        n=n,
+        inbox_no=n,
         event=event,
     )
 
 
-def bundle(
+def run_write(
     run_id: str,
     *entries: Entry,
-    move: Transition | None = None,
+    transition: Transition | None = None,
     start: Start | None = None,
     epoch: int = 1,
     waits: Sequence[Wait] = (),
-    drops: Sequence[str] = (),
-    frees: Sequence[int] = (),
-    gen: int = 0,
+    cancelled_waits: Sequence[str] = (),
+    released_items: Sequence[int] = (),
+    generation: int = 0,
     children: Sequence[Start] = (),
-    letters: Sequence[RunSignal] = (),
-    undoing: bool = False,
-    dispatches: Sequence[StagedEvent] = (),
-    outgoing: Sequence[OutboxEvent] = (),
-    facts: Sequence[RunValue] = (),
-    recorded: Sequence[str] = (),
+    signals: Sequence[RunSignal] = (),
+    compensating: bool = False,
+    staged_events: Sequence[StagedEvent] = (),
+    outbox_events: Sequence[OutboxEvent] = (),
+    values: Sequence[RunValue] = (),
+    recorded_steps: Sequence[str] = (),
 ) -> RunWrite:
     return RunWrite(
         RunId(run_id),
         epoch,
-        gen,
+        generation,
         entries,
         start,
-        move,
+        transition,
         tuple(waits),
-        tuple(drops),
-        tuple(frees),
+        tuple(cancelled_waits),
+        tuple(released_items),
         tuple(children),
-        tuple(letters),
-        undoing,
-        tuple(dispatches),
-        tuple(outgoing),
-        tuple(facts),
-        tuple(recorded),
+        tuple(signals),
+        compensating,
+        tuple(staged_events),
+        tuple(outbox_events),
+        tuple(values),
+        tuple(recorded_steps),
     )
 
 
-def born(
+def new_run(
     run_id: str,
     *entries: Entry,
-    move: Transition | None = None,
+    transition: Transition | None = None,
     workflow: str = WORKFLOW,
     waits: Sequence[Wait] = (),
     children: Sequence[Start] = (),
-    letters: Sequence[RunSignal] = (),
-    undoing: bool = False,
+    signals: Sequence[RunSignal] = (),
+    compensating: bool = False,
 ) -> RunWrite:
     """A run started by the worker that writes it."""
-    return bundle(
+    return run_write(
         run_id,
         *entries,
-        move=move,
+        transition=transition,
         start=start(run_id, workflow=workflow),
         waits=waits,
         children=children,
-        letters=letters,
-        undoing=undoing,
+        signals=signals,
+        compensating=compensating,
     )
 
 
@@ -128,11 +128,11 @@ def child(run_id: str, parent: str, step: str | None = "child:1", depth: int = 1
     return replace(start(run_id), parent=RunId(parent), parent_step=step, depth=depth)
 
 
-def letter(run_id: str, value: bytes = b"its end", step: str = "child:1") -> RunSignal:
+def end_signal(run_id: str, value: bytes = b"its end", step: str = "child:1") -> RunSignal:
     return RunSignal(RunId(run_id), EntryKind.CHILD, step, value)
 
 
-def stop(run_id: str, value: bytes = b"stop") -> RunSignal:
+def cancel_signal(run_id: str, value: bytes = b"stop") -> RunSignal:
     return RunSignal(RunId(run_id), EntryKind.CANCEL, value=value)
 
 
@@ -148,13 +148,13 @@ def parked(reason: str = "the code changed", ready_at: int | None = LATER) -> Su
     return Suspend(0, ready_at, RunStatus.PARKED, reason)
 
 
-def asleep(reason: str | None = TYPE, status: RunStatus = RunStatus.WAITING_FOR_EVENT) -> Suspend:
+def suspended(reason: str | None = TYPE, status: RunStatus = RunStatus.WAITING_FOR_EVENT) -> Suspend:
     return Suspend(0, None, status, reason)
 
 
-def again(absorbed: int = 0, at: int = 5_000) -> Recur:
-    """The next generation, which begins with what the one before leaves to it."""
-    return Recur(absorbed, b"input again", at, Entry(1, EntryKind.RECUR, "", "", ok=True, at=at, value=b"left over"))
+def next_generation(inbox_read: int = 0, at: int = 5_000) -> Recur:
+    """The next generation, whose first entry has what the one before leaves to it."""
+    return Recur(inbox_read, b"input again", at, Entry(1, EntryKind.RECUR, "", "", ok=True, at=at, value=b"left over"))
 
 
 def key(name: str, target: str | None = None) -> bytes:
@@ -162,9 +162,9 @@ def key(name: str, target: str | None = None) -> bytes:
 
 
 def wait(
-    run_id: str, step: str, name: str, *, floor: int | None = None, due: int | None = None, once: bool = False
+    run_id: str, step: str, name: str, *, cursor: int | None = None, due: int | None = None, exclusive: bool = False
 ) -> Wait:
-    return Wait(step, key(name), key(name, run_id), TYPE, name.encode(), due, floor, once)
+    return Wait(step, key(name), key(name, run_id), TYPE, name.encode(), due, cursor, exclusive)
 
 
 def incoming(
@@ -174,19 +174,19 @@ def incoming(
     type: str = TYPE,
     target: str | None = None,
     starts: Sequence[Start] = (),
-    once: Sequence[str] = (),
+    exclusive: Sequence[str] = (),
 ) -> NewEvent:
-    """An event that fits waits for these names, and one wait of all under each name of `once`; its body is its id."""
+    """An event for all waits under `names`, and for one wait under each name of `exclusive`; its body is its id."""
     event = Event(source, id, type, None if target is None else RunId(target), id.encode())
     shared = [EventKey(key(name), key(name, target)) for name in names]
-    single = [EventKey(key(name), key(name, target), once=True) for name in once]
+    single = [EventKey(key(name), key(name, target), exclusive=True) for name in exclusive]
     return NewEvent(event, (*shared, *single), tuple(starts))
 
 
-def dispatch(name: str, kind: StagedKind = StagedKind.MESSAGE) -> StagedEvent:
+def staged_event(name: str, kind: StagedKind = StagedKind.MESSAGE) -> StagedEvent:
     return StagedEvent(kind, b"body of " + name.encode())
 
 
-def outgoing(id: str, key: str = "orders", *, run_id: str | None = None) -> OutboxEvent:
+def outbox_event(id: str, key: str = "orders", *, run_id: str | None = None) -> OutboxEvent:
     body = b"body of " + id.encode()
     return OutboxEvent(id, key, TYPE, SOURCE, body, 3_000, None if run_id is None else RunId(run_id))

@@ -1,4 +1,4 @@
-"""After the database's clock was set back: what was stored by the time before is brought near, and timers are not."""
+"""After the database's clock was set back, `mend_times` corrects leases and due times, and leaves timers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from edda.core.model import MICROSECONDS, Fence, OutboxEvent, RunId, Suspend, Wo
 from edda.core.states import RunStatus
 from edda.storage.ports import RECLAIM, Storage
 
-from .records import HOUR, WORKFLOW, bundle, start
+from .records import HOUR, WORKFLOW, run_write, start
 
 LEASE = 15 * MICROSECONDS
 
@@ -22,11 +22,11 @@ async def test_runs_that_were_ready_are_ready_again_and_timers_keep_their_time(s
     assert not await storage.is_ahead()
     await storage.start([start("ready", created_at=before, ready_at=before)])
     await storage.start([start("delayed", created_at=before, ready_at=before + HOUR)])
-    asleep = bundle(
-        "asleep", start=start("asleep", created_at=before), move=Suspend(0, before, RunStatus.WAITING_FOR_TIMER)
+    suspended = run_write(
+        "asleep", start=start("asleep", created_at=before), transition=Suspend(0, before, RunStatus.WAITING_FOR_TIMER)
     )
-    handed_back = bundle("handed back", start=start("handed back"), move=Suspend(0, before, RunStatus.RUNNING))
-    assert await storage.write(Fence(worker, 0, 0), [asleep, handed_back]) is not None
+    handed_back = run_write("handed back", start=start("handed back"), transition=Suspend(0, before, RunStatus.RUNNING))
+    assert await storage.write(Fence(worker, 0, 0), [suspended, handed_back]) is not None
     assert await storage.is_ahead()
     assert await claimable(storage, worker) == set()
     assert await storage.mend_times(LEASE) == 2
@@ -43,11 +43,11 @@ async def test_a_lease_ends_no_later_than_a_new_one(storage: Storage) -> None:
     await storage.register(WorkerInfo(near, "shop", "host/1", 1), LEASE // 2)
     await storage.mend_times(-HOUR)  # a lease that is over at once, so that no test has to wait for it
     assert {one.info.id: one.is_lapsed for one in await storage.registered_workers()} == {far: True, near: True}
-    pulse = await storage.open_heartbeat()
+    heartbeat = await storage.open_heartbeat()
     try:
-        assert await pulse.beat(near, LEASE) is not None  # who lives prolongs it
+        assert await heartbeat.beat(near, LEASE) is not None  # a live worker prolongs it
     finally:
-        await pulse.close()
+        await heartbeat.close()
     assert {one.info.id: one.is_lapsed for one in await storage.registered_workers()} == {far: True, near: False}
 
 

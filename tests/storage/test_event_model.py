@@ -1,4 +1,4 @@
-"""Events, waits, cancels, new generations and prunings, in any sequence: a database does as the memory adapter does."""
+"""Events, waits, cancels, new generations and pruning, in any order: a database answers as the memory storage."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from tests.conftest import new_database
 
 from .comparison import RUNS, WORKFLOWS, Comparison, comparable, runs, starts
 from .comparison import steps as watching
-from .records import HOUR, LATER, again, born, done, entry, incoming, key, wait
+from .records import HOUR, LATER, done, entry, incoming, key, new_run, next_generation, wait
 from .worker import Worker
 
 TYPES = ["paid", "refunded"]
 EVENTS = {f"event-{number}": TYPES[number % 2] for number in range(8)}
-"""Whether the second of two equal events in a post counts for the versions is left open, so both have one type."""
+"""Whether the second of two equal events in one call counts for the versions is not defined, so both have one type."""
 SHAPES = ["a", "b"]
 NAMES = ["order", "customer"]
 STEPS = [f"{name}-{place}" for name in NAMES for place in "ab"]
-"""What a step waits for is in its name, so that it asks for the same whenever it asks."""
+"""The key is part of the step's name, so that a step always waits for the same."""
 
 steps = st.lists(st.sampled_from(STEPS), unique=True)
 some_runs = st.lists(runs, unique=True, min_size=1, max_size=4)
@@ -58,95 +58,101 @@ class Waiting(Comparison):
     def open(self) -> None:
         super().open()
         self.ask(lambda storage: Worker(storage, self.worker).register(), bool)
-        self._write([born(run) for run in RUNS[:4]])
+        self._write([new_run(run) for run in RUNS[:4]])
 
     # The worker
 
     @rule(chosen=some_runs, data=st.data())
     def begin(self, chosen: list[RunId], data: st.DataObject) -> None:
-        """Born by the worker, awake or asleep."""
+        """New runs of the worker, running or suspended."""
         new = [run for run in chosen if run not in self.model.database.runs]
         self._write([self._draw_birth(data, run) for run in new])
 
     def _draw_birth(self, data: st.DataObject, run: RunId) -> RunWrite:
         start = replace(data.draw(starts(run), label="start"), ready_at=None)
-        move = data.draw(st.sampled_from([None, AckInbox(0), _asleep(0)]), label="move")
-        return RunWrite(run, 1, 0, (entry(1),), start, move, self._draw_waits(data, run, floors=False))
+        transition = data.draw(st.sampled_from([None, AckInbox(0), _suspended(0)]), label="transition")
+        return RunWrite(run, 1, 0, (entry(1),), start, transition, self._draw_waits(data, run, cursors=False))
 
     @precondition(lambda self: self.awake)
     @rule(everything=st.booleans(), data=st.data())
     def wait(self, everything: bool, data: st.DataObject) -> None:
-        """Runs that have read everything, or some of their mail, ask for events and stay or fall asleep."""
-        self._write([self._draw_wait(data, sched, everything) for sched in self._draw_awake(data)])
+        """Runs that have read all of their inbox, or a part, wait for events and stay or are suspended."""
+        self._write([self._draw_wait(data, open_run, everything) for open_run in self._draw_awake(data)])
 
-    def _draw_wait(self, data: st.DataObject, sched: OpenRun, everything: bool) -> RunWrite:
-        absorbed = sched.delivered if everything else data.draw(st.integers(sched.absorbed, sched.delivered))
-        moves: list[Transition] = [AckInbox(absorbed), _asleep(absorbed)]
-        move = data.draw(st.sampled_from(moves), label="move")
-        waits = self._draw_waits(data, sched.run_id, floors=True)
-        drops = set(data.draw(steps, label="drops")) - {wait.step for wait in waits}
-        return _bundle(sched, move, waits=waits, drops=tuple(drops))
+    def _draw_wait(self, data: st.DataObject, open_run: OpenRun, everything: bool) -> RunWrite:
+        inbox_read = (
+            open_run.inbox_count if everything else data.draw(st.integers(open_run.inbox_read, open_run.inbox_count))
+        )
+        transitions: list[Transition] = [AckInbox(inbox_read), _suspended(inbox_read)]
+        transition = data.draw(st.sampled_from(transitions), label="transition")
+        waits = self._draw_waits(data, open_run.run_id, cursors=True)
+        cancelled_waits = set(data.draw(steps, label="drops")) - {wait.step for wait in waits}
+        return _run_write(open_run, transition, waits=waits, cancelled_waits=tuple(cancelled_waits))
 
-    def _draw_waits(self, data: st.DataObject, run: RunId, floors: bool) -> tuple[Wait, ...]:
-        places = st.none() | st.integers(0, len(self.numbers[self.model])) if floors else st.none()
-        return tuple(_wait(run, step, data.draw(places, label="floor")) for step in data.draw(steps, label="waits"))
+    def _draw_waits(self, data: st.DataObject, run: RunId, cursors: bool) -> tuple[Wait, ...]:
+        places = st.none() | st.integers(0, len(self.numbers[self.model])) if cursors else st.none()
+        return tuple(_wait(run, step, data.draw(places, label="cursor")) for step in data.draw(steps, label="waits"))
 
     @precondition(lambda self: self.awake)
     @rule(end=st.integers(0, 4), data=st.data())
     def give_back(self, end: int, data: st.DataObject) -> None:
-        self._write([self._draw_frees(data, sched, end == 0) for sched in self._draw_awake(data)])
+        self._write([self._draw_releases(data, open_run, end == 0) for open_run in self._draw_awake(data)])
 
-    def _draw_frees(self, data: st.DataObject, sched: OpenRun, end: bool) -> RunWrite:
-        move = self._draw_end(data, sched) if end else AckInbox(sched.delivered)
-        return _bundle(sched, move, frees=self._draw_brought(data, sched))
+    def _draw_releases(self, data: st.DataObject, open_run: OpenRun, end: bool) -> RunWrite:
+        transition = self._draw_end(data, open_run) if end else AckInbox(open_run.inbox_count)
+        return _run_write(open_run, transition, released_items=self._draw_brought(data, open_run))
 
-    def _draw_brought(self, data: st.DataObject, sched: OpenRun) -> tuple[int, ...]:
-        inbox = self.model.database.inboxes.get(sched.run_id, {})
-        brought = [n for n, letter in inbox.items() if letter.kind is EntryKind.EVENT]
-        frees = data.draw(st.lists(st.sampled_from(brought), unique=True) if brought else st.just([]), label="frees")
-        return tuple(frees)
+    def _draw_brought(self, data: st.DataObject, open_run: OpenRun) -> tuple[int, ...]:
+        inbox = self.model.database.inboxes.get(open_run.run_id, {})
+        brought = [n for n, item in inbox.items() if item.kind is EntryKind.EVENT]
+        released_items = data.draw(
+            st.lists(st.sampled_from(brought), unique=True) if brought else st.just([]), label="frees"
+        )
+        return tuple(released_items)
 
-    def _draw_end(self, data: st.DataObject, sched: OpenRun) -> End:
-        """What its last entries read is read, even if it overlooks a watcher and has to stay."""
+    def _draw_end(self, data: st.DataObject, open_run: OpenRun) -> End:
+        """An End that misses a watcher is refused, but its `inbox_read` is stored."""
         overlooked = data.draw(st.booleans(), label="overlooks a watcher")
-        absorbed = data.draw(st.none() | st.integers(sched.absorbed, sched.delivered), label="absorbed")
-        return replace(done(watchers=max(0, sched.watchers - overlooked)), absorbed=absorbed)
+        inbox_read = data.draw(st.none() | st.integers(open_run.inbox_read, open_run.inbox_count), label="absorbed")
+        return replace(done(watchers=max(0, open_run.watchers - overlooked)), inbox_read=inbox_read)
 
     @precondition(lambda self: self.awake)
     @rule(read=st.booleans(), data=st.data())
     def recur(self, read: bool, data: st.DataObject) -> None:
-        """Runs go on as their next generation, if they have read everything."""
-        self._write([self._draw_recur(data, sched, read) for sched in self._draw_awake(data)])
+        """Runs continue as their next generation, if they have read their inbox."""
+        self._write([self._draw_recur(data, open_run, read) for open_run in self._draw_awake(data)])
 
-    def _draw_recur(self, data: st.DataObject, sched: OpenRun, read: bool) -> RunWrite:
-        move = again(sched.delivered if read else sched.absorbed)
-        drops = tuple(data.draw(steps, label="drops"))
-        return _bundle(sched, move, drops=drops, frees=self._draw_brought(data, sched))
+    def _draw_recur(self, data: st.DataObject, open_run: OpenRun, read: bool) -> RunWrite:
+        transition = next_generation(open_run.inbox_count if read else open_run.inbox_read)
+        cancelled_waits = tuple(data.draw(steps, label="drops"))
+        return _run_write(
+            open_run, transition, cancelled_waits=cancelled_waits, released_items=self._draw_brought(data, open_run)
+        )
 
     @property
     def awake(self) -> list[OpenRun]:
-        return [sched for sched in self.model.database.scheds.values() if sched.owner is not None]
+        return [open_run for open_run in self.model.database.open_runs.values() if open_run.owner is not None]
 
     def _draw_awake(self, data: st.DataObject) -> list[OpenRun]:
-        by_run = {sched.run_id: sched for sched in self.awake}
+        by_run = {open_run.run_id: open_run for open_run in self.awake}
         chosen = st.lists(st.sampled_from(sorted(by_run)), unique=True, min_size=1)
         return [by_run[run] for run in data.draw(chosen, label="runs")]
 
     def _write(self, batch: Sequence[RunWrite]) -> None:
         fence = self.model.database.fences[self.worker]
-        self.ask(lambda storage: storage.write(fence, [self._numbered(storage, bundle) for bundle in batch]))
+        self.ask(lambda storage: storage.write(fence, [self._numbered(storage, run_write) for run_write in batch]))
 
-    def _numbered(self, storage: Storage, bundle: RunWrite) -> RunWrite:
-        """Floors are drawn as places in the log."""
-        floors = [None if w.floor is None else self.number(storage, w.floor) for w in bundle.waits]
-        waits = [replace(w, floor=floor) for w, floor in zip(bundle.waits, floors, strict=True)]
-        return replace(bundle, waits=tuple(waits))
+    def _numbered(self, storage: Storage, run_write: RunWrite) -> RunWrite:
+        """Cursors are drawn as positions in the log."""
+        cursors = [None if w.cursor is None else self.number(storage, w.cursor) for w in run_write.waits]
+        waits = [replace(w, cursor=cursor) for w, cursor in zip(run_write.waits, cursors, strict=True)]
+        return replace(run_write, waits=tuple(waits))
 
     @rule()
     def claim(self) -> None:
         self.ask(lambda storage: self.claimed(storage, self.worker, WORKFLOWS))
 
-    # The world
+    # Events
 
     @rule(run=runs)
     def cancel(self, run: RunId) -> None:
@@ -169,7 +175,7 @@ class Waiting(Comparison):
 
         async def accept(storage: Storage) -> AcceptResult | None:
             accepted = await storage.accept(post, versions)
-            for position in sorted(accepted.fresh) if accepted else ():
+            for position in sorted(accepted.new) if accepted else ():
                 stored = await storage.find_event(post[position].event.source, post[position].event.id)
                 assert stored
                 self.numbers[storage].append(stored.seq)
@@ -197,11 +203,11 @@ class Waiting(Comparison):
 
         self.ask(fill)
 
-    # Time
+    # Pruning
 
     @rule(age=ages)
     def prune_events(self, age: int) -> None:
-        """All that may go: which of them go first is free between events of one post."""
+        """All that may be deleted: the order between events of one call is not defined."""
 
         async def prune(storage: Storage) -> int:
             return await storage.prune_events(await storage.now() + age, 100)
@@ -209,7 +215,7 @@ class Waiting(Comparison):
         self.ask(prune)
 
     @rule(age=ages)
-    def prune_letters(self, age: int) -> None:
+    def prune_items(self, age: int) -> None:
         async def prune(storage: Storage) -> int:
             return await storage.prune_inbox(await storage.now() + age, 100)
 
@@ -230,7 +236,7 @@ class Waiting(Comparison):
             return (
                 await self.stored(storage, [self.worker]),
                 [await storage.waits(run) for run in RUNS],
-                [await storage.history(run, gen) for run in RUNS for gen in self._generations(run)],
+                [await storage.history(run, generation) for run in RUNS for generation in self._generations(run)],
                 [self._logged(storage, await storage.events_of_type(type, 0, LATER, 100)) for type in TYPES],
                 self.place(storage, await storage.last_event()),
                 await storage.match_paths(TYPES),
@@ -245,23 +251,33 @@ class Waiting(Comparison):
         return [replace(stored, seq=self.place(storage, stored.seq), received_at=0) for stored in log]
 
 
-def _bundle(
-    sched: OpenRun,
-    move: Transition,
+def _run_write(
+    open_run: OpenRun,
+    transition: Transition,
     *,
     waits: tuple[Wait, ...] = (),
-    drops: tuple[str, ...] = (),
-    frees: tuple[int, ...] = (),
+    cancelled_waits: tuple[str, ...] = (),
+    released_items: tuple[int, ...] = (),
 ) -> RunWrite:
-    return RunWrite(sched.run_id, sched.epoch, sched.gen, (), None, move, waits, drops, frees)
+    return RunWrite(
+        open_run.run_id,
+        open_run.epoch,
+        open_run.generation,
+        (),
+        None,
+        transition,
+        waits,
+        cancelled_waits,
+        released_items,
+    )
 
 
-def _asleep(absorbed: int) -> Suspend:
-    return Suspend(absorbed, None, RunStatus.WAITING_FOR_EVENT)
+def _suspended(inbox_read: int) -> Suspend:
+    return Suspend(inbox_read, None, RunStatus.WAITING_FOR_EVENT)
 
 
-def _wait(run: RunId, step: str, floor: int | None) -> Wait:
-    return wait(run, step, step.partition("-")[0], floor=floor)
+def _wait(run: RunId, step: str, cursor: int | None) -> Wait:
+    return wait(run, step, step.partition("-")[0], cursor=cursor)
 
 
 def _incoming() -> st.SearchStrategy[NewEvent]:
@@ -274,7 +290,7 @@ def _incoming() -> st.SearchStrategy[NewEvent]:
     )
 
 
-@pytest.mark.timeout(900)  # a failure takes minutes to be made small
+@pytest.mark.timeout(900)  # hypothesis shrinks a failure for minutes
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mysql"])
 def test_an_adapter_handles_events_as_the_model_does(kind: str, tmp_path: Path) -> None:
     class OnThisDatabase(Waiting):

@@ -1,4 +1,4 @@
-"""Accepting: an event is stored once, given to those who wait for it, and kept for those who will."""
+"""`accept`: an event is stored once, delivered to the runs that wait for it, and kept for later waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edda.errors import StorageRejectedError
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
 
-from .records import ASLEEP, LATER, SOURCE, TYPE, born, bundle, incoming, key, start, wait
+from .records import LATER, SOURCE, SUSPENDED, TYPE, incoming, key, new_run, run_write, start, wait
 from .worker import Worker
 
 R1, R2 = RunId("run-1"), RunId("run-2")
@@ -90,7 +90,7 @@ async def test_of_acceptors_at_the_same_time_one_stores_an_event(storage: Storag
     accepted = await asyncio.gather(
         *(each.accept(post if each is storage else post[::-1], {}) for post in posts for each in storages)
     )
-    assert sum(len(answer.fresh) for answer in accepted if answer) == 100
+    assert sum(len(answer.new) for answer in accepted if answer) == 100
     assert len(await storage.events_of_type(TYPE, 0, 2**62, 200)) == 100
 
 
@@ -107,7 +107,7 @@ BAD_EVENTS = {
 async def test_a_post_with_an_event_that_cannot_be_stored_is_refused_whole(
     storage: Storage, worker: Worker, event: Event
 ) -> None:
-    await worker.send(born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")]))
+    await worker.send(new_run("run-1", transition=SUSPENDED, waits=[wait("run-1", "w", "order")]))
     good = incoming("e1", "order", starts=[start("run-2")])
     with pytest.raises(StorageRejectedError):
         await storage.accept([good, type(good)(event)], {})
@@ -131,7 +131,7 @@ async def test_any_text_comes_back(storage: Storage, text: str) -> None:
 
 
 async def test_a_sleeping_run_is_woken_by_its_event(storage: Storage, worker: Worker) -> None:
-    await worker.send(born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order-1")]))
+    await worker.send(new_run("run-1", transition=SUSPENDED, waits=[wait("run-1", "w", "order-1")]))
     assert (await worker.claim()).runs == ()
     accepted = await storage.accept([incoming("e0", "order-2"), incoming("e1", "order-1")], {})
     assert accepted == AcceptResult(frozenset({0, 1}), woke=True)
@@ -139,46 +139,46 @@ async def test_a_sleeping_run_is_woken_by_its_event(storage: Storage, worker: Wo
     assert record is not None
     assert (record.status, record.ready_at, record.reason) == (RunStatus.RUNNING, 0, None)
     (run,) = (await worker.claim()).runs
-    (letter,) = run.mail
-    assert (letter.n, letter.kind, letter.step, letter.value) == (1, EntryKind.EVENT, "w", b"e1")
-    assert letter.event == await number(storage, "e1")
+    (item,) = run.inbox
+    assert (item.inbox_no, item.kind, item.step, item.value) == (1, EntryKind.EVENT, "w", b"e1")
+    assert item.event == await number(storage, "e1")
     assert run.waits == ()
     assert await storage.waits(R1) == ()
 
 
-async def test_an_event_that_nobody_waits_for_wakes_nobody(storage: Storage, worker: Worker) -> None:
-    await worker.send(born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order-1")]))
+async def test_an_event_without_a_wait_wakes_no_run(storage: Storage, worker: Worker) -> None:
+    await worker.send(new_run("run-1", transition=SUSPENDED, waits=[wait("run-1", "w", "order-1")]))
     assert await storage.accept([incoming("e1", "order-2"), incoming("e2")], {}) == AcceptResult(
         frozenset({0, 1}), woke=False
     )
     assert (await worker.claim()).runs == ()
 
 
-async def test_a_run_in_a_workers_hands_stays_there_and_has_mail(storage: Storage, worker: Worker) -> None:
-    await worker.send(born("run-1", waits=[wait("run-1", "w", "order")]))
+async def test_a_run_in_a_workers_hands_stays_there_and_has_inbox(storage: Storage, worker: Worker) -> None:
+    await worker.send(new_run("run-1", waits=[wait("run-1", "w", "order")]))
     assert await storage.accept([incoming("e1", "order")], {}) == AcceptResult(frozenset({0}), woke=True)
     assert await storage.owned_runs(worker.id) == {R1: 1}
-    (letter,) = await storage.read_inboxes(worker.id)
-    assert (letter.run_id, letter.n, letter.step, letter.value) == (R1, 1, "w", b"e1")
+    (item,) = await storage.read_inboxes(worker.id)
+    assert (item.run_id, item.inbox_no, item.step, item.value) == (R1, 1, "w", b"e1")
 
 
 async def test_an_event_goes_to_every_run_that_waits_for_it(storage: Storage, worker: Worker) -> None:
     runs = [f"run-{n}" for n in range(20)]
-    await worker.send(*(born(run, move=ASLEEP, waits=[wait(run, "w", "order")]) for run in runs))
+    await worker.send(*(new_run(run, transition=SUSPENDED, waits=[wait(run, "w", "order")]) for run in runs))
     await storage.accept([incoming("e1", "order")], {})
     assert sorted(run.run_id for run in (await worker.claim()).runs) == sorted(runs)
 
 
 async def test_an_event_with_a_target_goes_to_this_run_alone(storage: Storage, worker: Worker) -> None:
-    await worker.send(*(born(run, move=ASLEEP, waits=[wait(run, "w", "order")]) for run in (R1, R2)))
+    await worker.send(*(new_run(run, transition=SUSPENDED, waits=[wait(run, "w", "order")]) for run in (R1, R2)))
     await storage.accept([incoming("e1", "order", target="run-2")], {})
     assert [run.run_id for run in (await worker.claim()).runs] == [R2]
     assert len(await storage.waits(R1)) == 1
 
 
-async def test_an_event_known_already_wakes_nobody_again(storage: Storage, worker: Worker) -> None:
+async def test_an_event_known_already_wakes_no_run_again(storage: Storage, worker: Worker) -> None:
     await storage.accept([incoming("e1")], {})
-    await worker.send(born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")]))
+    await worker.send(new_run("run-1", transition=SUSPENDED, waits=[wait("run-1", "w", "order")]))
     again = incoming("e1", "order", starts=[start("run-2")])
     assert await storage.accept([again], {}) == AcceptResult(frozenset(), woke=False)
     assert await storage.get(R2) is None
@@ -187,9 +187,9 @@ async def test_an_event_known_already_wakes_nobody_again(storage: Storage, worke
 
 async def test_an_event_goes_to_the_first_of_a_runs_waits(storage: Storage, worker: Worker) -> None:
     waits = [wait("run-1", step, "order") for step in ("b", "Z", "a")]
-    await worker.send(born("run-1", waits=waits))
+    await worker.send(new_run("run-1", waits=waits))
     await storage.accept([incoming("e1", "order")], {})
-    assert [letter.step for letter in await storage.read_inboxes(worker.id)] == ["Z"]
+    assert [item.step for item in await storage.read_inboxes(worker.id)] == ["Z"]
     assert [each.step for each in await storage.waits(R1)] == ["a", "b"]
 
 
@@ -197,48 +197,53 @@ async def test_an_event_goes_to_the_first_of_a_runs_waits(storage: Storage, work
 async def test_an_event_found_under_two_keys_goes_to_one_wait_of_a_run(
     storage: Storage, worker: Worker, names: tuple[str, str]
 ) -> None:
-    await worker.send(born("run-1", waits=[wait("run-1", "b", "order"), wait("run-1", "a", "customer")]))
+    await worker.send(new_run("run-1", waits=[wait("run-1", "b", "order"), wait("run-1", "a", "customer")]))
     await storage.accept([incoming("e1", *names)], {})
-    assert [letter.step for letter in await storage.read_inboxes(worker.id)] == ["a"]
+    assert [item.step for item in await storage.read_inboxes(worker.id)] == ["a"]
     assert [each.step for each in await storage.waits(R1)] == ["b"]
 
 
 async def test_events_of_one_post_go_to_different_waits_of_a_run_in_order(storage: Storage, worker: Worker) -> None:
     waits = [wait("run-1", step, "order") for step in ("a", "b", "c")]
-    await worker.send(born("run-1", move=ASLEEP, waits=waits))
+    await worker.send(new_run("run-1", transition=SUSPENDED, waits=waits))
     await storage.accept([incoming(id, "order") for id in ("e1", "e2")], {})
     (run,) = (await worker.claim()).runs
-    assert [(letter.n, letter.step, letter.value) for letter in run.mail] == [(1, "a", b"e1"), (2, "b", b"e2")]
+    assert [(item.inbox_no, item.step, item.value) for item in run.inbox] == [(1, "a", b"e1"), (2, "b", b"e2")]
     assert [step for step, _ in run.waits] == ["c"]
 
 
 async def test_a_wait_taken_by_one_event_of_a_post_is_gone_for_the_next(storage: Storage, worker: Worker) -> None:
-    await worker.send(born("run-1", waits=[wait("run-1", "a", "order"), wait("run-1", "b", "refund")]))
+    await worker.send(new_run("run-1", waits=[wait("run-1", "a", "order"), wait("run-1", "b", "refund")]))
     await storage.accept([incoming("e1", "order"), incoming("e2", "order"), incoming("e3", "refund")], {})
-    letters = await storage.read_inboxes(worker.id)
-    assert [(letter.n, letter.step, letter.value) for letter in letters] == [(1, "a", b"e1"), (2, "b", b"e3")]
+    items = await storage.read_inboxes(worker.id)
+    assert [(item.inbox_no, item.step, item.value) for item in items] == [(1, "a", b"e1"), (2, "b", b"e3")]
 
 
 async def test_events_of_one_post_for_many_runs_with_many_waits_all_arrive(storage: Storage, worker: Worker) -> None:
     runs = [f"run-{n}" for n in range(6)]
     await worker.send(
-        *(born(run, move=ASLEEP, waits=[wait(run, f"s{n}", f"key-{n % 2}") for n in range(6)]) for run in runs)
+        *(
+            new_run(run, transition=SUSPENDED, waits=[wait(run, f"s{n}", f"key-{n % 2}") for n in range(6)])
+            for run in runs
+        )
     )
     await storage.accept([incoming(f"e{n}", f"key-{n % 2}") for n in range(5)], {})
     claimed = (await worker.claim()).runs
     expected = [(1, "s0", b"e0"), (2, "s1", b"e1"), (3, "s2", b"e2"), (4, "s3", b"e3"), (5, "s4", b"e4")]
-    assert {run.run_id: [(x.n, x.step, x.value) for x in run.mail] for run in claimed} == dict.fromkeys(runs, expected)
+    assert {run.run_id: [(x.inbox_no, x.step, x.value) for x in run.inbox] for run in claimed} == dict.fromkeys(
+        runs, expected
+    )
     assert [[step for step, _ in run.waits] for run in claimed] == [["s5"]] * len(runs)
 
 
-async def test_events_and_other_mail_are_numbered_together(storage: Storage, worker: Worker) -> None:
-    await worker.send(born("run-1", waits=[wait("run-1", "a", "order"), wait("run-1", "b", "order")]))
+async def test_events_and_other_inbox_are_numbered_together(storage: Storage, worker: Worker) -> None:
+    await worker.send(new_run("run-1", waits=[wait("run-1", "a", "order"), wait("run-1", "b", "order")]))
     await storage.accept([incoming("e1", "order")], {})
     await storage.cancel(R1, b"stop")
     await storage.accept([incoming("e2", "order")], {})
-    letters = await storage.read_inboxes(worker.id)
-    assert [(letter.n, letter.value) for letter in letters] == [(1, b"e1"), (2, b"stop"), (3, b"e2")]
-    assert [letter.event is None for letter in letters] == [False, True, False]
+    items = await storage.read_inboxes(worker.id)
+    assert [(item.inbox_no, item.value) for item in items] == [(1, b"e1"), (2, b"stop"), (3, b"e2")]
+    assert [item.event is None for item in items] == [False, True, False]
 
 
 async def test_acceptors_at_the_same_time_wake_a_run_for_each_event(
@@ -246,11 +251,11 @@ async def test_acceptors_at_the_same_time_wake_a_run_for_each_event(
 ) -> None:
     storages = [storage, await make_storage()]
     waits = [wait("run-1", f"s{n:02}", f"key-{n % 4}") for n in range(40)]
-    await worker.send(born("run-1", waits=waits))
+    await worker.send(new_run("run-1", waits=waits))
     await asyncio.gather(*(storages[n % 2].accept([incoming(f"e{n}", f"key-{n % 4}")], {}) for n in range(40)))
-    letters = await storage.read_inboxes(worker.id)
-    assert [letter.n for letter in letters] == list(range(1, 41))
-    assert {letter.value for letter in letters} == {f"e{n}".encode() for n in range(40)}
+    items = await storage.read_inboxes(worker.id)
+    assert [item.inbox_no for item in items] == list(range(1, 41))
+    assert {item.value for item in items} == {f"e{n}".encode() for n in range(40)}
     assert await storage.waits(R1) == ()
 
 
@@ -261,14 +266,14 @@ async def test_a_new_event_starts_its_runs(storage: Storage, worker: Worker) -> 
     starts = [start("run-1"), start("run-2", ready_at=LATER)]
     assert await storage.accept([incoming("e1", starts=starts)], {}) == AcceptResult(frozenset({0}), woke=True)
     (run,) = (await worker.claim()).runs
-    assert (run.run_id, run.epoch, run.input, run.start_seq) == (R1, 1, starts[0].input, await number(storage, "e1"))
+    assert (run.run_id, run.epoch, run.input, run.event_cursor) == (R1, 1, starts[0].input, await number(storage, "e1"))
     record = await storage.get(R2)
     assert record is not None
     assert (record.status, record.owner, record.ready_at) == (RunStatus.RUNNING, None, LATER)
 
 
 async def test_a_run_that_exists_is_not_started_again(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1"))
+    await worker.write(new_run("run-1"))
     assert await storage.accept([incoming("e1", starts=[start("run-1")])], {}) == AcceptResult(
         frozenset({0}), woke=False
     )
@@ -279,27 +284,27 @@ async def test_two_events_of_a_post_start_a_run_once(storage: Storage, worker: W
     post = [incoming("e1"), incoming("e2", starts=[start("run-1")]), incoming("e3", starts=[start("run-1")])]
     await storage.accept(post, {})
     (run,) = (await worker.claim()).runs
-    assert run.start_seq == await number(storage, "e2")
+    assert run.event_cursor == await number(storage, "e2")
 
 
 async def test_a_run_does_not_get_the_event_that_started_it(storage: Storage, worker: Worker) -> None:
     await storage.accept([incoming("e0", "order"), incoming("e1", "order", starts=[start("run-1")])], {})
     await storage.accept([incoming("e2", "order")], {})
     await worker.claim()
-    written = await worker.send(bundle("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")]))
+    written = await worker.send(run_write("run-1", transition=SUSPENDED, waits=[wait("run-1", "w", "order")]))
     assert written is not None
-    assert written.unmet == {R1: frozenset({"w"})}
-    assert [letter.value for letter in await storage.read_inboxes(worker.id)] == [b"e2"]
+    assert written.refused == {R1: frozenset({"w"})}
+    assert [item.value for item in await storage.read_inboxes(worker.id)] == [b"e2"]
 
 
 # Versions
 
 
-async def test_a_post_made_with_other_shapes_than_the_known_ones_is_not_stored(
+async def test_a_post_made_with_other_path_sets_than_the_known_ones_is_not_stored(
     storage: Storage, worker: Worker
 ) -> None:
     await storage.register_match_paths(TYPE, "order")
-    await worker.send(born("run-1", move=ASLEEP, waits=[wait("run-1", "w", "order")]))
+    await worker.send(new_run("run-1", transition=SUSPENDED, waits=[wait("run-1", "w", "order")]))
     post = [incoming("e0", type="other"), incoming("e1", "order", starts=[start("run-2")])]
     for versions in ({}, {TYPE: 0}, {TYPE: 2}, {TYPE: 1, "other": 1}):
         assert await storage.accept(post, versions) is None
@@ -312,7 +317,7 @@ async def test_versions_of_types_that_are_not_in_the_post_do_not_matter(storage:
     assert await storage.accept([incoming("e1")], {TYPE: 0, "other": 7}) == AcceptResult(frozenset({0}), woke=False)
 
 
-# Looking
+# Reading the log
 
 
 async def test_the_log_of_a_type_comes_by_number(storage: Storage) -> None:
@@ -347,7 +352,7 @@ async def test_the_last_event_is_the_newest(storage: Storage) -> None:
     assert await storage.last_event() == await number(storage, "e2")
 
 
-async def test_the_last_event_before_a_moment_is_told(storage: Storage) -> None:
+async def test_the_last_event_before_a_time_is_found(storage: Storage) -> None:
     await storage.accept([incoming("e1"), incoming("e2")], {})
     second = await storage.find_event(SOURCE, "e2")
     assert second is not None
@@ -361,14 +366,14 @@ async def test_the_last_event_before_a_moment_is_told(storage: Storage) -> None:
 
 async def test_a_run_sees_events_since_it_was_started(storage: Storage, worker: Worker) -> None:
     await storage.accept([incoming("old", "order")], {})
-    await worker.write(born("run-1"), born("run-3"))
+    await worker.write(new_run("run-1"), new_run("run-3"))
     await storage.start([start("run-2")])
     await storage.accept([incoming("new", "order")], {})
     (claimed,) = (await worker.claim()).runs
-    assert await number(storage, "old") <= claimed.start_seq < await number(storage, "new")
+    assert await number(storage, "old") <= claimed.event_cursor < await number(storage, "new")
     written = await worker.send(
-        *(bundle(run, move=ASLEEP, waits=[wait(run, "w", "order")]) for run in ("run-1", "run-2", "run-3"))
+        *(run_write(run, transition=SUSPENDED, waits=[wait(run, "w", "order")]) for run in ("run-1", "run-2", "run-3"))
     )
     assert written is not None
-    assert set(written.unmet) == {"run-1", "run-2", "run-3"}
-    assert {letter.value for letter in await storage.read_inboxes(worker.id)} == {b"new"}
+    assert set(written.refused) == {"run-1", "run-2", "run-3"}
+    assert {item.value for item in await storage.read_inboxes(worker.id)} == {b"new"}

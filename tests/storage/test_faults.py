@@ -1,4 +1,4 @@
-"""Lost connections, dying processes and cancelled calls: at every statement, a batch is in whole or not at all."""
+"""Lost connections, dying processes and cancelled calls at every statement: a batch is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,22 @@ from tests.conftest import MakeStorage
 
 from .conftest import MakeWorker
 from .probes import Listener, SimulatedDeath, Trap
-from .records import ASLEEP, HOUR, LATER, SOURCE, TYPE, WORKFLOW, born, bundle, done, entry, incoming, key, start, wait
+from .records import (
+    HOUR,
+    LATER,
+    SOURCE,
+    SUSPENDED,
+    TYPE,
+    WORKFLOW,
+    done,
+    entry,
+    incoming,
+    key,
+    new_run,
+    run_write,
+    start,
+    wait,
+)
 from .worker import Worker
 
 Call = Callable[[Storage, Worker], Awaitable[object]]
@@ -37,15 +52,15 @@ Call = Callable[[Storage, Worker], Awaitable[object]]
 async def write_on(storage: Storage, worker: Worker) -> None:
     fence = await worker.storage.read_fence(worker.id)
     assert fence is not None
-    await storage.write(fence, [born(f"run-{uuid4()}", entry(1), entry(2))])
+    await storage.write(fence, [new_run(f"run-{uuid4()}", entry(1), entry(2))])
 
 
 async def wait_on(storage: Storage, worker: Worker) -> None:
     fence = await worker.storage.read_fence(worker.id)
     assert fence is not None
     run = f"run-{uuid4()}"
-    again = bundle("run-1", move=AckInbox(0), waits=[wait("run-1", "w", "order")])
-    await storage.write(fence, [again, born(run, move=ASLEEP, waits=[wait(run, "w", "order")])])
+    again = run_write("run-1", transition=AckInbox(0), waits=[wait("run-1", "w", "order")])
+    await storage.write(fence, [again, new_run(run, transition=SUSPENDED, waits=[wait(run, "w", "order")])])
 
 
 async def accept_on(storage: Storage, worker: Worker) -> None:
@@ -96,17 +111,17 @@ async def trap() -> Trap:
 
 @pytest.fixture
 async def trapped(storage: Storage, make_storage: MakeStorage, trap: Trap) -> Storage:
-    """A second process whose every statement passes the trap."""
+    """A second storage whose statements all pass the probe."""
     return await make_storage(trap)
 
 
 @pytest.fixture
 async def busy(worker: Worker) -> Worker:
-    """One owned run, one for anybody, one that has ended with mail, and a few events."""
-    await worker.write(born("run-1", entry(1)), born("ended"))
+    """One owned run, one without an owner, one that has ended with inbox items, and a few events."""
+    await worker.write(new_run("run-1", entry(1)), new_run("ended"))
     await worker.storage.start([start("run-2")])
     await worker.storage.cancel(RunId("ended"), b"stop")
-    await worker.write(bundle("ended", move=done()))
+    await worker.write(run_write("ended", transition=done()))
     await worker.storage.accept([incoming(f"old-{n}", "other") for n in range(3)], {})
     return worker
 
@@ -127,10 +142,10 @@ async def test_the_probe_stands_before_and_after_every_statement(
 async def test_the_probe_stands_beside_heartbeats(make_storage: MakeStorage, busy: Worker) -> None:
     probe = Listener()
     storage = await make_storage(probe)
-    pulse = await storage.open_heartbeat()
+    heartbeat = await storage.open_heartbeat()
     probe.heard.clear()
-    await pulse.beat(busy.id, HOUR)
-    await pulse.close()
+    await heartbeat.beat(busy.id, HOUR)
+    await heartbeat.close()
     assert [when for when, _ in probe.heard[:2]] == ["before", "after"]
 
 
@@ -148,7 +163,7 @@ async def test_after_a_connection_lost_at_any_statement_the_next_call_works(
 
 
 async def meets(trap: Trap, point: int, call: Awaitable[object]) -> bool:
-    """Whether the call got as far as this point, where its connection is lost."""
+    """Whether the call reached this point, where its connection is lost."""
     trap.arm(point, StorageUnavailableError("cut"))
     try:
         await call
@@ -159,55 +174,55 @@ async def meets(trap: Trap, point: int, call: Awaitable[object]) -> bool:
     return False
 
 
-async def test_a_beat_on_a_lost_connection_says_so_and_the_next_one_works(
+async def test_a_heartbeat_on_a_lost_connection_fails_and_the_next_one_works(
     trapped: Storage, busy: Worker, trap: Trap
 ) -> None:
-    pulse = await trapped.open_heartbeat()
-    assert await pulse.beat(busy.id, HOUR) is not None
+    heartbeat = await trapped.open_heartbeat()
+    assert await heartbeat.beat(busy.id, HOUR) is not None
     for point in (0, 1):
-        await busy.write()  # a file at rest is not asked
+        await busy.write()  # the read cache of an idle file would answer
         trap.arm(point, StorageUnavailableError("cut"))
         with pytest.raises(StorageUnavailableError):
-            await pulse.beat(busy.id, HOUR)
-        assert await pulse.beat(busy.id, HOUR) is not None
-    await pulse.close()
+            await heartbeat.beat(busy.id, HOUR)
+        assert await heartbeat.beat(busy.id, HOUR) is not None
+    await heartbeat.close()
 
 
 def every_form(turn: int) -> list[RunWrite]:
     rest = Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER)
     return [
-        bundle(f"{turn}-keep", entry(1), entry(2)),
-        bundle(f"{turn}-absorb", entry(1), move=AckInbox(0)),
-        bundle(f"{turn}-rest", entry(1), move=rest),
-        bundle(f"{turn}-end", entry(1), move=done()),
-        born(f"{turn}-new", entry(1)),
-        born(f"{turn}-new-rest", entry(1), move=rest),
-        born(f"{turn}-new-end", entry(1), move=done()),
-        bundle(f"{turn}-wait", entry(1), move=ASLEEP, waits=[wait(f"{turn}-wait", "w", "order")]),
-        born(f"{turn}-new-wait", entry(1), move=ASLEEP, waits=[wait(f"{turn}-new-wait", "w", "order")]),
+        run_write(f"{turn}-keep", entry(1), entry(2)),
+        run_write(f"{turn}-absorb", entry(1), transition=AckInbox(0)),
+        run_write(f"{turn}-rest", entry(1), transition=rest),
+        run_write(f"{turn}-end", entry(1), transition=done()),
+        new_run(f"{turn}-new", entry(1)),
+        new_run(f"{turn}-new-rest", entry(1), transition=rest),
+        new_run(f"{turn}-new-end", entry(1), transition=done()),
+        run_write(f"{turn}-wait", entry(1), transition=SUSPENDED, waits=[wait(f"{turn}-wait", "w", "order")]),
+        new_run(f"{turn}-new-wait", entry(1), transition=SUSPENDED, waits=[wait(f"{turn}-new-wait", "w", "order")]),
     ]
 
 
 def before_every_form(turn: int) -> list[RunWrite]:
-    return [born(f"{turn}-{name}") for name in ("keep", "absorb", "rest", "end", "wait")]
+    return [new_run(f"{turn}-{name}") for name in ("keep", "absorb", "rest", "end", "wait")]
 
 
 async def is_in(storage: Storage, turn: int) -> bool:
-    """Whether the batch is in; it fails if only a part of it is."""
-    facts = []
+    """Whether the batch is written; fails if only a part of it is."""
+    values = []
     for each in every_form(turn):
-        facts.append(await storage.history(each.run_id) == each.entries)
-        if each.start or isinstance(each.move, Suspend | End):  # the other forms show in the history alone
+        values.append(await storage.history(each.run_id) == each.entries)
+        if each.start or isinstance(each.transition, Suspend | End):  # the other forms show in the history alone
             run = await storage.get(each.run_id)
-            facts.append(run is not None and _as_written(run, each))
+            values.append(run is not None and _as_written(run, each))
         if each.waits:
-            facts.append(await storage.waits(each.run_id) == each.waits)
-    assert all(facts) or not any(facts), "a part of the batch is in"
-    return all(facts)
+            values.append(await storage.waits(each.run_id) == each.waits)
+    assert all(values) or not any(values), "a part of the batch is in"
+    return all(values)
 
 
 def _as_written(run: RunRecord, written: RunWrite) -> bool:
-    match written.move:
+    match written.transition:
         case Suspend(ready_at=ready_at):
             return run.owner is None and run.ready_at == ready_at
         case End(value=value):
@@ -217,7 +232,7 @@ def _as_written(run: RunRecord, written: RunWrite) -> bool:
 
 
 async def count_points(make_storage: MakeStorage, make_worker: MakeWorker) -> int:
-    """How many places there are before and after the statements of one such batch."""
+    """The number of points before and after the statements of one such batch."""
     probe = Listener()
     worker = await make_worker("counter", on=await make_storage(probe))
     await worker.write(*before_every_form(-1))
@@ -260,7 +275,7 @@ async def test_a_batch_of_unknown_outcome_is_in_once_after_it_is_sent_again(
         with pytest.raises(StorageUnavailableError):
             await worker.write(*every_form(point))
         if await worker.write(*every_form(point)) is None:
-            worker.fence = Fence(worker.id, worker.fence.batch_no + 1, worker.fence.moves)
+            worker.fence = Fence(worker.id, worker.fence.batch_no + 1, worker.fence.ownership_version)
         assert await storage.read_fence(worker.id) == worker.fence
         assert await is_in(storage, point)
 
@@ -270,7 +285,7 @@ async def test_a_cancelled_write_is_in_once_after_it_is_sent_again(storage: Stor
     for turn in range(25):
         await worker.write(*before_every_form(turn))
         task = asyncio.create_task(storage.write(worker.fence, every_form(turn)))
-        for _ in range(turn):  # cut at another place of its way each time
+        for _ in range(turn):  # cancelled at another point each time
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
@@ -287,7 +302,7 @@ async def test_a_process_that_dies_in_an_accept_leaves_all_of_the_post_or_nothin
     while not outcomes or not outcomes[-1]:
         turn = len(outcomes)
         sleeper, started = f"{turn}-sleeper", f"{turn}-started"
-        await worker.send(born(sleeper, waits=[wait(sleeper, step, sleeper) for step in ("a", "b")]))
+        await worker.send(new_run(sleeper, waits=[wait(sleeper, step, sleeper) for step in ("a", "b")]))
         post = [incoming(f"{turn}-{n}", sleeper, starts=[start(started)]) for n in range(2)]
         trap = Trap()
         dying = await make_storage(trap)
@@ -303,14 +318,14 @@ async def test_a_process_that_dies_in_an_accept_leaves_all_of_the_post_or_nothin
 
 
 async def is_accepted(storage: Storage, worker: Worker, post: Sequence[NewEvent]) -> bool:
-    """Whether the post is in; it fails if only a part of it is."""
-    bodies = [letter.value for letter in await storage.read_inboxes(worker.id)]
-    facts = [await storage.get(post[0].starts[0].run_id) is not None]
+    """Whether the events are stored; fails if only a part of them is."""
+    bodies = [item.value for item in await storage.read_inboxes(worker.id)]
+    values = [await storage.get(post[0].starts[0].run_id) is not None]
     for each in post:
-        facts.append(await storage.find_event(SOURCE, each.event.id) is not None)
-        facts.append(bodies.count(each.event.body) == 1)
-    assert all(facts) or not any(facts), "a part of the post is in"
-    return all(facts)
+        values.append(await storage.find_event(SOURCE, each.event.id) is not None)
+        values.append(bodies.count(each.event.body) == 1)
+    assert all(values) or not any(values), "a part of the post is in"
+    return all(values)
 
 
 @pytest.mark.parametrize("name", [*RUN_TRANSACTIONS, *EVENT_TRANSACTIONS])
@@ -342,7 +357,7 @@ async def test_after_a_kill_others_see_what_was_committed(
 ) -> None:
     killed = await make_storage()
     worker = await make_worker("killed", on=killed)
-    await worker.write(born("run-1", entry(1)), born("run-2", entry(1), move=done()))
+    await worker.write(new_run("run-1", entry(1)), new_run("run-2", entry(1), transition=done()))
     killed.kill()
     fresh = await make_storage()
     for witness in (storage, fresh):

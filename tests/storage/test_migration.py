@@ -1,4 +1,4 @@
-"""Migrations: applied once, by whoever comes first, and never to a database that is not ours to change."""
+"""Migrations: applied once, by the first process, and never to a database with unknown checksums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEWER = "INSERT INTO edda_migration (name, checksum, applied_at) VALUES ('9999_f
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
 def database(request: pytest.FixtureRequest, make_database: MakeDatabase) -> Database:
-    """The memory adapter has no schema."""
+    """The memory storage has no schema."""
     return make_database(request.param, fresh=True)
 
 
@@ -68,9 +68,9 @@ async def test_processes_that_migrate_at_once_all_succeed(database: Database, ma
 async def test_an_edited_migration_is_an_error(database: Database, storage: Storage, make_storage: MakeStorage) -> None:
     change(database, EDITED)
     other = await make_storage()
-    with pytest.raises(MigrationError, match="0001_core"):
+    with pytest.raises(MigrationError, match="0001_initial"):
         await other.migrate()
-    with pytest.raises(MigrationError, match="0001_core"):
+    with pytest.raises(MigrationError, match="0001_initial"):
         await other.pending_migrations()
 
 

@@ -1,4 +1,4 @@
-"""Any sequence of calls gives the same answers on a database as on the memory adapter, which is the model."""
+"""Any sequence of calls gives the same answers on a database as on the memory storage, which is the model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Life(Comparison):
 
     @rule(target=workers, lease=leases)
     def register(self, lease: int) -> WorkerId:
-        """Under a name of its own each time, as every incarnation of a worker has one."""
+        """With a new id each time, as each process of a worker has one."""
         worker = WorkerId(f"worker-{len(self.registered)}")
         self.registered.append(worker)
         self.ask(lambda storage: Worker(storage, worker).register(lease), bool)
@@ -88,64 +88,66 @@ class Life(Comparison):
     def write(self, worker: WorkerId, chosen: list[RunId], stale: int, data: st.DataObject) -> None:
         fence = self.model.database.fences.get(worker, Fence(worker, 0, 0))
         if stale == 0:
-            fence = replace(fence, moves=fence.moves + 1)
-        batch = [bundle for run in chosen if (bundle := self._draw_bundle(data, worker, run))]
+            fence = replace(fence, ownership_version=fence.ownership_version + 1)
+        batch = [run_write for run in chosen if (run_write := self._draw_run_write(data, worker, run))]
         batch = self._draw_lineage(data, batch)
         self.ask(lambda storage: storage.write(fence, batch))
 
-    def _draw_bundle(self, data: st.DataObject, worker: WorkerId, run: RunId) -> RunWrite | None:
-        """What the engine could send: a new run, or something about a run of this worker."""
-        sched = self.model.database.scheds.get(run)
-        if sched is None:
+    def _draw_run_write(self, data: st.DataObject, worker: WorkerId, run: RunId) -> RunWrite | None:
+        """A write that the engine could send: a new run, or a change of a run that this worker owns."""
+        open_run = self.model.database.open_runs.get(run)
+        if open_run is None:
             return self._draw_start(data, run)
-        if sched.owner != worker:
+        if open_run.owner != worker:
             return None
         read = data.draw(st.booleans(), label="reads its mail")
-        letters = range(sched.absorbed + 1, sched.delivered + 1) if read else range(0)
-        entries = self._draw_entries(data, run, letters, sched.gen)
-        move = self._draw_move(data, sched, sched.delivered if read else sched.absorbed)
-        if move is None and letters:
-            move = AckInbox(sched.delivered)
-        return RunWrite(run, sched.epoch, sched.gen, entries, None, move)
+        items = range(open_run.inbox_read + 1, open_run.inbox_count + 1) if read else range(0)
+        entries = self._draw_entries(data, run, items, open_run.generation)
+        transition = self._draw_transition(data, open_run, open_run.inbox_count if read else open_run.inbox_read)
+        if transition is None and items:
+            transition = AckInbox(open_run.inbox_count)
+        return RunWrite(run, open_run.epoch, open_run.generation, entries, None, transition)
 
     def _draw_start(self, data: st.DataObject, run: RunId) -> RunWrite:
         start = data.draw(starts(run), label="start")
         if start.ready_at is not None:
             return RunWrite(run, 0, 0, (), start)
-        move = data.draw(_moves(0, 0, start.created_at), label="move")
-        return RunWrite(run, 1, 0, self._draw_entries(data, run, range(0)), start, move)
+        transition = data.draw(_transitions(0, 0, start.created_at), label="transition")
+        return RunWrite(run, 1, 0, self._draw_entries(data, run, range(0)), start, transition)
 
-    def _draw_move(self, data: st.DataObject, sched: OpenRun, absorbed: int) -> Transition | None:
+    def _draw_transition(self, data: st.DataObject, open_run: OpenRun, inbox_read: int) -> Transition | None:
         overlooked = data.draw(st.integers(0, 4), label="overlooks a watcher") == 0
-        created_at = self.model.database.runs[sched.run_id][sched.gen].created_at
-        return data.draw(_moves(absorbed, sched.watchers - overlooked, created_at), label="move")
+        created_at = self.model.database.runs[open_run.run_id][open_run.generation].created_at
+        return data.draw(_transitions(inbox_read, open_run.watchers - overlooked, created_at), label="transition")
 
     def _draw_lineage(self, data: st.DataObject, batch: list[RunWrite]) -> list[RunWrite]:
-        """Letters go neither to runs that write themselves nor to those that are being started."""
-        strangers = sorted(set(RUNS) - {bundle.run_id for bundle in batch})
+        """Signals go neither to runs that write in the same batch nor to those that are being started."""
+        strangers = sorted(set(RUNS) - {run_write.run_id for run_write in batch})
         if not strangers:
             return batch
         told = set(data.draw(st.lists(st.sampled_from(strangers)), label="told"))
-        return [self._draw_others(data, bundle, sorted(told), sorted(set(strangers) - told)) for bundle in batch]
+        return [self._draw_others(data, run_write, sorted(told), sorted(set(strangers) - told)) for run_write in batch]
 
-    def _draw_others(self, data: st.DataObject, bundle: RunWrite, told: list[RunId], started: list[RunId]) -> RunWrite:
-        if bundle.start and bundle.start.ready_at is not None:  # for anybody, so nobody has run it yet
-            return bundle
+    def _draw_others(
+        self, data: st.DataObject, run_write: RunWrite, told: list[RunId], started: list[RunId]
+    ) -> RunWrite:
+        if run_write.start and run_write.start.ready_at is not None:  # for any worker, so it has no entries yet
+            return run_write
         if started:
             children = data.draw(st.lists(st.sampled_from(started).flatmap(starts), max_size=2), label="children")
-            bundle = replace(bundle, children=tuple(children))
-        if bundle.start is None and bundle.move is None:
-            return bundle
-        letters = data.draw(st.lists(_letters(told), max_size=3), label="letters") if told else []
-        undoing = data.draw(st.booleans(), label="undoing")
-        return replace(bundle, letters=tuple(letters), undoing=undoing)
+            run_write = replace(run_write, children=tuple(children))
+        if run_write.start is None and run_write.transition is None:
+            return run_write
+        items = data.draw(st.lists(_items(told), max_size=3), label="signals") if told else []
+        compensating = data.draw(st.booleans(), label="undoing")
+        return replace(run_write, signals=tuple(items), compensating=compensating)
 
-    def _draw_entries(self, data: st.DataObject, run: RunId, letters: range, gen: int = 0) -> tuple[Entry, ...]:
-        seq = len(self.model.database.histories.get((run, gen), ()))
+    def _draw_entries(self, data: st.DataObject, run: RunId, items: range, generation: int = 0) -> tuple[Entry, ...]:
+        seq = len(self.model.database.histories.get((run, generation), ()))
         if data.draw(st.integers(0, 19), label="repeats a number") == 0:
             seq = max(0, seq - 1)
         steps = [entry(seq + 1 + place, value) for place, value in enumerate(data.draw(st.lists(payloads, max_size=3)))]
-        return (*steps, *(entry(seq + len(steps) + 1 + place, n=n) for place, n in enumerate(letters)))
+        return (*steps, *(entry(seq + len(steps) + 1 + place, n=n) for place, n in enumerate(items)))
 
     # The queue
 
@@ -180,9 +182,9 @@ class Life(Comparison):
 
         self.ask(watch)
 
-    @rule(run=runs, gen=st.integers(0, 3))
-    def history(self, run: RunId, gen: int) -> None:
-        self.ask(lambda storage: storage.history(run, gen))
+    @rule(run=runs, generation=st.integers(0, 3))
+    def history(self, run: RunId, generation: int) -> None:
+        self.ask(lambda storage: storage.history(run, generation))
 
     @rule(before=st.integers(0, 10))
     def prune_runs(self, before: int) -> None:
@@ -213,29 +215,29 @@ class Life(Comparison):
         self.ask(lambda storage: self.stored(storage, self.registered))
 
 
-def _moves(absorbed: int, watchers: int, created_at: int) -> st.SearchStrategy[Transition | None]:
+def _transitions(inbox_read: int, watchers: int, created_at: int) -> st.SearchStrategy[Transition | None]:
     resting = st.sampled_from(sorted(OPEN - {RunStatus.RUNNING}))
     reasons = st.none() | st.just("because")
     ended = st.sampled_from(sorted(ENDED))
     return st.one_of(
         st.none(),
-        st.just(AckInbox(absorbed)),
-        st.builds(Suspend, st.just(absorbed), due_times, resting, reasons),
+        st.just(AckInbox(inbox_read)),
+        st.builds(Suspend, st.just(inbox_read), due_times, resting, reasons),
         st.builds(End, ended, payloads, st.integers(0, 9), st.just(watchers)),
-        st.builds(_recur, st.just(absorbed), payloads, st.integers(created_at, created_at + 2), payloads),
+        st.builds(_recur, st.just(inbox_read), payloads, st.integers(created_at, created_at + 2), payloads),
     )
 
 
-def _recur(absorbed: int, input: bytes, at: int, left: bytes) -> Recur:
-    return Recur(absorbed, input, at, Entry(1, EntryKind.RECUR, "", "", ok=True, at=at, value=left))
+def _recur(inbox_read: int, input: bytes, at: int, left: bytes) -> Recur:
+    return Recur(inbox_read, input, at, Entry(1, EntryKind.RECUR, "", "", ok=True, at=at, value=left))
 
 
-def _letters(told: list[RunId]) -> st.SearchStrategy[RunSignal]:
+def _items(told: list[RunId]) -> st.SearchStrategy[RunSignal]:
     kinds = st.sampled_from([EntryKind.CHILD, EntryKind.CANCEL])
     return st.builds(RunSignal, st.sampled_from(told), kinds, steps, payloads)
 
 
-@pytest.mark.timeout(900)  # a failure takes minutes to be made small
+@pytest.mark.timeout(900)  # hypothesis shrinks a failure for minutes
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mysql"])
 def test_an_adapter_does_what_the_model_does(kind: str, tmp_path: Path) -> None:
     class OnThisDatabase(Life):

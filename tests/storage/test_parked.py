@@ -1,4 +1,4 @@
-"""Parked runs: what arrives leaves them parked, a cancel has them tried, new workers do not try them all the time."""
+"""Parked runs: inbox items leave them parked, a cancel makes them due, and new workers try them with pauses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edda.core.queries import RunQuery
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
-from .records import LATER, WORKFLOW, born, bundle, entry, incoming, wait
+from .records import LATER, WORKFLOW, entry, incoming, new_run, run_write, wait
 from .worker import Worker
 
 R1 = RunId("run-1")
@@ -23,10 +23,10 @@ async def state(storage: Storage) -> tuple[RunStatus, int | None, str | None]:
     return record.status, record.ready_at, record.reason
 
 
-async def test_a_run_with_unread_letters_is_parked(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1"))
+async def test_a_run_with_unread_items_is_parked(storage: Storage, worker: Worker) -> None:
+    await worker.write(new_run("run-1"))
     await storage.cancel(R1, b"stop")
-    assert await worker.send(bundle("run-1", move=PARKED)) == BatchResult()
+    assert await worker.send(run_write("run-1", transition=PARKED)) == BatchResult()
     assert await state(storage) == STATE
     assert (await worker.claim()).runs == ()
     assert await storage.next_due([WORKFLOW]) not in (None, 0)
@@ -34,71 +34,71 @@ async def test_a_run_with_unread_letters_is_parked(storage: Storage, worker: Wor
 
 async def test_an_event_leaves_a_parked_run_parked(storage: Storage, worker: Worker) -> None:
     await worker.write(
-        born("run-1", waits=[wait("run-1", "step1", "a")], move=Suspend(0, 0, RunStatus.WAITING_FOR_EVENT))
+        new_run("run-1", waits=[wait("run-1", "step1", "a")], transition=Suspend(0, 0, RunStatus.WAITING_FOR_EVENT))
     )
     (claimed,) = (await worker.claim()).runs
-    await worker.write(bundle("run-1", move=PARKED, epoch=claimed.epoch))
+    await worker.write(run_write("run-1", transition=PARKED, epoch=claimed.epoch))
     accepted = await storage.accept([incoming("e-1", "a")], {})
     assert accepted is not None
     assert await state(storage) == STATE
     assert await storage.resume(R1)
     (claimed,) = (await worker.claim()).runs
-    assert [letter.event is not None for letter in claimed.mail] == [True]
+    assert [item.event is not None for item in claimed.inbox] == [True]
 
 
 async def test_a_cancel_has_a_parked_run_tried_at_once_and_ended_if_that_fails(
     storage: Storage, worker: Worker
 ) -> None:
-    await worker.write(born("run-1", move=PARKED))
+    await worker.write(new_run("run-1", transition=PARKED))
     assert await storage.cancel(R1, b"stop") is CancelOutcome.REQUESTED
     assert await storage.cancel(R1, b"stop") is CancelOutcome.ALREADY
     assert await storage.next_due([WORKFLOW]) == 0
     (claimed,) = (await worker.claim()).runs
     assert claimed.end_if_parked
-    assert [letter.kind for letter in claimed.mail] == [EntryKind.CANCEL]
-    await worker.write(bundle("run-1", move=Suspend(0, LATER, RunStatus.PARKED, "still"), epoch=claimed.epoch))
+    assert [item.kind for item in claimed.inbox] == [EntryKind.CANCEL]
+    await worker.write(run_write("run-1", transition=Suspend(0, LATER, RunStatus.PARKED, "still"), epoch=claimed.epoch))
     assert await storage.resume(R1)
     (claimed,) = (await worker.claim()).runs
     assert claimed.end_if_parked, "whoever parks it once more ends it"
     await worker.write(
-        bundle("run-1", entry(1, n=1), move=Suspend(1, 0, RunStatus.WAITING_FOR_TIMER), epoch=claimed.epoch)
+        run_write("run-1", entry(1, n=1), transition=Suspend(1, 0, RunStatus.WAITING_FOR_TIMER), epoch=claimed.epoch)
     )
     (claimed,) = (await worker.claim()).runs
     assert not claimed.end_if_parked, "it went on"
 
 
 async def test_a_run_cancelled_before_it_was_parked_can_be_cancelled_again(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1"))
+    await worker.write(new_run("run-1"))
     assert not await has_cancel(storage)
     assert await storage.cancel(R1, b"stop") is CancelOutcome.REQUESTED
-    await worker.write(bundle("run-1", move=PARKED))
+    await worker.write(run_write("run-1", transition=PARKED))
     assert await has_cancel(storage)
     assert await storage.cancel(R1, b"again") is CancelOutcome.REQUESTED
     assert not await has_cancel(storage), "it ends now"
     (claimed,) = (await worker.claim()).runs
     assert claimed.end_if_parked
-    assert [letter.value for letter in claimed.mail] == [b"stop"], "a cancel goes in once"
+    assert [item.value for item in claimed.inbox] == [b"stop"], "a cancel goes in once"
 
 
 async def has_cancel(storage: Storage) -> bool:
-    """Whether both ways to read the run tell of a stored cancel."""
+    """Whether both ways to read the run show a stored cancel."""
     record, (found,) = await storage.get(R1), await storage.search(RunQuery())
     assert record is not None
     assert record.has_cancel is found.has_cancel
     return record.has_cancel
 
 
-async def test_a_cancel_leaves_a_run_parked_that_undoes_what_it_did(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1"))
-    await worker.write(bundle("run-1", move=PARKED, undoing=True))
+async def test_a_cancel_leaves_a_run_parked_that_compensates_what_it_did(storage: Storage, worker: Worker) -> None:
+    await worker.write(new_run("run-1"))
+    await worker.write(run_write("run-1", transition=PARKED, compensating=True))
     assert await storage.cancel(R1, b"stop") is CancelOutcome.REQUESTED
     assert await state(storage) == STATE
     assert (await worker.claim()).runs == ()
 
 
 async def test_what_is_parked_without_a_time_is_resumed_by_hand_alone(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1"))
-    await worker.write(bundle("run-1", move=Suspend(0, None, RunStatus.PARKED, "its process dies")))
+    await worker.write(new_run("run-1"))
+    await worker.write(run_write("run-1", transition=Suspend(0, None, RunStatus.PARKED, "its process dies")))
     assert await storage.wake_parked([WORKFLOW]) == 0
     assert (await worker.claim()).runs == ()
     assert await storage.resume(R1)
@@ -109,10 +109,10 @@ async def test_what_is_parked_without_a_time_is_resumed_by_hand_alone(storage: S
 async def test_new_workers_do_not_try_a_run_that_was_parked_just_now_again_and_again(
     storage: Storage, worker: Worker
 ) -> None:
-    await worker.write(born("run-1"))
+    await worker.write(new_run("run-1"))
     tries, epoch = 0, 1
     for _ in range(12):
-        await worker.write(bundle("run-1", move=PARKED, epoch=epoch))
+        await worker.write(run_write("run-1", transition=PARKED, epoch=epoch))
         await storage.wake_parked([WORKFLOW])
         claimed = (await worker.claim()).runs
         if not claimed:

@@ -1,4 +1,4 @@
-"""What was stored comes back: every byte of a payload, every character of a name, every time."""
+"""Stored values are read unchanged: every byte of a payload, every character of a name, every time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edda.core.model import End, Entry, EntryKind, RunFilter, RunId, Start, Susp
 from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
-from .records import WORKFLOW, born, bundle, entry, start
+from .records import WORKFLOW, entry, new_run, run_write, start
 from .worker import Worker
 
 R1 = RunId("run-1")
@@ -30,8 +30,8 @@ async def test_payloads_come_back_byte_for_byte(storage: Storage, worker: Worker
     one = Entry(1, EntryKind.STEP, "step", "pay", ok=True, at=1, input=payload, value=payload)
     await storage.start([Start(RunId("cancelled"), "other", payload, 1)])
     await storage.cancel(RunId("cancelled"), payload)
-    await worker.write(bundle("run-1", one, start=Start(R1, WORKFLOW, payload, 1)))
-    await worker.write(bundle("run-1", move=End(RunStatus.FAILED, payload, 2)))
+    await worker.write(run_write("run-1", one, start=Start(R1, WORKFLOW, payload, 1)))
+    await worker.write(run_write("run-1", transition=End(RunStatus.FAILED, payload, 2)))
     run = await storage.get(R1)
     assert run is not None
     assert run.input == payload
@@ -39,7 +39,7 @@ async def test_payloads_come_back_byte_for_byte(storage: Storage, worker: Worker
     assert await storage.history(R1) == (one,)
     (claimed,) = (await worker.claim("other")).runs
     assert claimed.input == payload
-    assert [letter.value for letter in claimed.mail] == [payload]
+    assert [item.value for item in claimed.inbox] == [payload]
 
 
 TEXTS = {
@@ -56,7 +56,7 @@ TEXTS = {
 async def test_text_comes_back_character_for_character(storage: Storage, worker: Worker, text: str) -> None:
     run_id = RunId(text)
     one = Entry(1, EntryKind.STEP, text, text, ok=True, at=1)
-    await worker.write(born(text, one, workflow=text, move=Suspend(0, 0, RunStatus.WAITING_FOR_TIMER, text)))
+    await worker.write(new_run(text, one, workflow=text, transition=Suspend(0, 0, RunStatus.WAITING_FOR_TIMER, text)))
     run = await storage.get(run_id)
     assert run is not None
     assert (run.run_id, run.workflow, run.reason) == (text, text, text)
@@ -68,7 +68,7 @@ async def test_text_comes_back_character_for_character(storage: Storage, worker:
 async def test_ids_are_compared_character_for_character(storage: Storage, worker: Worker) -> None:
     ids = {"run", "RUN", "Run", "run ", " run", "rún", "ru\u0301n", "ｒｕｎ"}
     assert await storage.start([start(run_id) for run_id in ids]) == ids
-    await worker.write(*(born(f"{run_id}'", entry(1, run_id.encode())) for run_id in ids))
+    await worker.write(*(new_run(f"{run_id}'", entry(1, run_id.encode())) for run_id in ids))
     for run_id in ids:
         run = await storage.get(RunId(run_id))
         assert run is not None
@@ -88,7 +88,7 @@ async def test_worker_names_are_compared_character_for_character(storage: Storag
     workers = [Worker(storage, name) for name in ("worker", "Worker", "worker ")]
     for worker in workers:
         await worker.register()
-    await workers[0].write(born("run-1"))
+    await workers[0].write(new_run("run-1"))
     assert [len(await storage.owned_runs(worker.id)) for worker in workers] == [1, 0, 0]
     fences = [await storage.read_fence(worker.id) for worker in workers]
     assert [fence.batch_no for fence in fences if fence] == [1, 0, 0]
@@ -98,7 +98,7 @@ async def test_worker_names_are_compared_character_for_character(storage: Storag
 async def test_any_time_comes_back(storage: Storage, worker: Worker, at: int) -> None:
     one = Entry(1, EntryKind.TIMER, "step", "sleep", ok=True, at=at)
     end = End(RunStatus.COMPLETED, b"", at)
-    await worker.write(bundle("run-1", one, start=Start(R1, WORKFLOW, b"", at, None, at), move=end))
+    await worker.write(run_write("run-1", one, start=Start(R1, WORKFLOW, b"", at, None, at), transition=end))
     run = await storage.get(R1)
     assert run is not None
     assert (run.created_at, run.deadline, run.ended_at) == (at, at, at)
@@ -114,6 +114,6 @@ async def test_a_due_time_at_the_end_of_all_times_is_just_far_away(storage: Stor
 
 
 async def test_a_due_time_of_zero_is_due(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=Suspend(0, 0, RunStatus.WAITING_FOR_TIMER)))
+    await worker.write(new_run("run-1", transition=Suspend(0, 0, RunStatus.WAITING_FOR_TIMER)))
     assert await storage.next_due([WORKFLOW]) == 0
     assert len((await worker.claim()).runs) == 1

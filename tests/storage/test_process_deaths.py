@@ -1,4 +1,4 @@
-"""Deaths are counted where runs are taken from dead workers; suspects are given out apart from the others."""
+"""Deaths are counted when runs are freed from dead workers; suspects are claimed apart from other runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 
 from .conftest import MakeWorker
-from .records import LAPSED, LATER, WORKFLOW, bundle, entry, start
+from .records import LAPSED, LATER, WORKFLOW, entry, run_write, start
 from .worker import Worker
 
 R1 = RunId("run-1")
@@ -22,7 +22,7 @@ async def deaths_of(storage: Storage, run_id: RunId = R1) -> int:
 
 
 async def die(storage: Storage, make_worker: MakeWorker, name: str, *, alone: bool = False) -> Crashes:
-    """A worker claims the run and its process dies; what it was told of earlier deaths."""
+    """A worker claims the run and its process dies; returns what the claim said of earlier deaths."""
     worker = await make_worker(name)
     claim = await worker.claim()
     if not claim.runs:
@@ -105,10 +105,10 @@ async def test_runs_that_died_together_come_in_groups_and_a_group_that_dies_is_d
     assert set(await claim_group(storage, worker)) < {f"run-{number:02}" for number in range(1, 8)}, "fewer deaths"
 
 
-async def test_few_deaths_and_turns_find_the_run_that_kills_among_many(
+async def test_few_deaths_and_rounds_find_the_run_that_kills_among_many(
     storage: Storage, make_worker: MakeWorker
 ) -> None:
-    """Processes that run one group after the other. The runs that end their steps stay with their process."""
+    """Processes that run one group after the other. Runs that finish their steps stay with their process."""
     count, killer = 40, "run-23"
     await make_suspects(storage, make_worker, count)
     deaths, turns, cleared = 2, 0, set[str]()
@@ -168,12 +168,12 @@ async def test_a_lapsed_lease_and_an_orphan_are_deaths(storage: Storage, make_wo
 
 
 async def test_a_death_keeps_the_last_entry_before_the_first_death(storage: Storage, make_worker: MakeWorker) -> None:
-    """Which steps were in flight at the first death, and have ended since, is for the owner to tell."""
+    """Only the owner knows which steps were in flight at the first death and have ended since."""
     await storage.start([start("run-1")])
     for number, name in enumerate("abc", 1):
         worker = await make_worker(name)
         runs = (await worker.claim()).runs or (await storage.claim_suspects(worker.id, [WORKFLOW], 10, False)).runs
-        await worker.write(bundle("run-1", entry(number), epoch=runs[0].epoch))
+        await worker.write(run_write("run-1", entry(number), epoch=runs[0].epoch))
         await storage.remove_worker(worker.id, died=True)
     assert await die(storage, make_worker, "d") == Crashes(3, 0, 1)
     worker = await make_worker("e")
@@ -190,7 +190,7 @@ async def test_no_entry_by_itself_makes_a_death_void(storage: Storage, make_work
         claim = await worker.claim()
         runs = claim.runs or (await storage.claim_suspects(worker.id, [WORKFLOW], 10, False)).runs
         assert runs[0].crashes.deaths == number - 1
-        await worker.write(bundle("run-1", replace(entry(number), kind=kind), epoch=runs[0].epoch))
+        await worker.write(run_write("run-1", replace(entry(number), kind=kind), epoch=runs[0].epoch))
         await storage.remove_worker(worker.id, died=True)
     assert await deaths_of(storage) == 3
 
@@ -217,8 +217,8 @@ async def test_a_release_clears_deaths_unless_it_parks(storage: Storage, make_wo
         (claimed,) = (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
     epoch = claimed.epoch
     await worker.write(
-        bundle("run-1", move=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER, "timer"), epoch=epoch),
-        bundle("run-2", move=Suspend(0, None, RunStatus.PARKED, "died"), epoch=epoch),
+        run_write("run-1", transition=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER, "timer"), epoch=epoch),
+        run_write("run-2", transition=Suspend(0, None, RunStatus.PARKED, "died"), epoch=epoch),
     )
     assert await deaths_of(storage) == 0
     assert await deaths_of(storage, RunId("run-2")) == 2
@@ -235,7 +235,7 @@ async def test_what_arrives_does_not_bring_a_suspect_among_the_others(
     await storage.cancel(R1, b"stop")
     assert (await worker.claim()).runs == ()
     (claimed,) = (await storage.claim_suspects(worker.id, [WORKFLOW], 9, False)).runs
-    assert len(claimed.mail) == 1
+    assert len(claimed.inbox) == 1
 
 
 async def test_a_worker_without_a_fence_gets_no_suspects(storage: Storage, make_worker: MakeWorker) -> None:

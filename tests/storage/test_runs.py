@@ -1,4 +1,4 @@
-"""Starting, cancelling and looking at runs, from any process."""
+"""Starting, cancelling and reading runs, from any process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edda.core.states import RunStatus
 from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
 
-from .records import LATER, WORKFLOW, born, bundle, done, entry, start
+from .records import LATER, WORKFLOW, done, entry, new_run, run_write, start
 from .worker import Worker
 
 R1, R2 = RunId("run-1"), RunId("run-2")
@@ -20,11 +20,11 @@ R1, R2 = RunId("run-1"), RunId("run-2")
 # Starting
 
 
-async def test_a_started_run_is_ready_for_anybody(storage: Storage) -> None:
+async def test_a_started_run_is_ready_and_has_no_owner(storage: Storage) -> None:
     assert await storage.start([Start(R1, WORKFLOW, b"input", 17, deadline=99)]) == {R1}
     run = await storage.get(R1)
     assert run is not None
-    assert (run.run_id, run.workflow, run.gen, run.status) == (R1, WORKFLOW, 0, RunStatus.RUNNING)
+    assert (run.run_id, run.workflow, run.generation, run.status) == (R1, WORKFLOW, 0, RunStatus.RUNNING)
     assert (run.input, run.created_at, run.deadline) == (b"input", 17, 99)
     assert (run.owner, run.reason, run.ended_at, run.value) == (None, None, None, None)
     assert run.ready_at is not None
@@ -56,7 +56,7 @@ async def test_an_id_twice_in_one_call_is_started_once(storage: Storage, worker:
 
 
 async def test_a_finished_run_is_not_started_again(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=done()))
+    await worker.write(new_run("run-1", transition=done()))
     assert await storage.start([start("run-1")]) == frozenset()
     assert (await worker.claim()).runs == ()
     run = await storage.get(R1)
@@ -84,22 +84,28 @@ async def test_a_run_that_never_was_cannot_be_cancelled(storage: Storage) -> Non
 
 
 async def test_an_ended_run_cannot_be_cancelled(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=done()))
+    await worker.write(new_run("run-1", transition=done()))
     assert await storage.cancel(R1, b"stop") is CancelOutcome.ENDED
 
 
-async def test_a_cancel_is_mail_for_the_owner(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1"))
+async def test_a_cancel_is_inbox_for_the_owner(storage: Storage, worker: Worker) -> None:
+    await worker.write(new_run("run-1"))
     before = await storage.now()
     assert await storage.cancel(R1, b"stop") is CancelOutcome.REQUESTED
-    (letter,) = await storage.read_inboxes(worker.id)
-    assert (letter.run_id, letter.n, letter.kind, letter.step, letter.value) == (R1, 1, EntryKind.CANCEL, "", b"stop")
-    assert before <= letter.at <= await storage.now()
+    (item,) = await storage.read_inboxes(worker.id)
+    assert (item.run_id, item.inbox_no, item.kind, item.step, item.value) == (
+        R1,
+        1,
+        EntryKind.CANCEL,
+        "",
+        b"stop",
+    )
+    assert before <= item.at <= await storage.now()
     assert await storage.owned_runs(worker.id) == {R1: 1}
 
 
 async def test_a_cancel_wakes_a_resting_run(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=Suspend(0, None, RunStatus.WAITING_FOR_EVENT, "order.paid")))
+    await worker.write(new_run("run-1", transition=Suspend(0, None, RunStatus.WAITING_FOR_EVENT, "order.paid")))
     assert await storage.cancel(R1, b"stop") is CancelOutcome.REQUESTED
     run = await storage.get(R1)
     assert run is not None
@@ -108,37 +114,37 @@ async def test_a_cancel_wakes_a_resting_run(storage: Storage, worker: Worker) ->
 
 
 async def test_a_run_is_cancelled_once(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1"))
+    await worker.write(new_run("run-1"))
     assert await storage.cancel(R1, b"first") is CancelOutcome.REQUESTED
     assert await storage.cancel(R1, b"second") is CancelOutcome.ALREADY
-    assert [letter.value for letter in await storage.read_inboxes(worker.id)] == [b"first"]
+    assert [item.value for item in await storage.read_inboxes(worker.id)] == [b"first"]
 
 
 async def test_of_two_cancels_at_once_one_wins(storage: Storage, make_storage: MakeStorage, worker: Worker) -> None:
     other = await make_storage()
     for number in range(5):
         run = RunId(f"run-{number}")
-        await worker.write(born(run))
+        await worker.write(new_run(run))
         outcomes = await asyncio.gather(storage.cancel(run, b"one"), other.cancel(run, b"two"))
         assert sorted(outcomes) == [CancelOutcome.ALREADY, CancelOutcome.REQUESTED]
     assert len(await storage.read_inboxes(worker.id)) == 5
 
 
-async def test_a_cancel_and_a_release_at_once_leave_no_sleeping_letter(
+async def test_a_cancel_and_a_release_at_once_leave_no_sleeping_item(
     storage: Storage, make_storage: MakeStorage, worker: Worker
 ) -> None:
     other = await make_storage()
     for number in range(10):
         run = RunId(f"run-{number}")
-        await worker.write(born(run))
-        rest = bundle(run, move=Suspend(0, None, RunStatus.WAITING_FOR_EVENT))
+        await worker.write(new_run(run))
+        rest = run_write(run, transition=Suspend(0, None, RunStatus.WAITING_FOR_EVENT))
         await asyncio.gather(worker.write(rest), other.cancel(run, b"stop"))
         record = await storage.get(run)
         assert record is not None
         assert (record.owner, record.ready_at, record.status) == (None, 0, RunStatus.RUNNING)
 
 
-# Looking
+# Reading
 
 
 async def test_what_does_not_exist_is_not_found(storage: Storage) -> None:
@@ -149,7 +155,7 @@ async def test_what_does_not_exist_is_not_found(storage: Storage) -> None:
 
 
 async def test_the_history_of_a_generation_is_asked_for_by_number(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", entry(1)))
+    await worker.write(new_run("run-1", entry(1)))
     assert await storage.history(R1, 0) == (entry(1),)
     assert await storage.history(R1, 1) == ()
 
@@ -168,9 +174,9 @@ async def test_a_resting_run_counts_as_running_once_it_is_due(
     storage: Storage, worker: Worker, status: RunStatus
 ) -> None:
     await worker.write(
-        born("due", move=Suspend(0, 1, status)),
-        born("later", move=Suspend(0, LATER, status)),
-        born("never", move=Suspend(0, None, status)),
+        new_run("due", transition=Suspend(0, 1, status)),
+        new_run("later", transition=Suspend(0, LATER, status)),
+        new_run("never", transition=Suspend(0, None, status)),
     )
     assert {run.run_id: run.status for run in await storage.find(RunFilter())} == {
         "due": RunStatus.RUNNING,
@@ -185,7 +191,7 @@ async def test_a_resting_run_counts_as_running_once_it_is_due(
 
 
 async def test_a_compensating_run_stays_compensating(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1", move=Suspend(0, 1, RunStatus.COMPENSATING)))
+    await worker.write(new_run("run-1", transition=Suspend(0, 1, RunStatus.COMPENSATING)))
     run = await storage.get(R1)
     assert run is not None
     assert run.status is RunStatus.COMPENSATING
@@ -204,9 +210,9 @@ async def test_runs_are_found_newest_first(storage: Storage) -> None:
 
 async def test_a_found_run_is_the_run_one_gets(storage: Storage, worker: Worker) -> None:
     await worker.write(
-        born("open"),
-        born("asleep", move=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER, "sleeps")),
-        born("done", move=done()),
+        new_run("open"),
+        new_run("asleep", transition=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER, "sleeps")),
+        new_run("done", transition=done()),
     )
     await storage.start([start("ready")])
     runs = await storage.find(RunFilter())
@@ -238,14 +244,14 @@ async def test_runs_are_found_by_the_time_of_their_start(storage: Storage) -> No
 
 
 async def test_runs_are_found_by_their_result(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("open"), born("done", move=done()))
+    await worker.write(new_run("open"), new_run("done", transition=done()))
     assert await found(storage, RunFilter(status=RunStatus.COMPLETED)) == ["done"]
     assert await found(storage, RunFilter(status=RunStatus.RUNNING)) == ["open"]
     assert await found(storage, RunFilter(status=RunStatus.FAILED)) == []
 
 
 async def test_filters_and_pages_go_together(storage: Storage, worker: Worker) -> None:
-    await worker.write(*(born(f"done-{number}", move=done()) for number in range(6)))
+    await worker.write(*(new_run(f"done-{number}", transition=done()) for number in range(6)))
     await storage.start([start(f"open-{number}", workflow="other") for number in range(6)])
     filter = RunFilter(status=RunStatus.COMPLETED, workflow=WORKFLOW, limit=4)
     first = await storage.find(filter)

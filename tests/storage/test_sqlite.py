@@ -1,4 +1,4 @@
-"""What is special about a file that several processes share: turns, lock files, checkpoints, sudden death."""
+"""A SQLite file that several processes share: write lock, lock files, checkpoints, sudden death."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError, StorageUnavailableError
 from edda.storage.shared.migrations import migrations
 from edda.storage.sqlite import SQLiteStorage, connection
-from edda.storage.sqlite.locks import acquire_lock_file, release_lock_file
+from edda.storage.sqlite.locks import close_write_lock, open_write_lock
 
 from .probes import Listener
 from .processes import (
@@ -36,8 +36,10 @@ from .processes import (
     write_to_both,
     write_until_one_has_enough,
 )
-from .records import HOUR, LATER, born, done, entry, start
+from .records import HOUR, LATER, done, entry, new_run, start
 from .worker import Worker
+
+pytestmark = pytest.mark.databases("sqlite")
 
 MEGABYTE = b"x" * (1 << 20)
 
@@ -64,7 +66,7 @@ async def worker(storage: SQLiteStorage) -> Worker:
 # Dying
 
 
-async def test_a_process_killed_in_a_transaction_leaves_nothing_of_it_and_stands_in_nobodys_way(
+async def test_a_process_killed_in_a_transaction_leaves_nothing_of_it_and_no_lock(
     storage: SQLiteStorage, worker: Worker, path: str
 ) -> None:
     with process(stop_in_a_transaction, path) as (child, pipe):
@@ -74,7 +76,7 @@ async def test_a_process_killed_in_a_transaction_leaves_nothing_of_it_and_stands
     assert [e.seq for e in await storage.history(RunId("run-1"))] == [1]
 
 
-async def test_the_runs_of_a_killed_process_move_at_once_whatever_its_lease(
+async def test_the_runs_of_a_killed_process_move_at_once_during_its_lease(
     storage: SQLiteStorage, worker: Worker, path: str
 ) -> None:
     with process(own_a_run, path, "there") as (child, pipe):
@@ -97,9 +99,9 @@ async def test_a_stopped_process_keeps_its_runs_until_its_lease_is_over(
         assert child.pid is not None
         os.kill(child.pid, signal.SIGSTOP)
         assert await storage.take_over(worker.id) is None
-        pulse = await storage.open_heartbeat()
-        assert await pulse.beat(WorkerId("there"), -HOUR) is not None
-        await pulse.close()
+        heartbeat = await storage.open_heartbeat()
+        assert await heartbeat.beat(WorkerId("there"), -HOUR) is not None
+        await heartbeat.close()
         assert await storage.take_over(worker.id) is not None
         kill(child)
 
@@ -154,19 +156,19 @@ async def test_a_worker_that_could_not_register_is_not_held_for_alive(
 
 async def test_statements_in_the_queue_of_a_killed_storage_are_not_sent(path: str, storage: SQLiteStorage) -> None:
     other = await opened(path)
-    turn = acquire_lock_file(f"{path}.lock")
-    with turn:
+    lock = open_write_lock(f"{path}.lock")
+    with lock:
         waiting = [asyncio.ensure_future(other.start([start(f"run-{i}")])) for i in range(3)]
-        await asyncio.sleep(0)  # they are handed to the thread, which waits for its turn
+        await asyncio.sleep(0)  # they are in the queue of the thread, which waits for the write lock
         other.kill()
-    release_lock_file(turn)
+    close_write_lock(lock)
     for future in waiting:
         with pytest.raises(StorageUnavailableError):
             await future
     assert await storage.get(RunId("run-0")) is None
 
 
-# Taking turns
+# The write lock
 
 
 async def test_processes_that_migrate_an_empty_file_at_once_all_succeed(path: str) -> None:
@@ -176,7 +178,7 @@ async def test_processes_that_migrate_an_empty_file_at_once_all_succeed(path: st
     assert sorted(applied) == [(), (), tuple(migration.name for migration in migrations("sqlite"))]
 
 
-async def test_busy_processes_get_turns_alike(path: str) -> None:
+async def test_busy_processes_get_the_write_lock_equally_often(path: str) -> None:
     await (await opened(path)).close()
     with ExitStack() as stack:
         arguments = [(path, f"w{i}", 150) for i in range(3)]
@@ -207,17 +209,17 @@ async def test_storages_of_one_process_share_the_lock_so_closing_one_does_not_dr
     storage: SQLiteStorage, path: str
 ) -> None:
     file = f"{path}.lock"
-    turn = acquire_lock_file(file)
-    with turn:
-        other = acquire_lock_file(file)
-        assert other is turn
-        release_lock_file(other)
+    lock = open_write_lock(file)
+    with lock:
+        other = open_write_lock(file)
+        assert other is lock
+        close_write_lock(other)
         assert await others_can_lock(file) == [False]
     assert await others_can_lock(file) == [True]
-    release_lock_file(turn)
+    close_write_lock(lock)
 
 
-async def test_a_forked_child_holds_no_lock_and_is_told_to_open_its_own(path: str) -> None:
+async def test_a_forked_child_holds_no_lock_and_has_to_open_its_own_storage(path: str) -> None:
     with process(use_it_in_a_forked_child, path) as (_, pipe):
         refused, has_turn, has_worker = await hear(pipe)
     assert "fork" in refused
@@ -249,7 +251,7 @@ def wal_size(path: str) -> int:
 async def test_the_wal_is_checkpointed_and_written_from_its_start_again(worker: Worker, path: str) -> None:
     sizes = []
     for count in range(20):
-        await worker.write(born(f"run-{count}", entry(1, MEGABYTE), move=done()))
+        await worker.write(new_run(f"run-{count}", entry(1, MEGABYTE), transition=done()))
         sizes.append(wal_size(path))
     assert max(sizes) < connection.CHECKPOINT_AT + 3 * len(MEGABYTE)
     assert os.stat(path).st_size > 10 * len(MEGABYTE)
@@ -261,21 +263,21 @@ async def test_a_checkpoint_is_not_repeated_until_the_wal_has_filled_again(path:
     worker = Worker(storage, "here")
     await worker.register()
     for count in range(5):
-        await worker.write(born(f"run-{count}", entry(1, MEGABYTE), move=done()))
+        await worker.write(new_run(f"run-{count}", entry(1, MEGABYTE), transition=done()))
     for _ in range(50):
         await worker.write()
     assert len([sql for when, sql in probe.heard if when == "before" and "wal_checkpoint" in sql]) == 1
     await storage.close()
 
 
-async def test_nobody_checkpoints_but_the_holder_of_the_turn(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_holder_of_the_write_lock_checkpoints(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CHECKPOINT_AT", 1 << 40)
     monkeypatch.setattr(connection, "TRUNCATE_AT", 1 << 40)
     storage = await opened(path)
     worker = Worker(storage, "here")
     await worker.register()
     for count in range(12):
-        await worker.write(born(f"run-{count}", entry(1, MEGABYTE), move=done()))
+        await worker.write(new_run(f"run-{count}", entry(1, MEGABYTE), transition=done()))
         await storage.get(RunId("run-0"))
     assert wal_size(path) > 12 * len(MEGABYTE)
     await storage.close()
@@ -290,7 +292,7 @@ async def test_a_wal_that_a_reader_held_up_is_cut_once_the_reader_is_gone(
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM edda_run").fetchone()
     for count in range(12):
-        await worker.write(born(f"run-{count}", entry(1, MEGABYTE), move=done()))
+        await worker.write(new_run(f"run-{count}", entry(1, MEGABYTE), transition=done()))
     assert wal_size(path) > 12 * len(MEGABYTE)
     reader.execute("COMMIT")
     reader.close()
@@ -299,7 +301,7 @@ async def test_a_wal_that_a_reader_held_up_is_cut_once_the_reader_is_gone(
 
 
 async def test_a_full_disk_takes_nothing_and_heals(storage: SQLiteStorage, worker: Worker, path: str) -> None:
-    batch = [born(f"run-{i}", entry(1, MEGABYTE), move=done()) for i in range(3)]
+    batch = [new_run(f"run-{i}", entry(1, MEGABYTE), transition=done()) for i in range(3)]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (wal_size(path) + 4096, hard))
     try:
@@ -323,12 +325,12 @@ async def test_a_database_in_memory_does_all_of_it_without_a_file(
     worker = Worker(storage, "here")
     await worker.register()
     await worker.write(
-        born("run-1", entry(1), move=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER)),
-        born("run-2", entry(1), move=done(b"two")),
+        new_run("run-1", entry(1), transition=Suspend(0, LATER, RunStatus.WAITING_FOR_TIMER)),
+        new_run("run-2", entry(1), transition=done(b"two")),
     )
     assert await storage.cancel(RunId("run-1"), b"stop") is CancelOutcome.REQUESTED
     (claimed,) = (await worker.claim()).runs
-    assert (claimed.run_id, len(claimed.entries), len(claimed.mail)) == ("run-1", 1, 1)
+    assert (claimed.run_id, len(claimed.entries), len(claimed.inbox)) == ("run-1", 1, 1)
     ended = await storage.get(RunId("run-2"))
     assert ended is not None
     assert ended.value == b"two"
@@ -344,9 +346,9 @@ async def test_a_refused_batch_leaves_a_database_in_memory_as_it_was() -> None:
     worker = Worker(storage, "here")
     await worker.register()
     with pytest.raises(StorageRejectedError):
-        await worker.write(born("run-1", entry(1), entry(1)))
+        await worker.write(new_run("run-1", entry(1), entry(1)))
     assert await storage.get(RunId("run-1")) is None
-    assert await worker.write(born("run-1", entry(1))) == frozenset()
+    assert await worker.write(new_run("run-1", entry(1))) == frozenset()
     await storage.close()
 
 
@@ -382,14 +384,14 @@ async def test_the_same_file_by_another_name_is_the_same_database(storage: SQLit
 
 
 class Interrupted(sqlite3.Connection):
-    """What a kill makes of a connection at the worst moment: not even its rollback gets through."""
+    """A connection that `kill` interrupts at the worst time: even its rollback fails."""
 
     def rollback(self) -> None:
         raise sqlite3.OperationalError("interrupted")
 
 
 class Death:
-    """Comes right behind the first rows."""
+    """Raised right after the first rows."""
 
     def before(self, statement: str) -> None:
         pass
@@ -402,11 +404,11 @@ class Death:
 def test_a_transaction_that_could_not_be_rolled_back_ends_with_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the error, and with it the frames it came through, is still in somebody's hands."""
+    """Even while the error, and with it the frames of its traceback, is still referenced."""
     path, real = str(tmp_path / "edda.db"), sqlite3.connect
     dying = connection.Connection(path, "OFF", Death())
     dying.run_in_transaction(lambda db: db.run("CREATE TABLE note (n)"))
-    dying.read(lambda db: db._drop())
+    dying.read(lambda db: db._close_raw())
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: real(*args, factory=Interrupted, **options))
     with pytest.raises(RuntimeError) as held:
         dying.run_in_transaction(lambda db: db.run_many("INSERT INTO note VALUES (?)", [(1,), (2,)]))

@@ -1,4 +1,4 @@
-"""What is in a database file is for its owner alone, unless the owner has decided otherwise."""
+"""File modes: only the owner can read a new database file and the files beside it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import pytest
 from edda import EddaApp, WorkflowContext, workflow
 from edda.engine.settings import Settings
 
+pytestmark = pytest.mark.databases("sqlite")
+
 
 @pytest.fixture(autouse=True)
 def generous_umask() -> Iterator[None]:
-    """As it is on most machines: without it every file would be private anyway."""
+    """As on most machines; a stricter mask would make every file private anyway."""
     before = os.umask(0o022)
     yield
     os.umask(before)

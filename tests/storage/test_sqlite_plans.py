@@ -1,4 +1,4 @@
-"""The very statements the SQLite storage sends, explained on 100,000 runs, events, waits and letters."""
+"""EXPLAIN of the statements that the SQLite storage sends, on 100,000 runs, events, waits and inbox items."""
 
 from __future__ import annotations
 
@@ -38,38 +38,42 @@ from edda.storage.sqlite import SQLiteStorage
 from .probes import Listener
 from .processes import opened
 from .records import (
-    ASLEEP,
     HOUR,
     LATER,
-    again,
-    born,
-    bundle,
+    SUSPENDED,
+    cancel_signal,
     child,
-    dispatch,
     done,
+    end_signal,
     entry,
     key,
-    letter,
-    outgoing,
+    new_run,
+    next_generation,
+    outbox_event,
+    run_write,
+    staged_event,
     start,
-    stop,
     wait,
 )
 from .worker import Worker
 
+pytestmark = pytest.mark.databases("sqlite")
+
 SEED = """
 WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < 100000)
-INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, start_seq, ready_at, delivered, absorbed,
+INSERT INTO edda_open_run (run_id, workflow, status, owner, epoch, generation, event_cursor, ready_at, inbox_count,
+    inbox_read,
                         watchers)
 SELECT printf('run-%06d', n), 'wf' || (n % 20), 'running', CASE WHEN n % 2 THEN 'w' || (n % 7) END, 1, n % 4 = 0, 0,
        CASE WHEN n % 2 = 0 THEN n END, 1, 1, 1 FROM i"""
 SEED_RUNS = """
-INSERT INTO edda_run (id, gen, workflow, input, created_at) SELECT run_id, 0, workflow, x'', epoch FROM edda_sched"""
+INSERT INTO edda_run (id, generation, workflow, input, created_at) SELECT run_id, 0, workflow, x'', epoch
+    FROM edda_open_run"""
 SEED_GENERATIONS = """
-INSERT INTO edda_run (id, gen, workflow, input, created_at, parent)
-SELECT run_id, 1, workflow, x'', epoch, 'run-000001' FROM edda_sched WHERE gen = 1"""
+INSERT INTO edda_run (id, generation, workflow, input, created_at, parent)
+SELECT run_id, 1, workflow, x'', epoch, 'run-000001' FROM edda_open_run WHERE generation = 1"""
 SEED_WATCHERS = """
-INSERT INTO edda_watcher (run_id, watcher, step) SELECT run_id, 'run-000001', run_id FROM edda_sched"""
+INSERT INTO edda_watcher (run_id, watcher, step) SELECT run_id, 'run-000001', run_id FROM edda_open_run"""
 SEED_EVENTS = """
 WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < 100000)
 INSERT INTO edda_event (seq, source, id, type, received_at, body)
@@ -77,24 +81,25 @@ SELECT n, '/shop', n, 't' || (n % 20), n, x'' FROM i"""
 SEED_KEYS = """
 INSERT INTO edda_event_key (key, seq) SELECT CAST(printf('%016d', seq % 1000) AS BLOB), seq FROM edda_event"""
 SEED_LETTERS = """
-INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
+INSERT INTO edda_inbox (run_id, inbox_no, kind, step, at, value, event)
 SELECT printf('run-%06d', seq), 1, 'event', 'w', seq, x'', seq FROM edda_event"""
 SEED_WAITS = """
-INSERT INTO edda_wait (run_id, step, key, own_key, type, match)
+INSERT INTO edda_wait (run_id, step, key, target_key, type, match)
 SELECT printf('run-%06d', seq), 'w', CAST(printf('%016d', seq) AS BLOB), CAST(printf('%016d', -seq) AS BLOB),
        type, x'' FROM edda_event"""
 SEED_RESULTS = """
-INSERT INTO edda_result (run_id, gen, status, value, ended_at)
+INSERT INTO edda_result (run_id, generation, status, value, ended_at)
 SELECT printf('old-%06d', seq), 0, 'completed', x'', seq FROM edda_event"""
 SEED_SHAPES = """
-INSERT INTO edda_shape (type, shape, filled_from) SELECT 'u' || (seq % 1000), seq, 0 FROM edda_event"""
+INSERT INTO edda_match_paths (type, paths, filled_from) SELECT 'u' || (seq % 1000), seq, 0 FROM edda_event"""
 SEED_DONE = """
-INSERT INTO edda_done (run_id, gen, step, attempt, value, at) SELECT run_id, gen, 'x', 1, x'', 1 FROM edda_sched"""
+INSERT INTO edda_step_commit (run_id, generation, step, attempt, value, at) SELECT run_id, generation, 'x', 1, x'',
+    1 FROM edda_open_run"""
 SEED_FACTS = """
-INSERT INTO edda_fact (run_id, name, value, at) SELECT run_id, 'place', x'', 1 FROM edda_sched"""
+INSERT INTO edda_run_value (run_id, name, value, at) SELECT run_id, 'place', x'', 1 FROM edda_open_run"""
 SEED_DISPATCHES = """
-INSERT INTO edda_dispatch (seq, kind, body, due) SELECT seq, 'message', x'', 0 FROM edda_event"""
-# A third of each state. Of those to be sent the first are not due, nor is any other of their keys.
+INSERT INTO edda_staged_event (seq, kind, body, due) SELECT seq, 'message', x'', 0 FROM edda_event"""
+# A third of each state. The first pending events are not due, nor is any other event of their keys.
 SEED_OUTBOX = f"""
 INSERT INTO edda_outbox (seq, id, order_key, type, source, body, created_at, due, attempts, state, ended_at)
 SELECT seq, seq, CASE WHEN seq < 90000 THEN 'busy' ELSE 'key' END || (seq % 1000), type, source, x'', seq,
@@ -120,49 +125,55 @@ SEEDS = (
 KEY = b"%016d" % 77
 R1 = RunId("run-000001")
 BATCH = [
-    bundle(R1, entry(1), move=AckInbox(1), waits=[Wait("x", KEY, key("own"), "t1", b"")]),
-    bundle("run-000002", move=AckInbox(1), frees=[1], drops=["w"]),
-    bundle("run-000003", entry(1), move=done(watchers=1), children=[child("run-child", "run-000003")]),
-    bundle("run-000006", entry(1), move=again(1), letters=[letter("run-000008"), stop("run-000010")], undoing=True),
-    born("run-new", move=ASLEEP, waits=[wait("run-new", "w", "order")]),
-    born("run-taker", move=ASLEEP, waits=[Wait("w", KEY, key("own"), "t1", b"", once=True)]),
-    bundle("run-000012", move=End(RunStatus.COMPLETED, b"", 1, watchers=1, settled=1)),
-    bundle(
+    run_write(R1, entry(1), transition=AckInbox(1), waits=[Wait("x", KEY, key("own"), "t1", b"")]),
+    run_write("run-000002", transition=AckInbox(1), released_items=[1], cancelled_waits=["w"]),
+    run_write("run-000003", entry(1), transition=done(watchers=1), children=[child("run-child", "run-000003")]),
+    run_write(
+        "run-000006",
+        entry(1),
+        transition=next_generation(1),
+        signals=[end_signal("run-000008"), cancel_signal("run-000010")],
+        compensating=True,
+    ),
+    new_run("run-new", transition=SUSPENDED, waits=[wait("run-new", "w", "order")]),
+    new_run("run-taker", transition=SUSPENDED, waits=[Wait("w", KEY, key("own"), "t1", b"", exclusive=True)]),
+    run_write("run-000012", transition=End(RunStatus.COMPLETED, b"", 1, watchers=1, expected_inbox_count=1)),
+    run_write(
         "run-000014",
-        dispatches=[dispatch("a")],
-        outgoing=[outgoing("o")],
-        facts=[RunValue("place", b"")],
-        recorded=["x"],
+        staged_events=[staged_event("a")],
+        outbox_events=[outbox_event("o")],
+        values=[RunValue("place", b"")],
+        recorded_steps=["x"],
     ),
 ]
 POST = [
     NewEvent(Event("/shop", "new", "t1", None, b""), (EventKey(KEY, KEY),), (start("run-started"),)),
     NewEvent(Event("/shop", "newer", "t1", RunId("run-000078"), b""), (EventKey(b"%016d" % 78, KEY),)),
-    NewEvent(Event("/shop", "single", "t1", None, b""), (EventKey(b"%016d" % 79, KEY, once=True),)),
-    NewEvent(Event("/shop", "sole", "t1", RunId("run-000080"), b""), (EventKey(b"%016d" % 80, KEY, once=True),)),
+    NewEvent(Event("/shop", "single", "t1", None, b""), (EventKey(b"%016d" % 79, KEY, exclusive=True),)),
+    NewEvent(Event("/shop", "sole", "t1", RunId("run-000080"), b""), (EventKey(b"%016d" % 80, KEY, exclusive=True),)),
 ]
 RECEIPTS: list[SendResult] = [Sent(90_000), Rejected(90_003, 1, "no"), SendLater(90_006, 1, LATER, "later")]
 
 CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], set[str]]] = {
-    "claim": (lambda s: s.claim(WorkerId("here"), ["wf2", "wf4"], 10), {"edda_sched_ready"}),
-    "next_due": (lambda s: s.next_due(["wf2", "wf4"]), {"edda_sched_ready"}),
-    "unpark": (lambda s: s.wake_parked(["wf2", "wf4"]), {"edda_sched_parked"}),
-    "mail": (lambda s: s.read_inboxes(WorkerId("w1")), {"edda_sched_mail"}),
-    "owned": (lambda s: s.owned_runs(WorkerId("w1")), {"edda_sched_owner"}),
-    "take_over": (lambda s: s.take_over(WorkerId("other")), {"edda_sched_owner"}),
-    "free_orphans": (lambda s: s.free_orphans(), {"edda_sched_owner"}),
+    "claim": (lambda s: s.claim(WorkerId("here"), ["wf2", "wf4"], 10), {"edda_open_run_ready"}),
+    "next_due": (lambda s: s.next_due(["wf2", "wf4"]), {"edda_open_run_ready"}),
+    "unpark": (lambda s: s.wake_parked(["wf2", "wf4"]), {"edda_open_run_parked"}),
+    "mail": (lambda s: s.read_inboxes(WorkerId("w1")), {"edda_open_run_inbox"}),
+    "owned": (lambda s: s.owned_runs(WorkerId("w1")), {"edda_open_run_owner"}),
+    "take_over": (lambda s: s.take_over(WorkerId("other")), {"edda_open_run_owner"}),
+    "free_orphans": (lambda s: s.free_orphans(), {"edda_open_run_owner"}),
     "get": (lambda s: s.get(RunId("run-000001")), set()),
     "history": (lambda s: s.history(RunId("run-000001")), set()),
     "watch": (lambda s: s.add_watcher(R1, EndWatcher(RunId("run-000002"), "w")), set()),
     "watchers": (lambda s: s.watchers(R1), set()),
-    "write": (lambda s: s.write(Fence(WorkerId("here"), 0, 0), BATCH), {"edda_delivery_once"}),
+    "write": (lambda s: s.write(Fence(WorkerId("here"), 0, 0), BATCH), {"edda_inbox_event"}),
     "accept": (lambda s: s.accept(POST, {}, [1, 50_000]), {"edda_wait_key"}),
-    "dispatches": (lambda s: s.staged_events(10), {"edda_dispatch_due"}),
+    "dispatches": (lambda s: s.staged_events(10), {"edda_staged_event_due"}),
     "take": (lambda s: s.take_message(KEY, HOUR), set()),
     "done": (lambda s: s.find_step_commit(R1, 0, "x"), set()),
     "facts": (lambda s: s.run_values(R1), set()),
     "facts by name": (lambda s: s.run_values(R1, "place"), set()),
-    "enqueue": (lambda s: s.enqueue([outgoing("o")]), set()),
+    "enqueue": (lambda s: s.enqueue([outbox_event("o")]), set()),
     "claim_outgoing": (
         lambda s: s.claim_outbox(10, HOUR),
         {"edda_outbox_pending", "edda_outbox_due", "edda_outbox_key"},
@@ -180,13 +191,13 @@ CALLS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], s
     "page": (lambda s: s.events_under_key(KEY, 50_000, 10), set()),
     "last_event": (lambda s: s.last_event(), set()),
     "last_event before": (lambda s: s.last_event(50_000), {"edda_event_received"}),
-    "find_event": (lambda s: s.find_event("/shop", "77"), {"edda_event_once"}),
+    "find_event": (lambda s: s.find_event("/shop", "77"), {"edda_event_identity"}),
     "waits": (lambda s: s.waits(RunId("run-000001")), set()),
     "prune_events": (
         lambda s: s.prune_events(HOUR + 50_000, 10),
-        {"edda_event_key_seq", "edda_event_received", "edda_delivery_once"},
+        {"edda_event_key_seq", "edda_event_received", "edda_inbox_event"},
     ),
-    "prune_letters": (lambda s: s.prune_inbox(50_000, 10), {"edda_delivery_at"}),
+    "prune_letters": (lambda s: s.prune_inbox(50_000, 10), {"edda_inbox_at"}),
     "prune_runs": (lambda s: s.prune_runs(50_000, 10), {"edda_result_ended", "edda_run_followed"}),
 }
 
@@ -218,7 +229,7 @@ async def close_after_migration(path: str) -> None:
 def test_no_statement_reads_more_of_a_crowded_table_than_it_must(crowded: str, name: str) -> None:
     call, indexes = CALLS[name]
     plans = asyncio.run(plans_of(crowded, call))
-    # Workers are few. Lists of ids come as a virtual table.
+    # There are few workers. Lists of ids are a virtual table.
     scans = [p for p in plans if p.startswith("SCAN") and "VIRTUAL TABLE" not in p and "edda_worker" not in p]
     assert not scans
     assert not [p for p in plans if "AUTOMATIC" in p]
@@ -257,10 +268,10 @@ def explain(db: sqlite3.Connection, sql: str) -> list[str]:
 
 RARE = frozenset({RunStatus.PARKED, RunStatus.FAILED})
 BROADLY = {"edda_run_created", "edda_result_unusual"}
-# What is gone through from one end to the other: open runs, which are few among all, and what ends at a limit.
-OPEN_RUNS = {"SCAN s", "SCAN edda_sched"}
-# The places that a page has found, before it reads what it shows of them.
-PLACES = {"SCAN p"}
+# Full scans that are allowed: of open runs, which are few among all, and those that end at a limit.
+OPEN_RUNS = {"SCAN s", "SCAN edda_open_run"}
+# The keys of a page, before its records are joined.
+PLACES = {"SCAN k"}
 SURVEYS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]], set[str], set[str]]] = {
     "search": (lambda s: s.search(RunQuery(limit=10)), {"edda_run_created"}, PLACES),
     "search far back": (lambda s: s.search(RunQuery(after=(1, R1))), {"edda_run_created"}, PLACES),
@@ -275,10 +286,10 @@ SURVEYS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]],
     "generations": (lambda s: s.generations(R1), set(), set()),
     "find_events": (lambda s: s.find_events(EventQuery()), set(), set()),
     "find_events type": (lambda s: s.find_events(EventQuery(type="t1")), {"edda_event_by_type"}, set()),
-    "find_events id": (lambda s: s.find_events(EventQuery(source="/shop", id="7")), {"edda_event_once"}, set()),
+    "find_events id": (lambda s: s.find_events(EventQuery(source="/shop", id="7")), {"edda_event_identity"}, set()),
     "find_events id alone": (
         lambda s: s.find_events(EventQuery(id="7")),
-        {"edda_event_once"},
+        {"edda_event_identity"},
         {"SCAN edda_event USING"},
     ),
     "find_events time": (
@@ -287,13 +298,13 @@ SURVEYS: dict[str, tuple[Callable[[SQLiteStorage], Coroutine[Any, Any, object]],
         set(),
     ),
     "event": (lambda s: s.event(7), set(), set()),
-    "consumers": (lambda s: s.consumers(7, 10), {"edda_delivery_once"}, set()),
+    "consumers": (lambda s: s.consumers(7, 10), {"edda_inbox_event"}, set()),
     "standing": (lambda s: s.list_waits(None, ("run-000007", "w"), 10), set(), set()),
-    "crew": (lambda s: s.list_workers(), {"edda_sched_owner"}, {"SCAN w"}),
+    "crew": (lambda s: s.list_workers(), {"edda_open_run_owner"}, {"SCAN w"}),
     "backlog": (
         lambda s: s.backlog(),
-        {"edda_sched_ready", "edda_sched_parked", "edda_outbox_pending", "edda_outbox_dead"},
-        OPEN_RUNS | {"SCAN edda_outbox", "SCAN edda_dispatch"},
+        {"edda_open_run_ready", "edda_open_run_parked", "edda_outbox_pending", "edda_outbox_dead"},
+        OPEN_RUNS | {"SCAN edda_outbox", "SCAN edda_staged_event"},
     ),
     "buckets": (
         lambda s: s.throughput(0, 10, 2),

@@ -1,4 +1,4 @@
-"""The schemas know the states by the same names as the code."""
+"""The CHECK constraints of the schemas have the statuses of the code."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def checked(dialect: str, table: str) -> set[str]:
 
 @pytest.mark.parametrize("dialect", ["postgres", "mysql", "sqlite"])
 def test_the_constraints_of_a_schema_mirror_the_states(dialect: str) -> None:
-    assert checked(dialect, "edda_sched") == {status.value for status in OPEN}
+    assert checked(dialect, "edda_open_run") == {status.value for status in OPEN}
     assert checked(dialect, "edda_result") == {status.value for status in ENDED}
 
 
-def test_every_state_has_its_moves_and_an_end_has_none() -> None:
+def test_every_state_has_its_transitions_and_an_end_has_none() -> None:
     assert set(TRANSITIONS) == set(RunStatus)
     assert all(not TRANSITIONS[status] for status in ENDED)

@@ -1,4 +1,4 @@
-"""Leases and due times stay right though the sessions of two processes live in different time zones."""
+"""Leases and due times are right even if the sessions of two processes have different time zones."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NEW_YORK, KATHMANDU = "-05:00", "+05:45"
 def _zoned(kind: str) -> OnServer:
     if kind == "postgres":
         return OnPostgres(need(databases.postgres(), "PostgreSQL", "EDDA_TEST_POSTGRES_URL"), fresh=True)
-    # The zone is a setting of the whole server there, so it is changed only on one that is ours.
+    # The zone is a setting of the whole server there, so it is changed only on a server of the tests.
     return OnMySQL(need(databases.own_mysql(), "MariaDB or MySQL of our own", "a PATH with mariadbd"), fresh=True)
 
 
 def _move_to(database: OnServer, zone: str) -> None:
-    """Sessions opened from now on live in this zone."""
+    """Sessions opened from now on have this zone."""
     if isinstance(database, OnPostgres):
         name = database.url.rpartition("/")[2]
         database.execute(f"ALTER DATABASE {name} SET timezone = '{zone}'")
@@ -72,7 +72,7 @@ async def test_a_lease_lapsed_in_one_zone_is_lapsed_in_the_other(storages: tuple
         assert taken.worker == worker.id
 
 
-async def test_a_run_is_due_at_the_same_moment_in_both(storages: tuple[Storage, Storage]) -> None:
+async def test_a_run_is_due_at_the_same_time_in_both(storages: tuple[Storage, Storage]) -> None:
     for here, there in (storages, storages[::-1]):
         now = await here.now()
         name = str(id(here))

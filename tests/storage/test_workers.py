@@ -1,4 +1,4 @@
-"""Workers come, go, lapse and lose runs; what they owned is never lost and never written twice."""
+"""Registration, leases, take-over and release: runs are never lost and never written twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edda.storage.ports import Storage
 from tests.conftest import MakeStorage
 
 from .conftest import MakeWorker
-from .records import HOUR, LAPSED, WORKFLOW, born, bundle, entry
+from .records import HOUR, LAPSED, WORKFLOW, entry, new_run, run_write
 from .worker import Worker
 
 R1, R2 = RunId("run-1"), RunId("run-2")
@@ -28,13 +28,13 @@ async def test_a_registered_worker_has_a_fresh_fence(storage: Storage, worker: W
     assert await storage.owned_runs(worker.id) == {}
 
 
-async def test_registering_tells_the_time_of_the_database(storage: Storage) -> None:
+async def test_registering_returns_the_time_of_the_database(storage: Storage) -> None:
     before = await storage.now()
     registered = await storage.register(WorkerInfo(WorkerId("w"), "shop", "host", 1), HOUR)
     assert before <= registered <= await storage.now()
 
 
-async def test_a_beat_tells_the_time_of_the_database(storage: Storage, worker: Worker) -> None:
+async def test_a_heartbeat_returns_the_time_of_the_database(storage: Storage, worker: Worker) -> None:
     before = await storage.now()
     beat = await worker.beat()
     assert beat is not None
@@ -60,10 +60,10 @@ async def test_a_beat_may_also_end_the_lease(storage: Storage, make_worker: Make
 
 
 async def test_a_pulse_beats_more_than_once(storage: Storage, worker: Worker) -> None:
-    pulse = await storage.open_heartbeat()
-    first = await pulse.beat(worker.id, HOUR)
-    second = await pulse.beat(worker.id, HOUR)
-    await pulse.close()
+    heartbeat = await storage.open_heartbeat()
+    first = await heartbeat.beat(worker.id, HOUR)
+    second = await heartbeat.beat(worker.id, HOUR)
+    await heartbeat.close()
     assert first is not None
     assert second is not None
     assert first <= second
@@ -71,16 +71,16 @@ async def test_a_pulse_beats_more_than_once(storage: Storage, worker: Worker) ->
 
 async def test_a_pulse_works_in_the_loop_of_another_thread(storage: Storage, worker: Worker) -> None:
     async def beat() -> int | None:
-        pulse = await storage.open_heartbeat()
+        heartbeat = await storage.open_heartbeat()
         try:
-            return await pulse.beat(worker.id, HOUR)
+            return await heartbeat.beat(worker.id, HOUR)
         finally:
-            await pulse.close()
+            await heartbeat.close()
 
     assert await asyncio.to_thread(asyncio.run, beat()) is not None
 
 
-async def test_nobody_takes_over_himself(storage: Storage, make_worker: MakeWorker) -> None:
+async def test_no_worker_takes_over_itself(storage: Storage, make_worker: MakeWorker) -> None:
     me = await make_worker("me", LAPSED)
     assert await storage.take_over(me.id) is None
     assert await storage.read_fence(me.id) == me.fence
@@ -88,7 +88,7 @@ async def test_nobody_takes_over_himself(storage: Storage, make_worker: MakeWork
 
 async def test_the_runs_of_a_lapsed_worker_are_ready_for_others(storage: Storage, make_worker: MakeWorker) -> None:
     lapsed, taker = await make_worker("lapsed"), await make_worker("taker")
-    await lapsed.write(born("run-1", entry(1)), born("run-2"))
+    await lapsed.write(new_run("run-1", entry(1)), new_run("run-2"))
     await lapsed.beat(LAPSED)
     assert await storage.take_over(taker.id) == Takeover(lapsed.id, 2)
     await expect_ready(storage, R1)
@@ -100,12 +100,12 @@ async def test_the_runs_of_a_lapsed_worker_are_ready_for_others(storage: Storage
 
 async def test_a_taken_over_worker_can_do_nothing_more(storage: Storage, make_worker: MakeWorker) -> None:
     zombie, taker = await make_worker("zombie"), await make_worker("taker")
-    await zombie.write(born("run-1"))
+    await zombie.write(new_run("run-1"))
     await zombie.beat(LAPSED)
     await storage.take_over(taker.id)
     assert await zombie.beat() is None
     assert await storage.read_fence(zombie.id) is None
-    assert await zombie.write(bundle("run-1", entry(1)), born("run-2")) is None
+    assert await zombie.write(run_write("run-1", entry(1)), new_run("run-2")) is None
     assert (await zombie.claim()).runs == ()
     assert await storage.owned_runs(zombie.id) == {}
     assert await storage.history(R1) == ()
@@ -126,7 +126,7 @@ async def test_two_takers_take_different_workers(
 ) -> None:
     for number in range(8):
         lapsed = await make_worker(f"lapsed-{number}", LAPSED)
-        await lapsed.write(born(f"run-{number}"))
+        await lapsed.write(new_run(f"run-{number}"))
     other = await make_storage()
 
     async def sweep(storage: Storage, me: str) -> list[Takeover]:
@@ -136,7 +136,7 @@ async def test_two_takers_take_different_workers(
         return taken
 
     one, two = await asyncio.gather(sweep(storage, "one"), sweep(other, "two"))
-    # A sweep may end early because the last worker was in the other's hands; together they leave none.
+    # A take-over may end early because the other process works on the last worker; together they leave none.
     taken = one + two + await sweep(storage, "one")
     assert sorted(each.worker for each in taken) == [f"lapsed-{number}" for number in range(8)]
     assert all(each.moved == 1 for each in taken)
@@ -144,19 +144,19 @@ async def test_two_takers_take_different_workers(
 
 async def test_a_retired_worker_leaves_its_runs_to_others(storage: Storage, make_worker: MakeWorker) -> None:
     leaver, other = await make_worker("leaver"), await make_worker("other")
-    await leaver.write(born("run-1", entry(1)))
+    await leaver.write(new_run("run-1", entry(1)))
     await storage.remove_worker(leaver.id)
     await expect_ready(storage, R1)
     assert await storage.read_fence(leaver.id) is None
     assert await leaver.beat() is None
-    assert await leaver.write(bundle("run-1", entry(2))) is None
+    assert await leaver.write(run_write("run-1", entry(2))) is None
     assert [run.run_id for run in (await other.claim()).runs] == [R1]
     assert await storage.take_over(other.id) is None
 
 
-async def test_retiring_touches_nobody_elses_runs(storage: Storage, make_worker: MakeWorker) -> None:
+async def test_removing_a_worker_leaves_the_runs_of_others(storage: Storage, make_worker: MakeWorker) -> None:
     leaver, other = await make_worker("leaver"), await make_worker("other")
-    await other.write(born("run-1"))
+    await other.write(new_run("run-1"))
     await storage.remove_worker(leaver.id)
     assert await storage.owned_runs(other.id) == {R1: 1}
 
@@ -168,7 +168,7 @@ async def test_retiring_twice_is_harmless(storage: Storage, worker: Worker) -> N
 
 
 async def test_there_are_no_orphans_where_every_owner_has_a_fence(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1"))
+    await worker.write(new_run("run-1"))
     assert await storage.free_orphans() == 0
     assert await storage.owned_runs(worker.id) == {R1: 1}
 
@@ -176,33 +176,31 @@ async def test_there_are_no_orphans_where_every_owner_has_a_fence(storage: Stora
 async def test_what_a_takeover_leaves_over_is_found_as_orphans(storage: Storage, make_worker: MakeWorker) -> None:
     lapsed, taker = await make_worker("lapsed"), await make_worker("taker")
     for thousand in range(6):
-        await lapsed.write(*(born(f"run-{thousand}-{number}") for number in range(1_000)))
+        await lapsed.write(*(new_run(f"run-{thousand}-{number}") for number in range(1_000)))
     await lapsed.beat(LAPSED)
     assert await storage.take_over(taker.id) == Takeover(lapsed.id, 5_000)
     assert len(await storage.owned_runs(lapsed.id)) == 1_000
-    assert await lapsed.write(bundle("run-5-999", entry(1))) is None
+    assert await lapsed.write(run_write("run-5-999", entry(1))) is None
     assert await storage.free_orphans() == 1_000
     assert await storage.owned_runs(lapsed.id) == {}
     assert await storage.free_orphans() == 0
 
 
-async def test_a_disowned_run_is_ready_and_its_owner_is_told_by_the_fence(
-    storage: Storage, make_worker: MakeWorker
-) -> None:
+async def test_a_released_run_is_ready_and_its_owners_fence_changes(storage: Storage, make_worker: MakeWorker) -> None:
     owner, other = await make_worker("owner"), await make_worker("other")
-    await owner.write(born("run-1"), born("run-2"))
+    await owner.write(new_run("run-1"), new_run("run-2"))
     assert await storage.release_run(R1)
     await expect_ready(storage, R1)
     assert await storage.read_fence(owner.id) == Fence(owner.id, 1, 1)
-    assert await owner.write(bundle("run-1", entry(1)), bundle("run-2", entry(1))) is None
+    assert await owner.write(run_write("run-1", entry(1)), run_write("run-2", entry(1))) is None
     assert await storage.owned_runs(owner.id) == {R2: 1}
     owner.fence = Fence(owner.id, 1, 1)
-    assert await owner.write(bundle("run-2", entry(1))) == frozenset()
+    assert await owner.write(run_write("run-2", entry(1))) == frozenset()
     assert [(run.run_id, run.epoch) for run in (await other.claim()).runs] == [(R1, 2)]
 
 
 async def test_a_run_without_an_owner_cannot_be_disowned(storage: Storage, worker: Worker) -> None:
-    await worker.write(born("run-1"))
+    await worker.write(new_run("run-1"))
     assert await storage.release_run(R1)
     assert not await storage.release_run(R1)
     assert not await storage.release_run(RunId("unknown"))
@@ -216,18 +214,18 @@ async def test_a_batch_and_a_disown_at_once_leave_no_row_of_a_zombie(
     other = await make_storage()
     for number in range(10):
         run = f"run-{number}"
-        await owner.write(born(run))
+        await owner.write(new_run(run))
         fence = await storage.read_fence(owner.id)
         assert fence is not None
-        wrote, _ = await asyncio.gather(storage.write(fence, [bundle(run, entry(1))]), other.release_run(RunId(run)))
+        wrote, _ = await asyncio.gather(storage.write(fence, [run_write(run, entry(1))]), other.release_run(RunId(run)))
         assert await storage.history(RunId(run)) == (() if wrote is None else (entry(1),))
         fence = await storage.read_fence(owner.id)
         assert fence is not None
-        assert fence.moves == number + 1
+        assert fence.ownership_version == number + 1
         owner.fence = fence
 
 
-async def test_the_roster_has_everybody_and_says_whose_lease_is_over(storage: Storage) -> None:
+async def test_registered_workers_shows_whose_lease_is_over(storage: Storage) -> None:
     for name, lease in (("a", HOUR), ("b", HOUR), ("c", LAPSED)):
         await storage.register(WorkerInfo(WorkerId(name), "service", "here", 42), lease)
     assert {(one.info.id, one.is_lapsed) for one in await storage.registered_workers()} == {

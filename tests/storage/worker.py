@@ -1,4 +1,4 @@
-"""A worker as the storage sees it: it registers, remembers its fence, and writes batch after batch."""
+"""A worker for storage tests: it registers, keeps its fence, and writes batches."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Worker:
         return await self.storage.claim(self.id, workflows or (WORKFLOW,), limit)
 
     async def beat(self, lease: int = HOUR) -> int | None:
-        pulse = await self.storage.open_heartbeat()
+        heartbeat = await self.storage.open_heartbeat()
         try:
-            return await pulse.beat(self.id, lease)
+            return await heartbeat.beat(self.id, lease)
         finally:
-            await pulse.close()
+            await heartbeat.close()

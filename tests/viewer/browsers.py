@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-CHROMIUM = "/usr/bin/chromium"
-needs_chromium = pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason=f"{CHROMIUM} is not there")
+from tests.conftest import CHROMIUM
 
 
 @asynccontextmanager
@@ -22,6 +19,6 @@ async def launch(*args: str) -> AsyncIterator[Browser]:
 
 
 async def open_live(page: Page, address: str) -> None:
-    """Returns once the page hears of changes."""
+    """Returns when the page has opened its event stream."""
     await page.goto(address)
     await expect(page.locator("[data-live-state]")).to_be_visible()

@@ -1,4 +1,4 @@
-"""Strings that would like to be markup, script, an address or a style."""
+"""Strings that try to become markup, script, a URL or a style."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ _BREAKS = (
 PAYLOADS = tuple(mark + shell.format(code) for code, shell, mark in product(_CODE[:2], _SHELLS, _BREAKS))
 
 
-class Villain:
-    """Says something hostile in place of each text: always the same for the same text, another one in each round."""
+class HostileText:
+    """A hostile string for each text: the same one for the same text, another one in each round."""
 
     def __init__(self, round: int) -> None:
         self._round = round
-        self.said: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
 
     def __call__(self, text: str) -> str:
-        if text not in self.said:
-            number = (len(self.said) + self._round * 97) % len(PAYLOADS)
-            self.said[text] = f"{PAYLOADS[number]} {text}"
-        return self.said[text]
+        if text not in self.texts:
+            number = (len(self.texts) + self._round * 97) % len(PAYLOADS)
+            self.texts[text] = f"{PAYLOADS[number]} {text}"
+        return self.texts[text]

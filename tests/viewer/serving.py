@@ -16,6 +16,6 @@ from tests.web.listening import listening
 async def serve(controller: Controller, options: WebOptions | None = None) -> AsyncIterator[str]:
     """The address in front of `/_edda`."""
     viewer = Viewer(lambda caller: controller)
-    web = WebApp(FakeService(), options, control=lambda: controller, pages=viewer)
+    web = WebApp(FakeService(), options, control=lambda: controller, viewer=lambda: viewer)
     async with listening(web) as url:
         yield url

@@ -1,6 +1,6 @@
 """A controller in memory over made-up data that looks like a real shop: for screenshots, and for tests of pages alone.
 
-Its strings are either plain words or, for the tests of escaping, whatever `speak` makes of them.
+Its strings are plain words or, for the tests of escaping, what `make_text` returns for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from edda import WorkflowContext, activity, sleep, wait_event
-from edda.control.code_graph.parse import read_structure
+from edda.control.code_graph import read_structure
 from edda.control.views import (
     ActionResult,
     AttemptView,
@@ -21,23 +21,23 @@ from edda.control.views import (
     Bar,
     BarState,
     BucketView,
-    BulkOrder,
+    BulkRequest,
     ChannelView,
     ConsumerView,
     DefinitionView,
     EntryView,
     ErrorView,
     EventDetail,
-    EventOrder,
+    EventRequest,
     EventSearch,
     EventView,
     GenerationView,
     HistorySearch,
-    MessageOrder,
-    OutboxOrder,
-    OutgoingView,
+    MessageRequest,
+    OutboxRequest,
+    OutboxView,
     Page,
-    RetryOrder,
+    RetryRequest,
     RunDetail,
     RunSearch,
     RunView,
@@ -152,10 +152,10 @@ ORDER_SCHEMA: dict[str, Any] = {
     "required": ["order_id", "customer", "items"],
 }
 
-Speak = Callable[[str], str]
+MakeText = Callable[[str], str]
 
 
-def plainly(text: str) -> str:
+def unchanged(text: str) -> str:
     return text
 
 
@@ -165,24 +165,24 @@ def _one_bar(line: EntryView) -> Bar:
 
 
 class ShowcaseController:
-    """Acts by noting what it was asked to do."""
+    """Records the actions."""
 
-    def __init__(self, now: datetime | None = None, speak: Speak = plainly, *, empty: bool = False) -> None:
+    def __init__(self, now: datetime | None = None, make_text: MakeText = unchanged, *, empty: bool = False) -> None:
         self.now = now or datetime.now(UTC)
-        self.speak = speak
+        self.make_text = make_text
         self.empty = empty
         self.done: list[tuple[str, Any]] = []
         self.searched: list[EventSearch] = []
         self.lines = 0
-        """Of every history, if it is a long one."""
+        """Number of entries of every history, if it is to be long."""
         self.has_schemas = True
         self.mode = "competing"
-        """How it is that a run is subscribed."""
+        """Mode of the subscription."""
         self._changed = asyncio.Event()
         self.runs = [] if empty else self._make_runs()
 
     def change(self, **values: Any) -> None:
-        """The first run becomes another, and everybody who watches hears of it."""
+        """Replaces the first run, and notifies watchers."""
         self.runs[0] = msgspec.structs.replace(self.runs[0], **values)
         self._changed.set()
 
@@ -194,7 +194,7 @@ class ShowcaseController:
         return self.now - timedelta(**length)
 
     def _make_runs(self) -> list[RunView]:
-        say = self.speak
+        text = self.make_text
         rows: list[tuple[str, str, str, str, float, float | None]] = [
             (
                 "order-A-17",
@@ -251,16 +251,16 @@ class ShowcaseController:
         ]
         return [
             RunView(
-                id=say(id),
-                workflow=say(workflow),
+                id=text(id),
+                workflow=text(workflow),
                 status=status,
-                words=say(words),
+                words=text(words),
                 generation=3 if workflow == "digest" else 1,
                 created_at=self._ago(seconds=age),
                 ended_at=None if took is None else self._ago(seconds=age - took),
                 due=self.now + timedelta(seconds=120) if status.startswith("waiting_for_event") else None,
-                parent=say("trip-99") if workflow == "flight" else None,
-                owner=say("shop-7c1e") if status == "running" else None,
+                parent=text("trip-99") if workflow == "flight" else None,
+                owner=text("shop-7c1e") if status == "running" else None,
             )
             for id, workflow, status, words, age, took in rows
         ]
@@ -285,14 +285,14 @@ class ShowcaseController:
 
     async def get_run(self, run_id: str) -> RunDetail:
         run = self._run(run_id)
-        say = self.speak
+        text = self.make_text
         failed = run.status in {"failed", "parked"}
         return RunDetail(
             run,
-            input={say("order"): _say_all(ORDER, say)},
-            result={say("shipped"): True, say("parcel"): say("DHL-1177")} if run.status == "completed" else None,
-            error=ErrorView(say("CardDeclined"), say("51 (insufficient funds)"), say(TRACEBACK)) if failed else None,
-            facts={say("progress"): say("3 of 7"), say("eta"): 12} if run.status == "running" else {},
+            input={text("order"): _transform_all(ORDER, text)},
+            result={text("shipped"): True, text("parcel"): text("DHL-1177")} if run.status == "completed" else None,
+            error=ErrorView(text("CardDeclined"), text("51 (insufficient funds)"), text(TRACEBACK)) if failed else None,
+            values={text("progress"): text("3 of 7"), text("eta"): 12} if run.status == "running" else {},
             waits=self._waits_of(run),
             generations=tuple(GenerationView(n, self._ago(days=4 - n), 12) for n in (1, 2, 3))
             if run.generation == 3
@@ -302,17 +302,17 @@ class ShowcaseController:
         )
 
     def _waits_of(self, run: RunView) -> tuple[WaitView, ...]:
-        say = self.speak
+        text = self.make_text
         if run.status == "waiting_for_event":
-            words = say("payment.completed where order_id = A-17")
-            match = {"order_id": say("A-17")}
+            words = text("payment.completed where order_id = A-17")
+            match = {"order_id": text("A-17")}
             return (
                 WaitView(
                     run.id,
                     run.workflow,
-                    say("wait_event:1"),
+                    text("wait_event:1"),
                     "event",
-                    say("payment.completed"),
+                    text("payment.completed"),
                     words,
                     match,
                     run.due,
@@ -320,8 +320,8 @@ class ShowcaseController:
                 ),
             )
         if run.status == "waiting_for_message":
-            words = say("a message on kitchen")
-            wait = WaitView(run.id, run.workflow, say("receive:1"), "message", say("kitchen"), words, mode=self.mode)
+            words = text("a message on kitchen")
+            wait = WaitView(run.id, run.workflow, text("receive:1"), "message", text("kitchen"), words, mode=self.mode)
             return (msgspec.structs.replace(wait, schema=DISH_SCHEMA if self.has_schemas else None),)
         return ()
 
@@ -336,24 +336,24 @@ class ShowcaseController:
             numbers = range(1, self.lines + 1)
             ends = {n: run.created_at + timedelta(seconds=n) for n in numbers}
             return tuple(EntryView(n, "step", f"tick:{n}", "tick", True, ends[n], value=n) for n in numbers)
-        say, at = self.speak, run.created_at
-        error = ErrorView(say("ConnectionError"), say("the warehouse does not answer"), say(TRACEBACK))
+        text, at = self.make_text, run.created_at
+        error = ErrorView(text("ConnectionError"), text("the warehouse does not answer"), text(TRACEBACK))
         return (
             EntryView(
                 1,
                 "step",
-                say("validate:1"),
-                say("validate"),
+                text("validate:1"),
+                text("validate"),
                 True,
                 at + timedelta(milliseconds=40),
-                input={say("order"): say("A-17")},
+                input={text("order"): text("A-17")},
                 value=True,
             ),
             EntryView(
                 2,
                 "retry",
-                say("reserve_stock:1"),
-                say("reserve_stock"),
+                text("reserve_stock:1"),
+                text("reserve_stock"),
                 False,
                 at + timedelta(seconds=1),
                 1,
@@ -362,35 +362,35 @@ class ShowcaseController:
             EntryView(
                 3,
                 "step",
-                say("reserve_stock:1"),
-                say("reserve_stock"),
+                text("reserve_stock:1"),
+                text("reserve_stock"),
                 True,
                 at + timedelta(seconds=4),
                 2,
-                input=_say_all(ORDER, say),
-                value={say("shelf"): say("B-12")},
+                input=_transform_all(ORDER, text),
+                value={text("shelf"): text("B-12")},
             ),
             EntryView(
                 4,
                 "step",
-                say("charge:1"),
-                say("charge"),
+                text("charge:1"),
+                text("charge"),
                 run.status != "failed",
                 at + timedelta(seconds=8),
                 1,
-                input={say("amount"): 28.8},
-                value=None if run.status == "failed" else {say("receipt"): 771},
-                error=ErrorView(say("CardDeclined"), say("51"), say(TRACEBACK)) if run.status == "failed" else None,
+                input={text("amount"): 28.8},
+                value=None if run.status == "failed" else {text("receipt"): 771},
+                error=ErrorView(text("CardDeclined"), text("51"), text(TRACEBACK)) if run.status == "failed" else None,
             ),
             EntryView(
                 5,
                 "event",
-                say("wait_event:1"),
-                say("payment.completed"),
+                text("wait_event:1"),
+                text("payment.completed"),
                 True,
                 at + timedelta(seconds=30),
                 event=1041,
-                value=_say_all({"order_id": "A-17", "amount": 28.8}, say),
+                value=_transform_all({"order_id": "A-17", "amount": 28.8}, text),
             ),
         )
 
@@ -398,33 +398,33 @@ class ShowcaseController:
         run = self._run(run_id)
         if self.lines:
             return Timeline(0, run.created_at, self.now, tuple(map(_one_bar, self._history(run))))
-        say, at = self.speak, run.created_at
+        text, at = self.make_text, run.created_at
         end = run.ended_at or self.now
         whole = (end - at).total_seconds()
 
-        def moment(part: float) -> datetime:
+        def time_at(part: float) -> datetime:
             return at + timedelta(seconds=whole * part)
 
         def bar(name: str, kind: str, state: BarState, since: float, until: float | None, **more: Any) -> Bar:
             return Bar(
-                say(f"{name}:1"),
-                say(name),
+                text(f"{name}:1"),
+                text(name),
                 kind,
                 state,
-                moment(since),
-                None if until is None else moment(until),
+                time_at(since),
+                None if until is None else time_at(until),
                 **more,
             )
 
         attempts = (
             AttemptView(
                 1,
-                moment(0.05),
-                moment(0.09),
+                time_at(0.05),
+                time_at(0.09),
                 False,
-                ErrorView(say("ConnectionError"), say("the warehouse does not answer"), say(TRACEBACK)),
+                ErrorView(text("ConnectionError"), text("the warehouse does not answer"), text(TRACEBACK)),
             ),
-            AttemptView(2, moment(0.16), moment(0.22), True),
+            AttemptView(2, time_at(0.16), time_at(0.22), True),
         )
         bars = [
             bar("validate", "step", BarState.DONE, 0, 0.03, entries=(1,)),
@@ -432,7 +432,7 @@ class ShowcaseController:
             bar(
                 "charge", "step", BarState.FAILED if run.status == "failed" else BarState.DONE, 0.22, 0.35, entries=(4,)
             ),
-            bar("fraud_check", "child", BarState.DONE, 0.22, 0.3, child=say("flight-99")),
+            bar("fraud_check", "child", BarState.DONE, 0.22, 0.3, child=text("flight-99")),
         ]
         match run.status:
             case "failed":
@@ -452,17 +452,20 @@ class ShowcaseController:
                 ]
         return Timeline(generation or run.generation, at, end, tuple(bars))
 
+    async def get_run_and_timeline(self, run_id: str, generation: int | None = None) -> tuple[RunDetail, Timeline]:
+        return await self.get_run(run_id), await self.get_timeline(run_id, generation)
+
     async def export_run(self, run_id: str) -> dict[str, Any]:
         return {"run": self._run(run_id).id}
 
-    async def start_run(self, order: StartRequest) -> ActionResult:
-        return self._note("start", order, f"{order.workflow} was started", self.runs[0].id)
+    async def start_run(self, request: StartRequest) -> ActionResult:
+        return self._note("start", request, f"{request.workflow} was started", self.runs[0].id)
 
     async def cancel_run(self, run_id: str, reason: str = "cancelled") -> ActionResult:
         return self._note("cancel", (run_id, reason), "It will end as soon as its code lets it.")
 
-    async def retry_run(self, run_id: str, order: RetryOrder) -> ActionResult:
-        return self._note("retry", (run_id, order), "It goes on.")
+    async def retry_run(self, run_id: str, request: RetryRequest) -> ActionResult:
+        return self._note("retry", (run_id, request), "It goes on.")
 
     async def resume_run(self, run_id: str) -> ActionResult:
         return self._note("resume", run_id, "It is ready now.")
@@ -470,20 +473,20 @@ class ShowcaseController:
     async def delete_run(self, run_id: str) -> ActionResult:
         return self._note("delete", run_id, "It is gone.")
 
-    async def act_on_runs(self, order: BulkOrder) -> ActionResult:
-        count = len(order.ids) or len(self.runs)
-        if order.count_only:
+    async def act_on_runs(self, request: BulkRequest) -> ActionResult:
+        count = len(request.ids) or len(self.runs)
+        if request.count_only:
             return ActionResult(False, f"{count} runs", count)
-        return self._note("bulk", order, f"{count} runs were told.")
+        return self._note("bulk", request, f"{count} runs were told.")
 
     def _note(self, action: str, what: Any, words: str, subject: str | None = None) -> ActionResult:
         self.done.append((action, what))
-        return ActionResult(True, self.speak(words), 1, subject)
+        return ActionResult(True, self.make_text(words), 1, subject)
 
     # Events, channels, the outbox
 
     def _events(self) -> list[EventView]:
-        say = self.speak
+        text = self.make_text
         kinds = [
             ("payment.completed", "/bank"),
             ("order.placed", "/shop"),
@@ -493,11 +496,11 @@ class ShowcaseController:
         return [
             EventView(
                 1041 - n,
-                say(f"6f1c{n:04x}-9d"),
-                say(kinds[n % 4][1]),
-                say(kinds[n % 4][0]),
+                text(f"6f1c{n:04x}-9d"),
+                text(kinds[n % 4][1]),
+                text(kinds[n % 4][0]),
                 self._ago(seconds=40 + n * n * 31),
-                say("order-A-17") if n == 2 else None,
+                text("order-A-17") if n == 2 else None,
             )
             for n in range(0 if self.empty else 24)
         ]
@@ -509,17 +512,19 @@ class ShowcaseController:
     async def get_event(self, number: int) -> EventDetail:
         for event in self._events():
             if event.number == number:
-                say = self.speak
-                consumers = (ConsumerView(say("order-A-14"), say("order"), say("wait_event:1"), self._ago(minutes=2)),)
+                text = self.make_text
+                consumers = (
+                    ConsumerView(text("order-A-14"), text("order"), text("wait_event:1"), self._ago(minutes=2)),
+                )
                 attributes = {
-                    say("specversion"): "1.0",
-                    say("traceparent"): say("00-4bf92f3577b34da6a3ce929d0e0e4736-01"),
+                    text("specversion"): "1.0",
+                    text("traceparent"): text("00-4bf92f3577b34da6a3ce929d0e0e4736-01"),
                 }
-                return EventDetail(event, attributes, _say_all(ORDER, say), consumers if number % 2 else ())
+                return EventDetail(event, attributes, _transform_all(ORDER, text), consumers if number % 2 else ())
         raise NotFoundError(f"no event has the number {number}")
 
-    async def send_event(self, order: EventOrder) -> ActionResult:
-        return self._note("send", order, f"{order.type} was sent.")
+    async def send_event(self, request: EventRequest) -> ActionResult:
+        return self._note("send", request, f"{request.type} was sent.")
 
     async def resend_event(self, number: int) -> ActionResult:
         return self._note("resend", number, "It was sent again.")
@@ -530,16 +535,16 @@ class ShowcaseController:
     async def list_channels(self) -> tuple[ChannelView, ...]:
         if self.empty:
             return ()
-        say = self.speak
-        return ChannelView(say("kitchen"), 3, self._ago(minutes=4)), ChannelView(say("prices"), 41, None)
+        text = self.make_text
+        return ChannelView(text("kitchen"), 3, self._ago(minutes=4)), ChannelView(text("prices"), 41, None)
 
-    async def publish_message(self, order: MessageOrder) -> ActionResult:
-        return self._note("publish", order, f"A message is on {order.channel}.")
+    async def publish_message(self, request: MessageRequest) -> ActionResult:
+        return self._note("publish", request, f"A message is on {request.channel}.")
 
-    async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
+    async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutboxView]:
         if self.empty:
             return Page(())
-        say = self.speak
+        text = self.make_text
         rows = [
             ("dead", 12, "410 Gone: this receiver has moved"),
             ("pending", 3, "503 Service Unavailable"),
@@ -547,41 +552,41 @@ class ShowcaseController:
         ]
         return Page(
             tuple(
-                OutgoingView(
+                OutboxView(
                     n,
-                    say(f"out-{n}"),
-                    say("order.shipped"),
-                    say("/shop"),
-                    say("A-17"),
+                    text(f"out-{n}"),
+                    text("order.shipped"),
+                    text("/shop"),
+                    text("A-17"),
                     state_,
                     attempts,
                     self._ago(minutes=30 - n),
                     self.now + timedelta(seconds=40) if state_ == "pending" else None,
-                    say(reason) if reason else None,
-                    say("order-A-14"),
+                    text(reason) if reason else None,
+                    text("order-A-14"),
                 )
                 for n, (state_, attempts, reason) in enumerate(rows)
                 if state in {None, state_}
             )
         )
 
-    async def retry_outbox(self, order: OutboxOrder) -> ActionResult:
-        return self._note("retry_outbox", order, "They are sent again.")
+    async def retry_outbox(self, request: OutboxRequest) -> ActionResult:
+        return self._note("retry_outbox", request, "They are sent again.")
 
-    async def drop_outbox(self, order: OutboxOrder) -> ActionResult:
-        return self._note("drop_outbox", order, "They are gone.")
+    async def drop_outbox(self, request: OutboxRequest) -> ActionResult:
+        return self._note("drop_outbox", request, "They are gone.")
 
-    # The whole
+    # Overview
 
     async def list_workers(self) -> tuple[WorkerView, ...]:
         if self.empty:
             return ()
-        say = self.speak
+        text = self.make_text
         return tuple(
             WorkerView(
-                say(f"shop-7c1{n}"),
-                say("shop"),
-                say(f"web-{n}.internal"),
+                text(f"shop-7c1{n}"),
+                text("shop"),
+                text(f"web-{n}.internal"),
                 4000 + n,
                 self._ago(hours=3 + n),
                 self.now + timedelta(seconds=20 if n < 2 else -300),
@@ -594,15 +599,15 @@ class ShowcaseController:
     async def list_definitions(self) -> tuple[DefinitionView, ...]:
         if self.empty:
             return ()
-        say = self.speak
+        text = self.make_text
         return tuple(
             DefinitionView(
-                say(name),
-                say("shop"),
+                text(name),
+                text("shop"),
                 self._ago(minutes=3),
-                say(words),
+                text(words),
                 ORDER_SCHEMA,
-                structure_as(say),
+                structure_as(text),
                 name != "import_catalogue",
             )
             for name, words in [
@@ -654,11 +659,17 @@ class ShowcaseController:
     async def list_audits(self, cursor: str | None, limit: int) -> Page[AuditView]:
         if self.empty:
             return Page(())
-        say = self.speak
+        text = self.make_text
         return Page(
             tuple(
                 AuditView(
-                    n, self._ago(minutes=n * 17), say(who), say(action), say(subject), say("10.0.0.7"), say(details)
+                    n,
+                    self._ago(minutes=n * 17),
+                    text(who),
+                    text(action),
+                    text(subject),
+                    text("10.0.0.7"),
+                    text(details),
                 )
                 for n, (who, action, subject, details) in enumerate(
                     [
@@ -690,34 +701,34 @@ def _fits(run: RunView, search: RunSearch) -> bool:
     )
 
 
-def _say_all(value: Any, say: Speak) -> Any:
+def _transform_all(value: Any, text: MakeText) -> Any:
     match value:
         case str():
-            return say(value)
+            return text(value)
         case dict():
-            return {say(key): _say_all(one, say) for key, one in value.items()}
+            return {text(key): _transform_all(one, text) for key, one in value.items()}
         case list():
-            return [_say_all(one, say) for one in value]
+            return [_transform_all(one, text) for one in value]
         case _:
             return value
 
 
-def structure_as(say: Speak) -> dict[str, Any]:
+def structure_as(text: MakeText) -> dict[str, Any]:
     structure = read_structure(order)
     assert structure is not None
-    named: dict[str, Any] = _say_names(structure.as_json(), say)
+    named: dict[str, Any] = _transform_names(msgspec.to_builtins(structure), text)
     return named
 
 
-def _say_names(value: Any, say: Speak) -> Any:
-    """Kinds and ids stay what they are."""
+def _transform_names(value: Any, text: MakeText) -> Any:
+    """Kinds and ids are unchanged."""
     match value:
         case dict():
             return {
-                key: say(one) if key in {"name", "label"} and one else _say_names(one, say)
+                key: text(one) if key in {"name", "label"} and one else _transform_names(one, text)
                 for key, one in value.items()
             }
         case list() | tuple():
-            return [_say_names(one, say) for one in value]
+            return [_transform_names(one, text) for one in value]
         case _:
             return value

@@ -9,13 +9,13 @@ from urllib.parse import quote
 import pytest
 from playwright.async_api import Browser, ConsoleMessage, Dialog, expect
 
-from tests.viewer.browsers import launch, needs_chromium, open_live
-from tests.viewer.hostile import Villain
+from tests.viewer.browsers import launch, open_live
+from tests.viewer.hostile import HostileText
 from tests.viewer.screenshots import PAGES
 from tests.viewer.serving import serve
 from tests.viewer.showcase import ShowcaseController
 
-pytestmark = [needs_chromium, pytest.mark.pair]
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def test_a_form_gets_its_fields_as_soon_as_the_model_is_known(browser: Bro
         await expect(page.locator("[name='data.amount']")).to_be_visible()
 
 
-async def test_nothing_jumps_while_somebody_chooses(browser: Browser) -> None:
+async def test_rows_do_not_move_while_the_user_selects(browser: Browser) -> None:
     controller = ShowcaseController()
     async with serve(controller) as base:
         page = await browser.new_page()
@@ -68,7 +68,7 @@ async def test_nothing_jumps_while_somebody_chooses(browser: Browser) -> None:
         assert await page.is_checked("tr[data-key='order-A-16'] input")
 
 
-async def test_new_runs_come_by_themselves(browser: Browser) -> None:
+async def test_new_runs_appear_without_a_reload(browser: Browser) -> None:
     controller = ShowcaseController()
     async with serve(controller) as base:
         page = await browser.new_page()
@@ -158,16 +158,16 @@ async def test_everything_but_live_updates_works_without_scripts(browser: Browse
         await expect(page.locator(".panel h2")).to_contain_text("charge")
         await page.fill("[name='data.amount']", "28.8")
         await page.click("button.main")
-        await expect(page.locator(".said")).to_have_text("payment.completed was sent.")
+        await expect(page.locator(".flash")).to_have_text("payment.completed was sent.")
         await page.click("text=Cancel…")
         await page.fill("[name=reason]", "a storm")
-        await page.click("text=Cancel it")
-        await expect(page.locator(".said")).to_contain_text("It will end")
+        await page.click("text=Cancel the run")
+        await expect(page.locator(".flash")).to_contain_text("It will end")
         await page.goto(f"{base}/_edda/runs")
         await page.check("tr:has-text('order-A-15') input")
         await page.click("text=Retry…")
         await page.click("button.main")
-        await expect(page.locator(".said")).to_have_text("1 runs were told.")
+        await expect(page.locator(".flash")).to_have_text("1 runs were told.")
     assert [action for action, _ in controller.done] == ["send", "cancel", "bulk"]
 
 
@@ -183,8 +183,8 @@ async def test_hostile_strings_run_nothing(browser: Browser) -> None:
             trouble.append(message.text)
 
     for round in range(2):
-        villain = Villain(round * 3)
-        controller = ShowcaseController(speak=villain)
+        hostile = HostileText(round * 3)
+        controller = ShowcaseController(make_text=hostile)
         async with serve(controller) as base:
             page = await browser.new_page()
             page.on("dialog", refuse)
@@ -194,16 +194,16 @@ async def test_hostile_strings_run_nothing(browser: Browser) -> None:
             )
             for path in PAGES.values():
                 if "nobody" not in path:
-                    await page.goto(f"{base}/_edda{_in_its_words(path, villain)}")
+                    await page.goto(f"{base}/_edda{_with_hostile_id(path, hostile)}")
             await page.close()
     assert trouble == []
 
 
-def _in_its_words(path: str, villain: Villain) -> str:
+def _with_hostile_id(path: str, hostile: HostileText) -> str:
     plain, mark, query = path.partition("?")
     first, *rest = plain.strip("/").split("/")
     if first in {"runs", "start"} and rest and rest[0] != "bulk":
-        plain = "/".join(["", first, quote(villain(rest[0]), safe=""), *rest[1:]])
+        plain = "/".join(["", first, quote(hostile(rest[0]), safe=""), *rest[1:]])
     return f"{plain}{mark}{query}"
 
 
@@ -217,6 +217,6 @@ async def test_an_open_page_asks_for_nothing_while_nothing_happens(browser: Brow
         await expect(page.locator("tbody tr").first).to_contain_text("something")
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
-        # There is no fact to wait for: that nothing happens is what is to be seen.
+        # There is no event to wait for: the test is that nothing happens.
         await page.wait_for_timeout(2500)
         assert asked == []

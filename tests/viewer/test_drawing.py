@@ -1,4 +1,4 @@
-"""Where bars, ticks and columns are, how lengths are said, and that colours can be read."""
+"""Geometry of bars, ticks and columns, formats of durations, and contrast of colours."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edda.control.views import AttemptView, Bar, BarState, Timeline
-from edda.viewer import formatting, templating
-from edda.viewer.drawing.bars import layout_bars
-from edda.viewer.drawing.waterfall import draw
+from edda.viewer import templating
+from edda.viewer.overview import layout_bars
 from edda.viewer.request import QueryParams
+from edda.viewer.waterfall import draw
 
 BEGIN = datetime(2026, 11, 15, 22, tzinfo=UTC)
 
@@ -36,7 +36,7 @@ def test_what_is_not_over_reaches_to_the_end() -> None:
     assert (row.x, row.x + row.width, row.is_open) == (40, 100, True)
 
 
-def test_what_took_no_time_is_still_to_be_seen() -> None:
+def test_a_bar_without_duration_is_visible() -> None:
     rows = draw(Timeline(1, at(0), at(1e6), (bar(0, 0), bar(1e6, 1e6)))).rows
     assert all(row.width > 0 and row.x + row.width <= 100 for row in rows)
 
@@ -47,7 +47,7 @@ def test_attempts_are_drawn_if_there_were_several() -> None:
     assert [(span.x, span.tone) for span in row.attempts] == [(0, "bad"), (40, "busy")]
 
 
-def test_a_spread_scale_shows_short_steps_beside_long_waits() -> None:
+def test_the_logarithmic_scale_shows_short_steps_beside_long_waits() -> None:
     day = 86_400
     timeline = Timeline(1, at(0), at(3 * day), (bar(0, 0.02), bar(0.02, 3 * day - 1), bar(3 * day - 1, 3 * day)))
     assert draw(timeline).rows[0].width < 1
@@ -80,16 +80,16 @@ def test_no_column_leaves_its_plot(counts: list[tuple[int, int]]) -> None:
     ("seconds", "said"),
     [(0, "0 ms"), (0.24, "240 ms"), (3.21, "3.2 s"), (60, "1 min"), (250, "4 min 10 s"), (183_600, "2 d 3 h")],
 )
-def test_lengths_are_said_in_two_units_at_most(seconds: float, said: str) -> None:
-    assert formatting.format_duration(seconds) == said
+def test_durations_have_two_units_at_most(seconds: float, said: str) -> None:
+    assert templating.format_duration(seconds) == said
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(1, "just now"), (180, "3 min ago"), (-7200, "in 2 h"), (90_000, "1 d ago"), (-1, "in a moment")],
 )
-def test_moments_are_said_from_here(seconds: float, said: str) -> None:
-    assert formatting.format_relative(BEGIN, at(seconds)) == said
+def test_times_are_relative_to_now(seconds: float, said: str) -> None:
+    assert templating.format_relative(BEGIN, at(seconds)) == said
 
 
 @given(
@@ -100,8 +100,8 @@ def test_moments_are_said_from_here(seconds: float, said: str) -> None:
     )
 )
 def test_json_in_pieces_is_the_same_text(value: object) -> None:
-    text = formatting.format_json(value)
-    assert "".join(piece for _, piece in formatting.tokenize_json(text)) == text
+    text = templating.format_json(value)
+    assert "".join(piece for _, piece in templating.tokenize_json(text)) == text
 
 
 def test_a_chip_adds_and_takes_away_its_states() -> None:
@@ -131,7 +131,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_every_text_can_be_read() -> None:
-    """WCAG AA: 4.5 to 1 for texts, 3 to 1 for what has a shape."""
+    """WCAG AA: 4.5 to 1 for text, 3 to 1 for shapes."""
     light, dark, system_dark = read_themes()
     assert dark == system_dark
     for theme in (light, dark):

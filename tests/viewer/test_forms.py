@@ -1,4 +1,4 @@
-"""From a schema to fields, and from what was entered to a value."""
+"""Forms: from a schema to fields, and from submitted pairs to a value."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from uuid import UUID
 
 import jsonschema_rs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 from pydantic import Field as Of
 
-from edda.control.json_schema import find_errors
-from edda.viewer.forms.schema import ABSENT, ADD, DROP, ON, Field, FieldKind, FormResult, Pair, read_form, show_form
+from edda.viewer.forms.schema import FormResult, read_form, show_form
+from edda.viewer.forms.validation import find_errors
+from edda.viewer.forms.widgets import ABSENT, ADD, DROP, ON, FieldKind, FormField, Pair
 
 
 class Colour(Enum):
@@ -83,8 +84,8 @@ ORDER = {
 }
 
 
-def submit(field: Field) -> Iterator[Pair]:
-    """What a browser sends of a form that nobody touched."""
+def submit(field: FormField) -> Iterator[Pair]:
+    """The pairs that a browser sends of an unchanged form."""
     if field.kind is FieldKind.CHECKBOX:
         yield from [(field.name, ON)] if field.value else []
     elif field.kind is FieldKind.SELECT:
@@ -98,12 +99,12 @@ def submit(field: Field) -> Iterator[Pair]:
         yield from submit(inner)
 
 
-def named(field: Field) -> dict[str, Field]:
+def named(field: FormField) -> dict[str, FormField]:
     return {one.name: one for one in field.walk()}
 
 
 def fill(schema: dict[str, Any], value: Any = ABSENT, **changes: str | None) -> FormResult:
-    """Changes by name, with `__` for dots; None takes a pair away."""
+    """Changes by name, with `__` for dots; None removes a pair."""
     new = {f"data.{name.replace('__', '.')}": text for name, text in changes.items()}
     pairs = [pair for pair in submit(show_form(schema, value)) if pair[0] not in new]
     return read_form(schema, [*pairs, *((name, text) for name, text in new.items() if text is not None)])
@@ -157,7 +158,7 @@ def test_a_value_comes_back_as_it_was() -> None:
     filled = fill(SCHEMA, ORDER)
     assert filled.errors == {}
     assert filled.value == ORDER
-    assert filled.is_good
+    assert filled.is_valid
 
 
 def test_a_model_that_holds_itself_is_asked_for_as_json_below_the_first_level() -> None:
@@ -215,7 +216,7 @@ def test_every_error_stands_at_its_field_and_what_was_entered_stays() -> None:
     }
     fields = named(filled.field)
     assert (fields["data.at"].value, fields["data.at"].error) == ("soon", filled.errors["data.at"])
-    assert not filled.is_good
+    assert not filled.is_valid
 
 
 def test_an_error_in_a_row_stands_there_though_rows_before_it_were_left_empty() -> None:
@@ -233,7 +234,7 @@ def test_a_new_row_counts_as_soon_as_it_is_filled_in() -> None:
 def test_one_more_row_can_be_asked_for() -> None:
     pairs = [*submit(show_form(SCHEMA, ORDER)), (ADD, "data.tags")]
     filled = read_form(SCHEMA, pairs)
-    assert (filled.is_adding, filled.is_good) == (True, False)
+    assert (filled.is_adding, filled.is_valid) == (True, False)
     rows = [field.name for field in filled.field.walk() if field.name.startswith("data.tags.")]
     assert rows == ["data.tags.0", "data.tags.1", "data.tags.2"]
 
@@ -304,7 +305,7 @@ SCALARS: list[tuple[dict[str, Any], st.SearchStrategy[Any]]] = [
     ({"type": "number"}, st.integers() | st.floats(allow_nan=False, allow_infinity=False)),
     ({"type": "boolean"}, st.booleans()),
     ({"type": "string", "format": "date"}, st.dates().map(str)),
-    ({"type": "string", "format": "date-time"}, st.datetimes().map(lambda moment: f"{moment.isoformat()}Z")),
+    ({"type": "string", "format": "date-time"}, st.datetimes().map(lambda time: f"{time.isoformat()}Z")),
     ({"type": "string", "format": "uuid"}, st.uuids().map(str)),
     ({"enum": ["a", "b", ""]}, st.sampled_from(["a", "b", ""])),
     ({"enum": [1, "1", None, True]}, st.sampled_from([1, "1", None, True])),
@@ -319,7 +320,7 @@ Case = tuple[dict[str, Any], st.SearchStrategy[Any]]
 
 @st.composite
 def cases(draw: st.DrawFn, depth: int = 3) -> Case:
-    """A schema, and its values as a form gives them: nothing is said twice."""
+    """A schema, and values in the one form that a form submits."""
     kind = draw(st.sampled_from(["scalar", "object", "list"])) if depth else "scalar"
     if kind == "scalar":
         scalar: Case = draw(st.sampled_from(SCALARS))
@@ -349,7 +350,7 @@ def objects(draw: st.DrawFn, depth: int) -> Case:
 
 
 def _is_told(value: Any) -> bool:
-    """Left empty, it would be left out."""
+    """An empty value of an optional member is absent in a form."""
     return value not in (None, "", [])
 
 
@@ -380,8 +381,70 @@ def test_errors_are_found_where_a_real_validator_finds_them(case: Case, value: A
     assert (find_errors(schema, value) == ()) is jsonschema_rs.is_valid(schema, value)
 
 
+small = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 4) | st.sampled_from([0.5, 1.0, 2.5, "", "a", "ab", "b1"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "c1"]), inner, max_size=3),
+    max_leaves=6,
+)
+numbers = st.integers(-1, 4)
+names = st.sampled_from(["a", "b", "c1"])
+
+
+def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A schema of any few keywords, which need not make sense together."""
+    members = st.dictionaries(names, inner, max_size=2)
+    some = st.lists(inner, min_size=1, max_size=3)
+    types = st.sampled_from(["string", "integer", "number", "boolean", "array", "object", "null"])
+    sizes = st.integers(0, 3)
+    known: dict[str, st.SearchStrategy[Any]] = {
+        "type": types | st.lists(types, min_size=1, max_size=2, unique=True),
+        "const": small,
+        "enum": st.lists(small, min_size=1, max_size=3),
+        **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), numbers),
+        "multipleOf": st.sampled_from([1, 2, 0.5]),
+        **{f"{end}{noun}": sizes for end in ("min", "max") for noun in ("Length", "Items", "Properties", "Contains")},
+        "pattern": st.sampled_from(["^a", "[0-9]$"]),
+        **dict.fromkeys(
+            ("items", "contains", "additionalProperties", "propertyNames", "not", "if", "then", "else"), inner
+        ),
+        **dict.fromkeys(("prefixItems", "allOf", "anyOf"), some),
+        "oneOf": some,
+        "uniqueItems": st.booleans(),
+        **dict.fromkeys(("properties", "dependentSchemas"), members),
+        "patternProperties": st.dictionaries(st.sampled_from(["^a", "[0-9]$"]), inner, max_size=2),
+        "required": st.lists(names, max_size=2, unique=True),
+        "dependentRequired": st.dictionaries(names, st.lists(names, max_size=2, unique=True), max_size=2),
+    }
+    chosen = st.lists(st.sampled_from(sorted(known)), max_size=4, unique=True)
+    return chosen.flatmap(lambda keys: st.fixed_dictionaries({key: known[key] for key in keys}))
+
+
+schemas = st.recursive(keywords(st.booleans()), lambda inner: keywords(inner | st.booleans()), max_leaves=6)
+
+
+@settings(max_examples=500)
+@given(schemas, small)
+def test_the_keywords_of_json_schema_mean_what_a_full_validator_makes_of_them(schema: Any, value: Any) -> None:
+    assert (find_errors(schema, value) == ()) is jsonschema_rs.is_valid(schema, value)
+
+
+@pytest.mark.parametrize(("value", "is_valid"), [([[], [[]]], True), ([[], [1]], False), ([], False)])
+def test_references_are_followed_within_each_other(value: Any, is_valid: bool) -> None:
+    tree = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Leaf"}, {"$ref": "#/$defs/Tree"}]}, "minItems": 1}
+    leaf = {"not": {"contains": {}}, "$ref": "#/$defs/Circle"}
+    circle = {"type": "array", "$ref": "#/$defs/Circle"}
+    schema = {"$ref": "#/$defs/Tree", "$defs": {"Tree": tree, "Leaf": leaf, "Circle": circle}}
+    assert (find_errors(schema, value) == ()) is is_valid
+
+
+def test_a_value_nested_too_deeply_is_an_error_of_the_form() -> None:
+    schema = {"$ref": "#/$defs/Tree", "$defs": {"Tree": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}}}
+    deep = "[" * 500 + "]" * 500
+    assert read_form(schema, [("data", deep)]).errors == {"data": "is nested too deeply"}
+
+
 def _without_formats(schema: Any) -> Any:
-    """It does not look at them."""
+    """jsonschema-rs ignores formats."""
     if isinstance(schema, dict):
         return {key: _without_formats(part) for key, part in schema.items() if key != "format"}
     return [_without_formats(part) for part in schema] if isinstance(schema, list) else schema

@@ -1,4 +1,4 @@
-"""The flow chart of a workflow: where its boxes and lines are, and what a run did."""
+"""The flow chart of a workflow: geometry, and the states of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edda import WorkflowContext, activity, compensation, on_failure, sleep, wait_event
-from edda.control.code_graph.parse import Node, NodeKind, Structure, read_structure
+from edda.control.code_graph import Node, NodeKind, Structure, read_structure
 from edda.control.views import Bar, BarState
-from edda.viewer.drawing.flowchart import Box, Edge, EdgeKind, Graph, NodeState, Point, draw
+from edda.viewer.flowchart import Box, Edge, EdgeKind, Graph, NodeState, Point, draw
 
 
 @compensation
@@ -84,7 +84,7 @@ def overlap(one: Box, other: Box) -> bool:
 
 
 def crosses(box: Box, start: Point, end: Point) -> bool:
-    """Whether a straight line goes through the inside of a box."""
+    """True if a straight line crosses the inside of a box."""
     left, right = sorted((start[0], end[0]))
     top, bottom = sorted((start[1], end[1]))
     return left < box.x + box.width and right > box.x and top < box.y + box.height and bottom > box.y
@@ -191,7 +191,7 @@ def test_a_long_text_is_shortened_and_kept_in_full_beside_it() -> None:
     assert box.title.endswith("to.one")
 
 
-# What a run did
+# States of a run
 
 
 def states(graph: Graph) -> dict[str, NodeState]:
@@ -225,7 +225,7 @@ def test_a_run_is_seen_in_the_branch_it_took_and_at_the_step_it_waits_in() -> No
 
 
 def _labelled(graph: Graph) -> list[Edge]:
-    """The ways into the arms of the two branches."""
+    """The edges into the arms of the two branches."""
     return sorted(
         (edge for edge in graph.edges if edge.label), key=lambda edge: (edge.points[0][1], edge.points[-1][0])
     )
@@ -244,7 +244,7 @@ def test_a_run_that_completed_has_its_end_marked() -> None:
     assert boxes_of(graph)["4.0.0"].steps == ("ship:1",)
 
 
-def test_a_step_that_failed_and_was_undone_says_so() -> None:
+def test_a_step_that_failed_and_was_compensated_has_that_state() -> None:
     async def risky(ctx: WorkflowContext) -> None:
         await charge(ctx)
         await ship(ctx)

@@ -1,4 +1,4 @@
-"""Every hostile string in every field that reaches a page, and in everything that a page repeats."""
+"""Every hostile string in every field that a page shows or repeats."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pytest
 from msgspec import inspect
 from playwright.async_api import Browser, ConsoleMessage, Dialog, Page, expect
 
-from edda.control.controller import Controller
-from edda.control.operations import OPERATIONS
+from edda.control.controller import OPERATIONS, Controller
 from edda.viewer import templating
-from tests.viewer.browsers import launch, needs_chromium
-from tests.viewer.chorus import FIXED, STEP, Chorus, mark
+from tests.viewer.browsers import launch
+from tests.viewer.hostile_controller import FIXED, STEP, Chorus, mark
 from tests.viewer.serving import serve
 from tests.web.routes import ROUTES
 
@@ -43,14 +42,14 @@ OFFENDERS = """() => [...document.querySelectorAll("*")].filter((one) => {
   return ["href", "src", "action", "formAction"].some((name) =>
     names.includes(name.toLowerCase()) && typeof one[name] === "string" && !ours(one[name]));
 }).map((one) => one.outerHTML.slice(0, 300))"""
-"""What our templates never make: elements and attributes that a string brought in."""
+"""Elements and attributes that our templates never produce."""
 
 
 MARKS = "() => [...new Set(document.documentElement.outerHTML.match(/«[^»]+»/g))]"
 
 
 class Watchman:
-    """Notes everything that a page does and should not."""
+    """Records forbidden actions of a page."""
 
     def __init__(self) -> None:
         self.trouble: list[str] = []
@@ -94,7 +93,7 @@ async def singing(browser: Browser) -> AsyncIterator[tuple[Page, Chorus, Watchma
 
 
 def texts_of(kind: inspect.Type, within: str = "") -> set[str]:
-    """The fields of an answer that somebody outside may have written."""
+    """The fields of a result whose text may come from outside."""
     match kind:
         case inspect.StructType():
             name = kind.cls.__name__
@@ -112,7 +111,7 @@ def texts_of(kind: inspect.Type, within: str = "") -> set[str]:
 
 
 IN_ADDRESSES = frozenset({"Page.next", "ConsumerView.step"})
-"""Where nothing can be read as it is."""
+"""Positions where a text is not shown verbatim."""
 
 
 DANGEROUS = (
@@ -143,9 +142,9 @@ def test_a_script_makes_nothing_of_a_string(script: Path) -> None:
     assert re.search(dangerous, script.read_text()) is None
 
 
-@needs_chromium
-@pytest.mark.pair
-async def test_nothing_that_a_field_says_becomes_part_of_a_page(browser: Browser) -> None:
+@pytest.mark.browser
+@pytest.mark.processes
+async def test_no_field_becomes_markup(browser: Browser) -> None:
     shown: set[str] = set()
     async with singing(browser) as (page, _, watchman):
         for address in ADDRESSES:
@@ -156,14 +155,14 @@ async def test_nothing_that_a_field_says_becomes_part_of_a_page(browser: Browser
             shown.update(await page.evaluate(MARKS))
         assert watchman.trouble == []
     reads = [operation for operation in OPERATIONS if operation.method == "GET" and operation.name != "export_run"]
-    fields = {field for one in reads for field in texts_of(inspect.type_info(one.answer))}
+    fields = {field for one in reads for field in texts_of(inspect.type_info(one.response))}
     assert {field for field in fields if mark(field) not in shown} == IN_ADDRESSES | (fields & FIXED.keys())
 
 
-@needs_chromium
-@pytest.mark.pair
-async def test_nothing_that_comes_later_becomes_part_of_a_page(browser: Browser) -> None:
-    """Then it is not the browser alone that makes elements of it, but our script too."""
+@pytest.mark.browser
+@pytest.mark.processes
+async def test_no_live_update_becomes_markup(browser: Browser) -> None:
+    """Live updates are inserted by our script, not by the browser's parser."""
     async with singing(browser) as (page, chorus, watchman):
         await page.goto(RUN)
         before = await page.content()

@@ -1,4 +1,4 @@
-"""Hostile strings that went all the way: through workflows, events and a database into the pages of a real app."""
+"""Hostile strings through workflows, events and a database into the pages of a real app."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from edda import (
     workflow,
 )
 from edda.cloudevents.event import CloudEvent
-from edda.control.views import EventOrder, EventSearch, StartRequest
+from edda.control.views import EventRequest, EventSearch, StartRequest
 from edda.errors import EventRefusedError
+from tests.engine.conditions import until, until_status
 from tests.engine.conftest import MakeApp
-from tests.engine.facts import until, until_status
-from tests.viewer.browsers import launch, needs_chromium
+from tests.viewer.browsers import launch
 from tests.viewer.hostile import PAYLOADS
 from tests.viewer.serving import serve
 from tests.viewer.test_hostile import OFFENDERS, Watchman
 
 pytestmark = [
-    needs_chromium,
-    pytest.mark.pair,
-    # What differs between databases is below the controller, and tested there.
+    pytest.mark.browser,
+    pytest.mark.processes,
+    # Databases differ only below the controller, which has its own tests.
     pytest.mark.parametrize("database", ["sqlite"], indirect=True),
 ]
 
@@ -44,7 +44,7 @@ STORABLE = [text for text in PAYLOADS if text.isprintable()]
 EVERYTHING = " ".join(STORABLE)
 WORST = "\"'><img src=x onerror=alert(1)><script>alert(2)</script>{{7*7}}"
 SOURCE = "javascript:alert(1)//'onfocus=alert(2)"
-"""A source has to be an address."""
+"""A source has to be a URI reference."""
 VIEWS = ("timeline", "graph", "history", "json")
 
 
@@ -63,14 +63,14 @@ def packs(longest: int) -> Iterator[str]:
 
 
 class Payment(BaseModel):
-    """Its words are those of whoever wrote the code."""
+    """Titles and descriptions come from the user's code."""
 
     method: str = Field(title=EVERYTHING, description=EVERYTHING, default=EVERYTHING)
     kind: str = Field(title=WORST, json_schema_extra={"enum": [WORST, EVERYTHING]}, default=WORST)
 
 
 class Rude:
-    """A receiver that refuses everything."""
+    """A receiver that rejects every event."""
 
     async def send(self, event: CloudEvent) -> None:
         raise EventRefusedError(EVERYTHING)
@@ -88,7 +88,7 @@ def a_villain() -> Any:
     async def fail(ctx: WorkflowContext) -> None:
         raise type(WORST, (Exception,), {})(EVERYTHING)
 
-    async def villain(ctx: WorkflowContext, given: dict[str, str], how: str) -> None:
+    async def hostile_text(ctx: WorkflowContext, given: dict[str, str], how: str) -> None:
         ctx.set(WORST, given)
         await step(ctx, given)
         match how:
@@ -100,13 +100,13 @@ def a_villain() -> Any:
                 await subscribe(ctx, WORST)
                 await receive(ctx, WORST)
 
-    villain.__doc__ = EVERYTHING
-    return workflow(name=WORST)(villain)
+    hostile_text.__doc__ = EVERYTHING
+    return workflow(name=WORST)(hostile_text)
 
 
 @pytest.fixture
 async def app(make_app: MakeApp) -> EddaApp:
-    villain = a_villain()
+    hostile_text = a_villain()
     app = await make_app(service_name=WORST, outbox_enabled=True, sink=Rude())
     given = {text: text for text in PAYLOADS if "\0" not in text}
     for how, status in (
@@ -114,14 +114,14 @@ async def app(make_app: MakeApp) -> EddaApp:
         ("waits", RunStatus.WAITING_FOR_EVENT),
         ("receives", RunStatus.WAITING_FOR_MESSAGE),
     ):
-        await app.start(villain.options(id=f"{how} {WORST}"), given, how)
+        await app.start(hostile_text.options(id=f"{how} {WORST}"), given, how)
         await until_status(app, f"{how} {WORST}", status)
     for text in packs(190):
-        await app.start(villain.options(id=text, delay=86_400), {}, "")
+        await app.start(hostile_text.options(id=text, delay=86_400), {}, "")
         await app.send_event(text, SOURCE, given, id=text, subject=text, extensions={"note": text})
         await app.publish(text, given)
     control = app.control.with_caller(EVERYTHING, WORST)
-    await control.send_event(EventOrder(WORST, data=given))
+    await control.send_event(EventRequest(WORST, data=given))
     await control.start_run(StartRequest(WORST, {"given": {}, "how": ""}, id=f"cancelled {WORST}"))
     await control.cancel_run(f"cancelled {WORST}", EVERYTHING)
 
@@ -145,7 +145,7 @@ async def addresses(app: EddaApp) -> list[str]:
     return [*found, *(f"events/{event.number}" for event in newest)]
 
 
-async def test_nothing_that_was_stored_becomes_part_of_a_page(app: EddaApp) -> None:
+async def test_no_stored_value_becomes_markup(app: EddaApp) -> None:
     watchman, keys = Watchman(), set[str]()
     async with launch() as browser, serve(app.control) as base:
         context = await browser.new_context(base_url=f"{base}/_edda/")

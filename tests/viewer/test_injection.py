@@ -1,4 +1,4 @@
-"""Whatever is written into a filter is looked for as it stands, and is never part of a statement."""
+"""Filter texts are searched verbatim, and never become part of a statement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.web.test_api_hostile import HOSTILE
 pytestmark = pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True)
 
 CASES = int(os.environ.get("EDDA_API_CASES", "12"))
-"""For each parameter; others for each, so that all of them are sent."""
+"""Texts per parameter; each parameter gets others, so that all are sent."""
 STORED = [text for text in HOSTILE[::3] if text.strip() and len(text) < 200 and text.isprintable()]
 PARAMETERS = {
     "/runs": ("status", "workflow", "id", "q", "input", "since", "until", "parent", "cursor"),
@@ -44,7 +44,7 @@ def some(number: int, texts: list[str] = HOSTILE) -> Iterator[str]:
 
 @pytest.fixture
 async def shelf(app: EddaApp) -> Workflow[..., None]:
-    """Runs that never begin, whose ids and inputs are hostile too; and events."""
+    """Runs that never start, with hostile ids and inputs; and events."""
 
     @workflow(name="shelf")
     async def shelf(ctx: WorkflowContext, word: str) -> None: ...
@@ -61,7 +61,7 @@ async def every_run(app: EddaApp, search: RunSearch | None = None) -> set[str]:
     return {run.id for run in page.items}
 
 
-async def test_a_text_finds_what_it_says(app: EddaApp, shelf: Workflow[..., None]) -> None:
+async def test_a_text_finds_the_runs_that_contain_it(app: EddaApp, shelf: Workflow[..., None]) -> None:
     ids = {"plain", *STORED}
     assert await every_run(app) == ids
     for text in STORED:
@@ -73,7 +73,7 @@ async def test_a_text_finds_what_it_says(app: EddaApp, shelf: Workflow[..., None
     assert await every_run(app, RunSearch(workflow="shelf")) == ids
 
 
-async def test_a_text_finds_the_events_that_it_says(app: EddaApp, shelf: Workflow[..., None]) -> None:
+async def test_a_text_finds_the_events_that_contain_it(app: EddaApp, shelf: Workflow[..., None]) -> None:
     control = app.control
     for text in STORED:
         found = await control.list_events(EventSearch(type=text, limit=200))
@@ -84,7 +84,7 @@ async def test_a_text_finds_the_events_that_it_says(app: EddaApp, shelf: Workflo
 
 
 @pytest.mark.timeout(1800)  # all of them take minutes
-async def test_every_parameter_of_every_page_takes_every_text(app: EddaApp, shelf: Workflow[..., None]) -> None:
+async def test_every_parameter_of_every_page_accepts_every_text(app: EddaApp, shelf: Workflow[..., None]) -> None:
     ids = await every_run(app)
     transport = httpx2.ASGITransport(app=app, client=("127.0.0.1", 50_000))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8001/_edda") as client:

@@ -1,4 +1,4 @@
-"""A browser that is logged in here and has a page of somebody else open: what that page can do, read and show."""
+"""A logged-in browser with a page of another origin: what that page can do, read and show."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from playwright.async_api import Browser, Page
 
 from edda.web import Token, TokenScope, WebOptions
-from tests.viewer.browsers import launch, needs_chromium
+from tests.viewer.browsers import launch
 from tests.viewer.serving import serve
 from tests.viewer.showcase import ShowcaseController
 
-pytestmark = [needs_chromium, pytest.mark.pair]
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
 SECRET = "Bq7v9Qw8RtYpLm2NbVcXsD4fGhJ6aE7u"
 GUARDED = WebOptions(tokens=(Token("boss", frozenset(TokenScope), SECRET),))
-# Of plain http to elsewhere a browser says least, and all of these are this machine.
+# All of these are this machine; over plain http to a non-loopback name a browser sends the fewest headers.
 OURS = "edda.example"
 OTHERS = {"another site": "evil.example", "a site below ours": "evil.edda.example", "another port of ours": OURS}
 NAMES = ", ".join(f"MAP {name} 127.0.0.1" for name in (OURS, *OTHERS.values()))
@@ -30,7 +30,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\nCo
 @dataclass(frozen=True)
 class Scene:
     page: Page
-    """Of others."""
+    """Of another origin."""
     ours: str
     controller: ShowcaseController
 
@@ -43,7 +43,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def others() -> AsyncIterator[int]:
-    """The port of a server that has nothing to do with us."""
+    """The port of an unrelated server."""
 
     async def answer(reader: StreamReader, writer: StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -56,7 +56,7 @@ async def others() -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def lured(browser: Browser, name: str) -> AsyncIterator[Scene]:
-    """Somebody has logged in here, and then followed a link."""
+    """A user has logged in here, and then followed a link."""
     controller = ShowcaseController()
     async with serve(controller, GUARDED) as base, others() as port:
         ours = base.replace("127.0.0.1", OURS)
@@ -93,7 +93,7 @@ ACTS = {
 
 
 @pytest.mark.parametrize("who", OTHERS)
-async def test_a_page_of_others_does_nothing(browser: Browser, who: str) -> None:
+async def test_a_page_of_another_origin_changes_nothing(browser: Browser, who: str) -> None:
     async with lured(browser, OTHERS[who]) as scene:
         elsewhere = scene.page.url
         for path, fields in ACTS.items():
@@ -108,8 +108,8 @@ async def test_a_page_of_others_does_nothing(browser: Browser, who: str) -> None
         assert scene.controller.done == []
 
 
-async def test_our_own_page_does_it(browser: Browser) -> None:
-    """So that the test before this one says something."""
+async def test_a_page_of_our_own_origin_changes_it(browser: Browser) -> None:
+    """Proves that the test before this one can fail."""
     async with lured(browser, OURS) as scene:
         await scene.page.goto(f"{scene.ours}/_edda/audit")
         async with scene.page.expect_navigation():
@@ -131,7 +131,7 @@ READ = """(address) => Promise.all([
 
 
 @pytest.mark.parametrize("who", OTHERS)
-async def test_a_page_of_others_reads_nothing(browser: Browser, who: str) -> None:
+async def test_a_page_of_another_origin_reads_nothing(browser: Browser, who: str) -> None:
     async with lured(browser, OTHERS[who]) as scene:
         for path in ("/_edda/runs", "/_edda/api/v1/runs", "/_edda/metrics"):
             read = await scene.page.evaluate(READ, f"{scene.ours}{path}")
@@ -148,7 +148,7 @@ FRAME = """([kind, address]) => new Promise((tell) => {
 
 
 @pytest.mark.parametrize("who", OTHERS)
-async def test_a_page_of_others_shows_nothing_of_ours_in_a_frame(browser: Browser, who: str) -> None:
+async def test_a_page_of_another_origin_cannot_frame_our_pages(browser: Browser, who: str) -> None:
     async with lured(browser, OTHERS[who]) as scene:
         for kind in ("iframe", "object", "embed"):
             await scene.page.evaluate(FRAME, [kind, f"{scene.ours}/_edda/runs/order-A-17/cancel"])
@@ -159,8 +159,8 @@ async def test_a_page_of_others_shows_nothing_of_ours_in_a_frame(browser: Browse
         assert "order-A-17" in await scene.page.content(), "it is there for who looks at it himself"
 
 
-async def test_a_page_of_others_has_no_hold_of_a_window_of_ours(browser: Browser) -> None:
-    """On this machine: elsewhere browsers heed the header by https only."""
+async def test_a_page_of_another_origin_gets_no_handle_of_our_window(browser: Browser) -> None:
+    """On this machine: for other hosts browsers apply the header over https only."""
     async with serve(ShowcaseController()) as ours, others() as port:
         page = await browser.new_page()
         await page.goto(f"http://{OTHERS['another site']}:{port}/")
@@ -172,7 +172,7 @@ async def test_a_page_of_others_has_no_hold_of_a_window_of_ours(browser: Browser
         assert await window.evaluate("window.opener") is None
 
 
-async def test_without_tokens_a_page_of_others_does_nothing_on_this_machine(browser: Browser) -> None:
+async def test_without_tokens_a_page_of_another_origin_changes_nothing_on_this_machine(browser: Browser) -> None:
     controller = ShowcaseController()
     async with serve(controller) as ours, others() as port:
         page = await browser.new_page()

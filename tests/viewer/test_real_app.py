@@ -1,4 +1,4 @@
-"""A person with a browser before a real app, on a real database."""
+"""A browser with a real app on a real database."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import BaseModel
 from edda import EddaApp, WorkflowContext, activity, receive, subscribe, wait_event, workflow
 from edda.core.channels import DIRECT
 from edda.errors import TerminalError
-from tests.viewer.browsers import launch, needs_chromium, open_live
+from tests.viewer.browsers import launch, open_live
 from tests.viewer.serving import serve
 
 pytestmark = [
-    needs_chromium,
-    pytest.mark.pair,
-    # What differs between databases is below the controller, and tested there.
+    pytest.mark.browser,
+    pytest.mark.processes,
+    # Databases differ only below the controller, which has its own tests.
     pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True),
 ]
 
@@ -44,7 +44,7 @@ class Dish(BaseModel):
 
 
 class Shop:
-    """What the test decides of the world outside."""
+    """External effects that the test controls."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -66,7 +66,7 @@ def shop() -> Shop:
 
     @workflow
     async def sell(ctx: WorkflowContext, order: Order) -> str:
-        """From the basket to the door."""
+        """An order, from basket to delivery."""
         for item in order.items:
             await reserve(ctx, item.sku, item.count)
         payment = await wait_event(ctx, "payment.completed", 3600, Payment, match={"order_id": order.order_id})
@@ -75,7 +75,7 @@ def shop() -> Shop:
 
     @workflow
     async def cook(ctx: WorkflowContext) -> str:
-        """Whatever the kitchen is told."""
+        """Messages for the kitchen."""
         await subscribe(ctx, "kitchen")
         dish = (await receive(ctx, "kitchen", 3600, model=Dish)).data
         note = await receive(ctx, DIRECT)
@@ -141,7 +141,7 @@ async def test_a_message_that_a_run_waits_for_is_written_in_a_form(page: Page) -
     await expect(page.locator(".wrong")).to_have_text("is required")
     await page.fill(".ask [name='data.name']", "soup")
     await page.click(".ask button.main")
-    await expect(page.locator(".ask")).to_contain_text("only this run gets it")
+    await expect(page.locator(".ask")).to_contain_text("only this run receives it")
     await page.fill(".ask [name=data]", '"without salt"')
     await page.click(".ask button.main")
     await expect(page.locator(".lead")).to_contain_text("completed in")
@@ -158,8 +158,8 @@ async def test_a_message_is_published_from_the_list_of_channels(page: Page) -> N
     await page.click("tbody >> text=Publish…")
     assert await page.input_value("[name=channel]") == "kitchen"
     await page.fill("[name=data]", '{"name": "bread"}')
-    await page.click("text=Publish it")
-    await expect(page.locator(".said")).to_contain_text("is on kitchen")
+    await page.click("button.main")
+    await expect(page.locator(".flash")).to_contain_text("is on kitchen")
     await page.goto("runs/cook-2?view=history")
     await expect(page.locator("#history")).to_contain_text("message")
 
@@ -171,7 +171,7 @@ async def test_what_failed_is_retried(page: Page, shop: Shop) -> None:
     await expect(page.locator(".lead")).to_contain_text("the shop is closed")
     shop.is_open = True
     await page.click("text=Retry…")
-    await page.click("text=Retry it")
+    await page.click("text=Retry the run")
     await expect(page.locator(".lead")).to_contain_text("completed in")
 
 
@@ -183,7 +183,7 @@ async def test_runs_are_filtered_and_cancelled_together(page: Page) -> None:
     await page.fill("[name=q]", "sell-B")
     await page.click("text=Filter")
     await expect(page.locator("#runs tbody tr")).to_have_count(3)
-    await page.check("text=all that the filter finds")
+    await page.check("text=all that match the filter")
     await page.click("text=Cancel…")
     await expect(page.locator("h1")).to_have_text("Cancel 3 runs?")
     await page.click("button.main")
@@ -198,7 +198,7 @@ async def test_chosen_runs_are_deleted_once_they_have_ended(page: Page) -> None:
     for number in range(3):
         await start(page, f"F-{number}")
     await page.goto("runs?id=sell-F")
-    await page.check("text=all that the filter finds")
+    await page.check("text=all that match the filter")
     await page.click("text=Cancel…")
     await page.fill("[name=reason]", "a flood")
     await page.click("button.main")
@@ -208,7 +208,7 @@ async def test_chosen_runs_are_deleted_once_they_have_ended(page: Page) -> None:
     await page.click("text=Delete…")
     await expect(page.locator("h1")).to_have_text("Delete 2 runs?")
     await page.click("button.main")
-    await expect(page.locator(".said")).to_contain_text("delete: 2 runs done")
+    await expect(page.locator(".flash")).to_contain_text("delete: 2 runs done")
     await expect(page.locator("#runs tbody tr")).to_have_count(1)
 
 
@@ -218,7 +218,7 @@ async def test_one_run_is_cancelled_live_before_two_people(page: Page) -> None:
     await open_live(other, "runs/sell-D-1")
     await page.click("text=Cancel…")
     await page.fill("[name=reason]", "a storm")
-    await page.click("text=Cancel it")
+    await page.click("text=Cancel the run")
     await expect(other.locator(".lead")).to_contain_text("a storm")
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/control-api.md out of control/operations.py: `python -m tests.web.api_page`."""
+"""Writes docs/reference/control-api.md from control/controller.py: `python -m tests.web.api_page`."""
 
 from __future__ import annotations
 
@@ -14,58 +14,59 @@ from typing import Any
 from msgspec import NODEFAULT, inspect
 
 from edda.control import views
-from edda.control.operations import MOST_ROWS, OPERATIONS, PREFIX, Operation
-from edda.web.openapi import REFUSALS
+from edda.control.controller import OPERATIONS, PREFIX, Operation
+from edda.control.views import MAX_PAGE_SIZE
+from edda.web.openapi import ERRORS
 from edda.web.sse import KEEPALIVE_SECONDS as KEEPALIVE
 from edda.web.sse import MAX_SECONDS as LIFETIME
-from edda.web.sse import MOST_STREAMS
+from edda.web.sse import MAX_STREAMS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "control-api.md"
 
 INTRODUCTION = f"""# The control API
 
-<!-- Written by `python -m tests.web.api_page` out of src/edda/control/operations.py. Do not edit. -->
+<!-- Written by `python -m tests.web.api_page` from src/edda/control/controller.py. Do not edit. -->
 
-Everything that the viewer and the command line show and do, as JSON over HTTP, below `{PREFIX}` of a served app.
-`GET {PREFIX}/openapi.json` describes it for programs (OpenAPI 3.1).
+All queries and actions of the viewer and the command line, as JSON over HTTP, below `{PREFIX}` of a served app.
+`GET {PREFIX}/openapi.json` returns its OpenAPI 3.1 description.
 
 ```text
 curl -H 'authorization: Bearer <token>' 'http://127.0.0.1:8001{PREFIX}/runs?status=failed&limit=5'
 ```
 
-From Python the same is `RemoteController(url, token)` of `edda.control.remote`; each operation is a method of it.
+The Python client is `RemoteController(url, token)` of `edda.control.remote`; each operation is a method of it.
 
-## Who may
+## Authentication
 
-- With tokens ([how to give them](../how-to/serving.md)): `Authorization: Bearer <token>`, and the token needs the
-  scope of the operation. A browser logs in with a token at `/_edda/login` and gets a cookie that is good for 12 hours,
-  below `/_edda` only; it ends when its token is taken away.
-- Without tokens: this machine only, under its own name, and everything.
-- What changes something has to come with a token in the header, or from a page of this server itself: browsers say so
-  with `Sec-Fetch-Site` or `Origin`.
-- Every action is noted with the name of the token and the address that it came from: `GET {PREFIX}/audits`.
+- With tokens ([how to set them](../how-to/serving.md)): `Authorization: Bearer <token>`; the token needs the scope of
+  the operation. A browser logs in with a token at `/_edda/login` and gets a cookie that is valid for 12 hours below
+  `/_edda`; it becomes invalid when its token is removed.
+- Without tokens: only clients on this machine, under a loopback name, with all scopes.
+- A request that changes something must have a token in the header, or come from a page of this server itself, as
+  browsers state with `Sec-Fetch-Site` or `Origin`.
+- Every action is recorded with the name of the token and the address of the client: `GET {PREFIX}/audits`.
 
 ## Operations
 """
 AFTER = f"""
-What stands in braces is percent-encoded, and may be anything, also a slash (`%2F`). A list in a query is its name
-several times: `status=failed&status=cancelled`. A body may be left out if nothing in it is required.
+Path parameters, in braces, are percent-encoded and may contain any character, also a slash (`%2F`). A list in a query
+repeats its name: `status=failed&status=cancelled`. A body without required fields may be omitted.
 
-Lists come in pages of at most {MOST_ROWS}: `next` of an answer is the `cursor` to ask for the page behind it with;
-`null` means that there is none. `searched_to` says how far back ids were searched for `q`, and inputs for `input`: ask
-for what is older with it as `until`; `null` means that everything was.
+Lists are returned in pages of at most {MAX_PAGE_SIZE} items: pass `next` as `cursor` to get the next page; `null` means
+that there is none. `searched_to` is the time back to which ids were searched for `q`, and inputs for `input`: pass it
+as `until` to search older runs; `null` means that all runs were searched.
 
-`GET {PREFIX}/stream` is a stream of server-sent events for those who may look: `event: changed` whenever something has
-changed, the first at once, at most one a second; a comment every {KEEPALIVE:.0f} seconds. It ends after {LIFETIME:.0f}
-seconds, and when the app drains; browsers ask again by themselves. At most {MOST_STREAMS} are open at once.
+`GET {PREFIX}/stream` is a stream of server-sent events and needs the scope `view`: `event: changed` after every change,
+the first one at once, at most one per second; a comment every {KEEPALIVE:.0f} seconds. It ends after {LIFETIME:.0f}
+seconds, and when the app drains; browsers reconnect by themselves. At most {MAX_STREAMS} streams are open at once.
 
-`GET /_edda/metrics` is the text format of Prometheus (0.0.4), for those who may look; the database is asked every 5
-seconds at most.
+`GET /_edda/metrics` is the text format of Prometheus (0.0.4) and needs the scope `view`; the database is queried at
+most every 5 seconds.
 
-## Refusals
+## Errors
 
-Every refusal is JSON as [that of the HTTP endpoint](http.md#all-answers): `error`, `error_type`, `retryable`, and
-`attribute` where one field is the matter.
+Every error is JSON like [those of the HTTP endpoint](http.md#responses): `error`, `error_type`, `retryable`, and
+`attribute` if the error is in one field.
 
 | Status | When |
 |---|---|
@@ -73,12 +74,12 @@ Every refusal is JSON as [that of the HTTP endpoint](http.md#all-answers): `erro
 
 
 def write_page() -> str:
-    refusals = "".join(f"| {status} | {words} |\n" for status, words in REFUSALS.items())
-    return "".join((INTRODUCTION, *_operations(), AFTER, refusals, *_records()))
+    errors = "".join(f"| {status} | {text} |\n" for status, text in ERRORS.items())
+    return "".join((INTRODUCTION, *_operations(), AFTER, errors, *_records()))
 
 
 def _operations() -> Iterator[str]:
-    yield "\n| Request | Method | Scope | Query | Body | Answer | |\n|---|---|---|---|---|---|---|\n"
+    yield "\n| Request | Method | Scope | Query | Body | Response | |\n|---|---|---|---|---|---|---|\n"
     for one in OPERATIONS:
         kinds = (_link(kind) for kind in (one.query, one.body))
         cells = (f"`{one.method} {one.path}`", f"`{one.name}`", one.scope, *kinds, _answer(one), one.summary)
@@ -86,7 +87,7 @@ def _operations() -> Iterator[str]:
 
 
 def _answer(one: Operation[Any]) -> str:
-    return _say(inspect.type_info(one.answer))
+    return _format_type(inspect.type_info(one.response))
 
 
 def _link(kind: type | None) -> str:
@@ -94,16 +95,16 @@ def _link(kind: type | None) -> str:
 
 
 def _records() -> Iterator[str]:
-    asked = [kind for one in OPERATIONS for kind in (one.query, one.body) if kind is not None]
-    given = [one.answer for one in OPERATIONS]
-    yield "\n## What is asked for\n"
-    yield from map(_record, _named(inspect.multi_type_info(asked)))
-    yield "\n## What is given\n"
-    yield from map(_record, _named(inspect.multi_type_info(given)))
+    requests = [kind for one in OPERATIONS for kind in (one.query, one.body) if kind is not None]
+    results = [one.response for one in OPERATIONS]
+    yield "\n## Queries and bodies\n"
+    yield from map(_record, _records_in(inspect.multi_type_info(requests)))
+    yield "\n## Results\n"
+    yield from map(_record, _records_in(inspect.multi_type_info(results)))
 
 
-def _named(kinds: Iterable[inspect.Type]) -> list[inspect.StructType]:
-    """Every record in them, each once, in the order in which they are met."""
+def _records_in(kinds: Iterable[inspect.Type]) -> list[inspect.StructType]:
+    """Every record in them once, in the order of occurrence."""
     found: dict[type, inspect.StructType] = {}
     rest = list(kinds)
     while rest:
@@ -129,14 +130,14 @@ def _within(kind: inspect.Type) -> list[inspect.Type]:
 
 def _record(kind: inspect.StructType) -> str:
     words = _words().get(kind.cls.__name__, {})
-    cells = ((f"`{one.name}`", _say(one.type), _default(one), words.get(one.name, "")) for one in kind.fields)
+    cells = ((f"`{one.name}`", _format_type(one.type), _default(one), words.get(one.name, "")) for one in kind.fields)
     rows = "".join(f"| {' | '.join(row)} |\n" for row in cells)
     return f"\n### {kind.cls.__name__}\n\n| Field | Type | Default | |\n|---|---|---|---|\n{rows}"
 
 
 @cache
 def _words() -> dict[str, dict[str, str]]:
-    """What stands below a field in the code: by record and field."""
+    """Docstrings of fields, by record and field."""
     classes = [node for node in ast.parse(getsource(views)).body if isinstance(node, ast.ClassDef)]
     return {one.name: dict(_described_fields(one)) for one in classes}
 
@@ -156,31 +157,35 @@ def _default(field: inspect.Field) -> str:
     return f"`{json.dumps(field.default)}`"
 
 
-def _say(kind: inspect.Type) -> str:
+def _format_type(kind: inspect.Type) -> str:
     match kind:
         case inspect.Metadata():
-            return _say_words(kind)
+            return _format_enum(kind)
         case inspect.UnionType():
-            return " or ".join(map(_say, kind.types))
+            return " or ".join(map(_format_type, kind.types))
         case inspect.VarTupleType():
-            return f"list of {_say(kind.item_type)}"
+            return f"list of {_format_type(kind.item_type)}"
         case inspect.DictType():
-            return "object" if isinstance(kind.value_type, inspect.AnyType) else f"object of {_say(kind.value_type)}"
+            return (
+                "object"
+                if isinstance(kind.value_type, inspect.AnyType)
+                else f"object of {_format_type(kind.value_type)}"
+            )
         case inspect.StructType():
-            return f"`{kind.cls.__name__}`" if (item := _item(kind)) is None else f"page of {_say(item)}"
+            return f"`{kind.cls.__name__}`" if (item := _item(kind)) is None else f"page of {_format_type(item)}"
         case inspect.EnumType():
             return ", ".join(f"`{member.value}`" for member in kind.cls)
         case _:
             return _PLAIN[type(kind)]
 
 
-def _say_words(kind: inspect.Metadata) -> str:
+def _format_enum(kind: inspect.Metadata) -> str:
     words = (kind.extra_json_schema or {}).get("enum")
-    return _say(kind.type) if words is None else ", ".join(f"`{word}`" for word in words)
+    return _format_type(kind.type) if words is None else ", ".join(f"`{word}`" for word in words)
 
 
 def _item(kind: inspect.StructType) -> inspect.Type | None:
-    """Of a page; other records are none."""
+    """The item type of a page, or None for other records."""
     items = next((field.type for field in kind.fields if field.name == "items"), None)
     return items.item_type if isinstance(items, inspect.VarTupleType) else None
 
@@ -192,7 +197,7 @@ _PLAIN: dict[type, str] = {
     inspect.IntType: "integer",
     inspect.FloatType: "number",
     inspect.BoolType: "true or false",
-    inspect.DateTimeType: "moment (RFC 3339)",
+    inspect.DateTimeType: "time (RFC 3339)",
 }
 
 

@@ -1,4 +1,4 @@
-"""Calling an ASGI application without a server in between."""
+"""Calls an ASGI application without a server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DISCONNECT: Message = {"type": "http.disconnect"}
 @dataclass
 class Reply:
     status: int = 0
-    """0: there was no answer."""
+    """0: there was no response."""
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     receives: int = 0
@@ -40,7 +40,7 @@ class Reply:
 
 @dataclass
 class Call:
-    """`messages` is what the server would give to the application; without end, as servers do, comes a disconnect."""
+    """`messages` are returned by `receive()`, then a disconnect forever, as servers do."""
 
     method: str = "POST"
     path: str = "/events"

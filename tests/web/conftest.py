@@ -18,7 +18,7 @@ from .listening import serving_desk
 
 DATABASES = os.environ.get("EDDA_API_DATABASES", "sqlite").split(",")
 ANSWERS = "answers of the control API"
-"""What a test notes of them: the operation, and how often there was which status."""
+"""Operation, and the number of responses by status."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def web(service: FakeService) -> WebApp:
 
 @pytest.fixture(scope="session")
 def desks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """By the kind of its database, the address of an app with something of everything."""
+    """The URL of an app with data of every kind, by kind of database."""
     with ExitStack() as stack:
         yield {kind: stack.enter_context(_open_desk(kind, tmp_path_factory.mktemp("desk"))) for kind in DATABASES}
 
@@ -49,7 +49,7 @@ def _open_desk(kind: str, folder: Path) -> Iterator[str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was sent to the control API, and how it answered."""
+    """Requests to the control API, and the statuses of the responses."""
     ended = [report for reports in terminalreporter.stats.values() for report in reports if _is_call(report)]
     found = [value for report in ended for name, value in report.user_properties if name == ANSWERS]
     if found:

@@ -1,4 +1,4 @@
-"""An app without an engine: what it is told is kept, what it does is what a test says."""
+"""An app without an engine: it records its calls, and each test decides what it does."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from edda.cloudevents.event import CloudEvent
 from edda.web import State
+from edda.web.access import Principal
 from edda.web.request import Request
 from edda.web.responses import Response
-from edda.web.security.callers import Principal
 
 
 class PlainRefusals:
-    """For pages that leave refusals as they are."""
+    """A viewer that returns errors as they are."""
 
-    def error_page(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
-        return refusal
+    def error_page(self, request: Request, caller: Principal | None, error: Response) -> Response:
+        return error
 
 
 class FakeService:
@@ -25,7 +25,7 @@ class FakeService:
         self.error: BaseException | None = None
         self.error_after_start: BaseException | None = None
         self.open = asyncio.Event()
-        """While it is not set, the database does not answer."""
+        """While it is not set, calls to the database hang."""
         self.open.set()
         self.stored: list[CloudEvent] = []
         self.cancelled: list[tuple[str, str]] = []
@@ -67,7 +67,7 @@ class FakeService:
         self._raise()
 
     async def until_waiting(self, count: int = 1) -> None:
-        """Returns once so many wait for the database."""
+        """Returns when that many calls wait for the database."""
         async with asyncio.timeout(20), self._changed:
             await self._changed.wait_for(lambda: self.waiting >= count)
 

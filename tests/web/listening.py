@@ -19,7 +19,7 @@ from .servers import ROOT
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """They are for whoever runs the tests."""
+        """Server logs are shown only on request."""
         yield
 
 
@@ -31,21 +31,34 @@ async def listening(web: WebApp, **settings: Any) -> AsyncIterator[str]:
     serving = asyncio.create_task(server.serve())
     while not server.started:
         assert not serving.done(), "it did not start"
-        await asyncio.sleep(0.01)  # uvicorn says it with a flag only
+        await asyncio.sleep(0.01)  # uvicorn reports it in a flag only
     host, port, *_ = server.servers[0].sockets[0].getsockname()
     try:
         yield f"http://{host}:{port}"
     finally:
         web.end_streams()
         server.should_exit = True
+        await _wait_for_responses(server)
+        server.force_exit = True
         async with asyncio.timeout(20):
             await serving
 
 
+async def _wait_for_responses(server: uvicorn.Server) -> None:
+    """uvicorn itself waits for connections, also for one that a browser opens in advance and never uses."""
+    tasks = server.server_state.tasks
+    try:
+        async with asyncio.timeout(20):
+            while tasks or not server.servers or server.servers[0].is_serving():  # noqa: ASYNC110 - uvicorn has no event
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"not answered 20 s after the streams were ended: {tasks}") from None
+
+
 @contextmanager
 def serving_desk(database: str) -> Iterator[str]:
-    """The address of `tests.web.desk` on the database of this URL."""
-    command = [sys.executable, "-m", "tests.web.desk", database]
+    """The address of `tests.web.api_fixture` on the database of this URL."""
+    command = [sys.executable, "-m", "tests.web.api_fixture", database]
     with Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -1,4 +1,4 @@
-"""What the servers of these tests serve: an app without an engine that says what it does."""
+"""The app that the servers of these tests run: without an engine, it prints what it does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edda.web import State, WebApp, WebOptions, find_tokens
 from .fakes import FakeService
 
 GATE = Path(os.environ.get("EDDA_TEST_GATE", "/nonexistent"))
-"""A named pipe: an event of the type "slow" is stored once somebody has written to it."""
+"""A named pipe: an event of the type "slow" is stored after a test has written to it."""
 
 
 class Speaking(FakeService):

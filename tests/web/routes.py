@@ -1,4 +1,4 @@
-"""Every address that is served, with a request that each of them takes; from the tables that serve them."""
+"""Every path that is served, with a valid request for each, from the routing tables."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote, urlencode
 
-from edda.control.controller import Controller
-from edda.control.operations import OPERATIONS, PREFIX, Operation
+from edda.control.controller import OPERATIONS, PREFIX, Controller, Operation
 from edda.viewer import viewer
 from edda.viewer.viewer import Viewer
 from edda.web import WebApp, WebOptions
@@ -97,7 +96,7 @@ ROUTES = tuple(_routes())
 
 
 class Spy:
-    """A controller that notes what it is asked for."""
+    """A controller that records its calls."""
 
     def __init__(self) -> None:
         self._real = ShowcaseController()
@@ -116,13 +115,13 @@ class Spy:
 
 
 class World:
-    """A server with all its parts, and what became of a request to it."""
+    """A server with all its parts, and the response to a request."""
 
     def __init__(self, **options: Any) -> None:
         self.service, self.spy = FakeService(), Spy()
         control = cast(Controller, self.spy)
         pages = Viewer(lambda caller: control)
-        self.web = WebApp(self.service, WebOptions(**options), control=lambda: control, pages=pages)
+        self.web = WebApp(self.service, WebOptions(**options), control=lambda: control, viewer=lambda: pages)
 
     def is_untouched(self) -> bool:
         return not (self.service.stored or self.service.cancelled or self.spy.asked)

@@ -16,9 +16,9 @@ import httpx2
 
 ROOT = Path(__file__).parents[2]
 APP = "tests.web.program:app"
-PATIENCE = 30.0
+TIMEOUT = 30.0
 WITHOUT_HTTPTOOLS = "import sys; sys.modules['httptools'] = None; from edda.cli import main; main()"
-"""uvicorn then reads HTTP with h11, as where only what is needed is installed."""
+"""Makes uvicorn parse HTTP with h11, as in a base install."""
 
 Command = Callable[[int], list[str]]
 SERVERS: dict[str, Command] = {
@@ -35,26 +35,26 @@ SERVERS: dict[str, Command] = {
 class Server:
     process: Process
     port: int
-    said: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     async def hear(self, words: str) -> str:
-        """The line with these words in it; what was said before is kept in `said`."""
+        """The line with these words in it; earlier lines are kept in `output`."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while line := (await self.process.stdout.readline()).decode():
-                self.said.append(line)
+                self.output.append(line)
                 if words in line:
                     return line
-        raise AssertionError(f"it ended without saying {words!r}: {''.join(self.said)}")
+        raise AssertionError(f"it ended without printing {words!r}: {''.join(self.output)}")
 
     async def stop(self) -> int:
-        """What SIGTERM does; the exit code."""
+        """Sends SIGTERM and returns the exit code."""
         self.process.terminate()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await self.process.wait()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -81,21 +81,21 @@ async def running(command: list[str], **environment: str) -> AsyncIterator[Proce
         if process.returncode is None:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), PATIENCE)
+                await asyncio.wait_for(process.wait(), TIMEOUT)
             except TimeoutError:
                 process.kill()
                 raise
 
 
 async def wait_until_ready(server: Server) -> None:
-    async with asyncio.timeout(PATIENCE), httpx2.AsyncClient(trust_env=False) as client:
+    async with asyncio.timeout(TIMEOUT), httpx2.AsyncClient(trust_env=False) as client:
         while True:
             try:
                 if (await client.get(f"{server.url}/_edda/readyz")).status_code == 200:
                     return
             except httpx2.TransportError:
                 assert server.process.returncode is None, "it did not start"
-            await asyncio.sleep(0.05)  # until somebody listens there is nothing to wait for
+            await asyncio.sleep(0.05)  # nothing else can be awaited before the server listens
 
 
 def free_port() -> int:

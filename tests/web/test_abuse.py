@@ -1,4 +1,4 @@
-"""A healthy client is answered within a second, whatever others do to the server."""
+"""A healthy client gets its response within a second during attacks on the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from .calls import EVENT
-from .servers import PATIENCE, Server, serving
+from .servers import TIMEOUT, Server, serving
 
 HEADERS = {name: value for name, value in EVENT.items() if name != "host"}
 FIELDS = "".join(f"{name}: {value}\r\n" for name, value in EVENT.items()).encode()
@@ -26,7 +26,7 @@ Attack = Callable[[Server], Awaitable[set[int]]]
 
 
 async def say(server: Server, *parts: bytes, abort: bool = False) -> list[int]:
-    """The statuses of all answers until the server hangs up."""
+    """The statuses of all responses until the server disconnects."""
     reader, writer = await server.connect()
     try:
         for part in parts:
@@ -37,7 +37,7 @@ async def say(server: Server, *parts: bytes, abort: bool = False) -> list[int]:
             return []
         return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", await reader.read())]
     except ConnectionError:
-        return []  # hung up on before everything was said
+        return []  # disconnected before all was sent
     finally:
         writer.close()
 
@@ -101,7 +101,7 @@ async def send_odd_targets(server: Server) -> set[int]:
 
 
 async def send_a_large_body(server: Server) -> set[int]:
-    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE) as client:
+    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=TIMEOUT) as client:
         answers = [
             await client.post("/", headers=HEADERS, content=b"x" * LARGE),
             await client.post("/", headers=HEADERS, content=pieces()),
@@ -117,7 +117,7 @@ async def pieces() -> AsyncIterator[bytes]:
 
 async def nest_deeply(server: Server) -> set[int]:
     events = [NESTED, json.dumps({"specversion": "1.0", "id": "1"}).encode()[:-1] + b', "data": ' + NESTED + b"}"]
-    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE) as client:
+    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=TIMEOUT) as client:
         types = ("application/cloudevents+json", "application/cloudevents-batch+json", "application/json")
         return {
             (await client.post("/", content=body, headers=HEADERS | {"content-type": kind})).status_code
@@ -142,9 +142,9 @@ ATTACKS: list[Attack] = [
 
 @asynccontextmanager
 async def slow_clients(server: Server, count: int) -> AsyncIterator[None]:
-    """So many that have begun a request, half of them with a body, and never end it.
+    """Clients that start a request, half of them with a body, and never complete it.
 
-    From another address than the healthy client's: what is over the limit of one address is refused."""
+    They use another address than the healthy client: connections above the limit per address are refused."""
     other = ("127.0.0.2", 0)
     connections = [await asyncio.open_connection("127.0.0.1", server.port, local_addr=other) for _ in range(count)]
     for number, (_, writer) in enumerate(connections):
@@ -157,10 +157,10 @@ async def slow_clients(server: Server, count: int) -> AsyncIterator[None]:
 
 
 async def stay_healthy(server: Server, stop: asyncio.Event) -> list[float]:
-    """How long each answer took."""
+    """Seconds per response."""
     took = []
     loop = asyncio.get_running_loop()
-    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE) as client:
+    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=TIMEOUT) as client:
         while not stop.is_set():
             begun = loop.time()
             assert (await client.post("/events", headers=HEADERS, content=b"{}")).status_code == 202
@@ -171,12 +171,12 @@ async def stay_healthy(server: Server, stop: asyncio.Event) -> list[float]:
 
 @pytest.mark.timed
 @pytest.mark.parametrize("name", ["edda", "edda-h11"])
-async def test_a_healthy_client_is_answered_whatever_others_do(name: str) -> None:
+async def test_a_healthy_client_gets_responses_during_an_attack(name: str) -> None:
     stop = asyncio.Event()
     async with serving(name) as server, slow_clients(server, 300), asyncio.TaskGroup() as group:
         healthy = group.create_task(stay_healthy(server, stop))
         for attack in ATTACKS:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 statuses = await attack(server)
             assert all(status < 500 for status in statuses), (attack, statuses)
         stop.set()

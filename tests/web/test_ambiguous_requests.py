@@ -1,4 +1,4 @@
-"""Requests that two readers would read in different ways, or that come from elsewhere than they seem to."""
+"""Requests that two parsers read differently, or whose apparent origin is false."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def test_a_length_and_an_encoding_exclude_each_other_under_every_server(na
     ("encoding", "status"),
     [("chunked", 202), ("gzip, chunked", 400), ("chunked, identity", 400), ("identity", 400), ("xchunked", 400)],
 )
-async def test_of_transfer_encodings_only_chunked_is_taken(service: FakeService, encoding: str, status: int) -> None:
-    """The server has taken the chunks apart; what else was done to the body is left in it."""
+async def test_only_the_transfer_encoding_chunked_is_accepted(service: FakeService, encoding: str, status: int) -> None:
+    """The server decodes the chunks only; another encoding remains in the body."""
     assert (await ask(WebApp(service), Call(headers=EVENT | {"transfer-encoding": encoding}))).status == status
 
 
@@ -46,7 +46,7 @@ async def test_a_compressed_body_is_refused_by_name(service: FakeService, encodi
     assert service.stored == []
 
 
-async def test_a_body_that_says_that_it_is_not_compressed_is_taken(service: FakeService) -> None:
+async def test_the_content_encoding_identity_is_accepted(service: FakeService) -> None:
     assert (await ask(WebApp(service), Call(headers=EVENT | {"content-encoding": "identity"}))).status == 202
 
 
@@ -64,18 +64,18 @@ async def test_a_body_that_says_that_it_is_not_compressed_is_taken(service: Fake
         ("", 403),
     ],
 )
-async def test_a_page_of_others_is_known_by_its_referer_too(service: FakeService, referer: str, status: int) -> None:
+async def test_another_origin_is_detected_by_the_referer_too(service: FakeService, referer: str, status: int) -> None:
     assert (await ask(WebApp(service), Call(headers=EVENT | {"referer": referer}))).status == status
 
 
-async def test_the_origin_counts_more_than_the_referer(service: FakeService) -> None:
+async def test_the_origin_takes_precedence_over_the_referer(service: FakeService) -> None:
     own, others = "http://127.0.0.1:8001", "http://evil.example"
     for origin, referer, status in ((own, others, 202), (others, own, 403)):
         headers = EVENT | {"origin": origin, "referer": referer}
         assert (await ask(WebApp(service), Call(headers=headers))).status == status
 
 
-async def test_a_client_that_does_not_read_is_given_up_under_any_server(service: FakeService) -> None:
+async def test_a_client_that_does_not_read_times_out_under_any_server(service: FakeService) -> None:
     import asyncio
 
     never = asyncio.Event()
@@ -95,8 +95,8 @@ TOKEN = "Qm9vc3QtdGhlLXNpZ25hbC1mb3ItdGhpcy10ZXN0"
 
 
 @pytest.mark.parametrize("name", ["edda", "edda-h11"])
-async def test_forwarded_addresses_are_not_believed_unless_a_proxy_is_named(name: str) -> None:
-    """Without tokens a request that came through a proxy is not from this machine; one that says so is refused."""
+async def test_forwarded_addresses_count_only_from_a_configured_proxy(name: str) -> None:
+    """Without tokens a request with a forwarding header is refused: it is not from this machine."""
     async with serving(name, FORWARDED_ALLOW_IPS="") as server, httpx2.AsyncClient(trust_env=False) as client:
         headers = {key: value for key, value in EVENT.items() if key != "host"}
         assert (await client.post(server.url, headers=headers, content=b"{}")).status_code == 202

@@ -1,4 +1,4 @@
-"""The control API: what it takes, what it gives, and what it says of what it does not take."""
+"""The control API: requests, responses and errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from edda.control.operations import EXPORT_RUN, GET_RUN, OPERATIONS, PREFIX, Operation
+from edda import EddaApp
+from edda.control.controller import OPERATIONS, PREFIX, Operation
 from edda.control.views import ActionResult, RunSearch
 from edda.errors import StorageUnavailableError
 from edda.web import State, Token, TokenScope, WebApp, WebOptions
 
 from .calls import EVENT, Call, Reply, ask, deliver
+from .fake_controller import Showcase, a_run
 from .fakes import FakeService
-from .showcase import Showcase, a_run
 from .test_security import PROTECTION, SECRETS, TOKENS
 
 EVERYTHING = "kq3sJ9vN2xLw8Rt5Yb1Zc7Hd4Gf6Mp0A"
@@ -65,13 +66,15 @@ async def get(web: WebApp, path: str, query: str = "", **changes: Any) -> Reply:
 
 
 async def get_raw(web: WebApp, path: str, root: str = "") -> Reply:
-    """As servers do it, with the path as it was sent beside the one that is decoded."""
+    """As servers do: with the raw path beside the decoded one."""
     call = Call(method="GET", headers=HERE, body=b"", root_path=root)
     scope = {**call.scope(), "path": root + unquote(path), "raw_path": f"{quote(root)}{path}".encode()}
     return await deliver(web, call, scope)
 
 
-async def post(web: WebApp, path: str, body: bytes | dict[str, Any] = b"", headers: dict[str, str] = JSON) -> Reply:
+async def post(
+    web: WebApp | EddaApp, path: str, body: bytes | dict[str, Any] = b"", headers: dict[str, str] = JSON
+) -> Reply:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return await ask(web, path=PREFIX + path, headers=headers, body=content)
 
@@ -100,7 +103,7 @@ async def test_a_token_opens_the_operations_of_its_scope_only(
 
 @pytest.mark.parametrize("name", ["openapi.json", "metrics", "stream"])
 @pytest.mark.parametrize("scope", [*TokenScope, None], ids=str)
-async def test_what_is_no_operation_is_for_those_who_may_look(
+async def test_the_description_and_the_stream_need_the_view_scope(
     guarded: WebApp, name: str, scope: TokenScope | None
 ) -> None:
     headers = HERE if scope is None else HERE | {"authorization": f"Bearer {SECRETS[scope]}"}
@@ -109,7 +112,7 @@ async def test_what_is_no_operation_is_for_those_who_may_look(
     assert reply.status == (401 if scope is None else 200 if scope is TokenScope.VIEW else 403)
 
 
-async def test_what_is_done_is_noted_under_the_name_of_the_token(guarded: WebApp, showcase: Showcase) -> None:
+async def test_the_audit_log_has_the_name_of_the_token(guarded: WebApp, showcase: Showcase) -> None:
     headers = JSON | {"authorization": f"Bearer {SECRETS[TokenScope.CONTROL]}"}
     await ask(guarded, path=f"{PREFIX}/runs/r-1/cancel", headers=headers, client=("192.0.2.7", 1), body=b"")
     noted = showcase.world.audits[0]
@@ -143,7 +146,7 @@ async def test_there_is_nothing_at_an_unknown_address(web: WebApp, path: str) ->
         ("OPTIONS", "/openapi.json", "GET, HEAD"),
     ],
 )
-async def test_a_wrong_method_is_told_the_right_ones(web: WebApp, method: str, path: str, allowed: str) -> None:
+async def test_a_wrong_method_gets_the_allowed_ones(web: WebApp, method: str, path: str, allowed: str) -> None:
     reply = await ask(web, method=method, path=PREFIX + path, headers=JSON)
     assert (reply.status, reply.headers["allow"]) == (405, allowed)
 
@@ -160,7 +163,7 @@ async def test_an_id_may_have_any_character(showcase: Showcase, web: WebApp, id:
 
     showcase.world.runs[id] = a_run(id, "completed")
 
-    for operation in (GET_RUN, EXPORT_RUN):
+    for operation in (one for one in OPERATIONS if one.name in {"get_run", "export_run"}):
         reply = await get_raw(web, PREFIX + operation.address(id), root)
         assert reply.status == 200, reply.body
         assert reply.json.get("detail", reply.json)["run"]["id"] == id
@@ -226,9 +229,7 @@ async def test_a_query_is_read_into_a_search(web: WebApp, showcase: Showcase) ->
         ("/audits", "limit=", ""),
     ],
 )
-async def test_a_query_that_is_not_understood_is_told_which_field(
-    web: WebApp, path: str, query: str, field: str | None
-) -> None:
+async def test_an_error_in_a_query_names_the_field(web: WebApp, path: str, query: str, field: str | None) -> None:
     reply = await ask(web, method="GET", path=PREFIX + path, query=query.encode("latin-1"), headers=HERE)
     if field == "":
         assert reply.status == 200, "what was left empty in a form is not given"
@@ -265,13 +266,30 @@ async def test_a_query_that_is_not_understood_is_told_which_field(
         ("/events", b'{"type": ""}', 422, None),
     ],
 )
-async def test_a_body_that_is_not_understood_is_told_why(
+async def test_an_error_in_a_body_names_the_field(
     web: WebApp, showcase: Showcase, path: str, body: bytes, status: int, field: str | None
 ) -> None:
     reply = await post(web, path, body)
     assert reply.status == status, reply.body
     assert reply.json.get("attribute") == field
     assert showcase.world.audits == []
+
+
+@pytest.mark.databases("memory")
+@pytest.mark.parametrize(
+    ("request_body", "attribute"),
+    [
+        ({"type": ""}, "type"),
+        ({"type": "order.paid", "source": "not a URI"}, "source"),
+        ({"type": "order.paid", "extensions": {"region": 2**40}}, "region"),
+    ],
+)
+async def test_an_invalid_event_is_refused_with_the_name_of_its_attribute(
+    request_body: dict[str, Any], attribute: str
+) -> None:
+    async with EddaApp("shop", "memory://") as app:
+        reply = await post(app, "/events", request_body)
+    assert (reply.status, reply.json["attribute"]) == (422, attribute), reply.body
 
 
 @pytest.mark.parametrize(
@@ -283,14 +301,14 @@ async def test_a_body_that_is_not_understood_is_told_why(
         ("/events", "colour=red", "colour: there is no such field"),
         ("/runs", "since=2026-13-01T00:00:00Z", "since: expected a time with its zone, such as 2026-01-31T18:30:00Z"),
         ("/runs/nobody", "", "no run has the id 'nobody'"),
-        ("/nowhere", "", f"there is nothing at this address; {PREFIX}/openapi.json says what there is"),
+        ("/nowhere", "", f"there is nothing at this path; see {PREFIX}/openapi.json"),
     ],
 )
 async def test_a_refusal_names_the_thing_and_what_was_expected(web: WebApp, path: str, query: str, error: str) -> None:
     assert (await get(web, path, query)).json["error"] == error
 
 
-async def test_only_json_is_taken(web: WebApp) -> None:
+async def test_only_json_is_accepted(web: WebApp) -> None:
     for media in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
         reply = await post(web, "/runs", BODIES["start_run"], HERE | {"content-type": media})
         assert reply.status == 415
@@ -305,18 +323,20 @@ async def test_a_body_over_the_limit_is_refused(service: FakeService, showcase: 
     assert (await post(web, "/runs", b" " * 51)).status == 413
 
 
-async def test_orders_without_a_body_are_those_with_defaults(web: WebApp, showcase: Showcase) -> None:
+async def test_an_empty_body_means_the_defaults(web: WebApp, showcase: Showcase) -> None:
     assert (await post(web, "/runs/r-1/cancel")).json["words"] == "cancelled"
     assert (await post(web, "/runs/r-2/retry", {"from_start": True})).json["words"] == "from_start=True"
 
 
-# When it goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
     ("error", "status"), [(StorageUnavailableError("gone"), 503), (TimeoutError(), 503), (RuntimeError("bug"), 500)]
 )
-async def test_what_is_inside_stays_inside(web: WebApp, showcase: Showcase, error: Exception, status: int) -> None:
+async def test_no_error_response_reveals_internals(
+    web: WebApp, showcase: Showcase, error: Exception, status: int
+) -> None:
     showcase.world.error = error
     reply = await get(web, "/runs")
     assert reply.status == status
@@ -337,7 +357,7 @@ async def test_an_app_that_is_not_started_says_so(service: FakeService, web: Web
 async def test_every_answer_is_protected(
     service: FakeService, showcase: Showcase, options: WebOptions, circumstances: str
 ) -> None:
-    """Also from being framed by a page of others."""
+    """Including those against framing by other origins."""
     errors = {"away": StorageUnavailableError("gone"), "broken": RuntimeError("bug")}
     showcase.world.error = errors.get(circumstances)
     service.state = State.DRAINING if circumstances == "draining" else State.STARTED
@@ -352,10 +372,10 @@ async def test_every_answer_is_protected(
         assert not 300 <= reply.status < 400
 
 
-# For looking only
+# Read-only
 
 
-async def test_where_only_looking_is_allowed_nobody_does_more(service: FakeService, showcase: Showcase) -> None:
+async def test_a_read_only_server_refuses_every_change(service: FakeService, showcase: Showcase) -> None:
     control = Token("ops", frozenset(TokenScope), EVERYTHING)
     bearer = {"authorization": f"Bearer {EVERYTHING}"}
     for options, headers in ((WebOptions(read_only=True), {}), (WebOptions(read_only=True, tokens=(control,)), bearer)):

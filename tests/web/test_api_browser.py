@@ -1,28 +1,27 @@
-"""A real browser, a session of ours in it, and a page of somebody else."""
+"""A real browser with a login session, and a page of another origin."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
-from edda.control.operations import PREFIX
+from edda.control.controller import PREFIX
 from edda.web import WebApp, WebOptions
+from edda.web.access import Principal
 from edda.web.request import Request
 from edda.web.responses import Response
-from edda.web.security.callers import Principal
+from tests.conftest import CHROMIUM
 
+from .fake_controller import Showcase
 from .fakes import FakeService, PlainRefusals
 from .listening import listening
-from .showcase import Showcase
 from .test_sessions import ALL, EVERYTHING
 
-CHROMIUM = "/usr/bin/chromium"
-pytestmark = pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason=f"{CHROMIUM} is not there")
+pytestmark = pytest.mark.browser
 
-# Neither is this machine by name: of plain http to elsewhere a browser says least.
+# Names that are not loopback: over plain http to them, a browser sends the fewest headers.
 OURS, EVIL = "edda.example", "evil.example"
 HTML = (b"content-type", b"text/html; charset=utf-8")
 LOGIN = b'<form method="post" action="login"><input name="token"><button>in</button></form>'
@@ -33,17 +32,17 @@ TRAP = b'<form method="post" action="%s/_edda/api/v1/runs/r-1/resume"><button>wi
 class Forms(PlainRefusals):
     """Pages with one form each."""
 
-    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
+    async def handle(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
         return Response(200, LOGIN if request.path == "/_edda/login" else CANCEL, (HTML,))
 
 
 class Trap(PlainRefusals):
-    """What somebody else serves: a form that is sent to us."""
+    """A page of another origin: a form that posts to our server."""
 
     def __init__(self, target: str) -> None:
         self.target = target
 
-    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
+    async def handle(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
         page = TRAP % self.target.encode()
         return Response(200, page, (HTML, (b"content-security-policy", b"default-src *")))
 
@@ -64,7 +63,7 @@ def showcase() -> Showcase:
 
 @pytest.fixture
 async def ours(service: FakeService, showcase: Showcase) -> AsyncIterator[str]:
-    web = WebApp(service, WebOptions(tokens=ALL), control=lambda: showcase, pages=Forms())
+    web = WebApp(service, WebOptions(tokens=ALL), control=lambda: showcase, viewer=lambda: Forms())
     async with listening(web) as url:
         yield url.replace("127.0.0.1", OURS)
 
@@ -76,7 +75,7 @@ async def log_in(page: Page, url: str) -> None:
     await page.wait_for_url(f"{url}/_edda/")
 
 
-async def test_our_own_form_does_what_it_says(browser: Browser, ours: str, showcase: Showcase) -> None:
+async def test_a_form_of_our_own_origin_works(browser: Browser, ours: str, showcase: Showcase) -> None:
     page = await browser.new_page()
     await log_in(page, ours)
     async with page.expect_response(lambda response: response.request.method == "POST") as answer:
@@ -85,10 +84,10 @@ async def test_our_own_form_does_what_it_says(browser: Browser, ours: str, showc
     assert [audit.who for audit in showcase.world.audits] == ["ops"]
 
 
-async def test_a_form_of_others_does_nothing(browser: Browser, ours: str, showcase: Showcase) -> None:
+async def test_a_form_of_another_origin_is_refused(browser: Browser, ours: str, showcase: Showcase) -> None:
     page = await browser.new_page()
     await log_in(page, ours)
-    async with listening(WebApp(FakeService(), WebOptions(auth="none"), pages=Trap(ours))) as url:
+    async with listening(WebApp(FakeService(), WebOptions(auth="none"), viewer=lambda: Trap(ours))) as url:
         await page.goto(f"{url.replace('127.0.0.1', EVIL)}/_edda/")
         async with page.expect_response(lambda response: response.request.method == "POST") as answer:
             await page.click("button")

@@ -1,4 +1,4 @@
-"""The control API under what its description allows and what it does not: every answer is as described.
+"""The control API under requests that its description allows and others: every response is as described.
 
 `EDDA_API_CASES` says how many cases for each operation, `EDDA_API_DATABASES` on which databases. To make one up takes
 longer than to send it, so each is sent to all of them.
@@ -26,11 +26,11 @@ from schemathesis.checks import (
 )
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
-from edda.control.operations import OPERATIONS, PREFIX, Operation
+from edda.control.controller import OPERATIONS, PREFIX, Operation
 from edda.web.openapi import describe
 
+from .api_fixture import DEAD, ENDED, FAILED, IDLE, LASTING, MANY
 from .conftest import ANSWERS
-from .desk import DEAD, ENDED, FAILED, IDLE, LASTING, MANY
 
 CASES = int(os.environ.get("EDDA_API_CASES", "100"))
 CHECKS = [
@@ -41,10 +41,10 @@ CHECKS = [
     response_headers_conformance,
     negative_data_rejection,
 ]
-PATIENCE = 60.0
-"""Seconds: what fails is an answer that is wrong, not a machine that is busy."""
+TIMEOUT = 60.0
+"""Seconds: generous, because only a wrong response should fail, not a busy machine."""
 LEAST = 0.02
-"""Of the cases that the description allows: so many have to be done, or the operation was hardly tried."""
+"""Share of the allowed cases that must succeed, so that each operation is really exercised."""
 SCHEMA = schemathesis.openapi.from_dict(describe())
 
 Known = dict[str, tuple[Any, ...]]
@@ -63,7 +63,7 @@ KNOWN: Known = {
     "channel": ("news",),
     "target": ("waiting",),
 }
-"""What means something at the desk."""
+"""Values that exist in the test app."""
 KNOWN_TO: dict[str, Known] = {
     "list_runs": {"id": ("many-",), "cursor": ("9000000000000000:good",)},
     "count_runs": {"id": ("many-",), "cursor": ("9000000000000000:good",)},
@@ -88,9 +88,9 @@ KNOWN_TO: dict[str, Known] = {
 def _with_modes() -> Iterator[tuple[Operation[Any], GenerationMode, int]]:
     for operation in OPERATIONS:
         if not (operation.query or operation.body or "{" in operation.path):
-            yield operation, GenerationMode.POSITIVE, 1  # there is only one way to ask
+            yield operation, GenerationMode.POSITIVE, 1  # the operation has no parameters
         elif not (operation.query or operation.body or "{number}" in operation.path):
-            yield operation, GenerationMode.POSITIVE, CASES  # every text can be an id
+            yield operation, GenerationMode.POSITIVE, CASES  # every text is a valid id
         else:
             yield operation, GenerationMode.POSITIVE, CASES // 2
             yield operation, GenerationMode.NEGATIVE, CASES // 2
@@ -102,14 +102,14 @@ def _with_modes() -> Iterator[tuple[Operation[Any], GenerationMode, int]]:
     tuple(_with_modes()),
     ids=lambda value: str(getattr(value, "name", value)).lower(),
 )
-def test_whatever_is_sent_is_answered_as_described(
+def test_every_response_matches_the_description(
     desks: dict[str, str],
     operation: Operation[Any],
     mode: GenerationMode,
     cases: int,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """No 5xx, no status, type or field that the description does not have; and what is wrong is refused."""
+    """No 5xx, no undescribed status, type or field; and invalid requests are refused."""
     answers: Counter[int] = Counter()
 
     @given(case=SCHEMA[operation.path][operation.method].as_strategy(mode), named=booleans(), choice=integers(0, 999))
@@ -126,19 +126,19 @@ def test_whatever_is_sent_is_answered_as_described(
             _name_what_there_is(case, KNOWN | KNOWN_TO.get(operation.name, {}), choice)
         _spare_others(case)
         for desk in desks.values():
-            response = case.call(base_url=desk + PREFIX, session=session, timeout=operation.seconds or PATIENCE)
+            response = case.call(base_url=desk + PREFIX, session=session, timeout=operation.seconds or TIMEOUT)
             answers[response.status_code] += 1
             case.validate_response(response, checks=CHECKS)
 
     with requests.Session() as session:
-        session.trust_env = False  # to look for proxies takes as long as to send
+        session.trust_env = False  # looking for proxies takes as long as sending
         send()
     record_property(ANSWERS, (operation.name, {**answers}))
     assert mode is GenerationMode.NEGATIVE or answers[200] >= LEAST * answers.total(), answers
 
 
 def _name_what_there_is(case: schemathesis.Case[Any], known: Known, choice: int) -> None:
-    """Nobody guesses an id. What is wrong in a query or a body stays: it is what the case is about."""
+    """Random ids are replaced by existing ones. Invalid queries and bodies stay: they are what is tested."""
     assert case.meta is not None
     rest = () if case.meta.generation.mode.is_negative else (case.query, case.body)
     for part in (case.path_parameters, *rest):
@@ -149,7 +149,7 @@ def _name_what_there_is(case: schemathesis.Case[Any], known: Known, choice: int)
 
 
 def _spare_others(case: schemathesis.Case[Any]) -> None:
-    """An action on many runs is for those that are there for it."""
+    """Bulk actions get only runs that exist for that purpose."""
     search = case.body.get("search") if isinstance(case.body, dict) else None
     if isinstance(search, dict) and isinstance(search.get("id", ""), str):
         search["id"] = "many-"

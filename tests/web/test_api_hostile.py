@@ -1,4 +1,4 @@
-"""Whatever somebody writes into a field of the control API: it is looked for, or refused, and nothing else happens."""
+"""Hostile values in every field of the control API are searched for or refused, and have no other effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
-from edda.control.operations import OPERATIONS, PREFIX, Operation
+from edda.control.controller import OPERATIONS, PREFIX, Operation
 
 from .conftest import DATABASES
 
@@ -100,7 +100,7 @@ def test_a_query_finds_something_or_is_refused(
 @pytest.mark.parametrize("operation", [one for one in OPERATIONS if "{" in one.path], ids=lambda one: one.name)
 def test_an_id_is_nothing_but_an_id(url: str, client: httpx2.Client, operation: Operation[Any]) -> None:
     for text in SENT:
-        if text and text != "1":  # which is the number of an event
+        if text and text != "1":  # an event number
             answer = client.request(operation.method, url + operation.address(text))
             assert answer.status_code == 404, (text, answer.text)
 
@@ -132,11 +132,11 @@ ODD_VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize(("path", "order", "field"), ORDERS)
-def test_an_order_is_done_or_refused(
+def test_an_action_is_done_or_refused(
     url: str, client: httpx2.Client, path: str, order: dict[str, Any], field: str
 ) -> None:
     for text in (*SENT, *UNWRITABLE):
-        # Nobody is to have the ids that are asked for above.
+        # The ids of the test above must not exist.
         given = {"id": f"new{text}", "ids": [text]}.get(field, text)
         answer = post(client, url + path, order | {field: given})
         assert answer.status_code in DONE_OR_REFUSED, (text, answer.text)
@@ -164,10 +164,10 @@ def test_a_value_is_kept_or_refused(
 
 
 def post(client: httpx2.Client, url: str, order: dict[str, Any]) -> httpx2.Response:
-    """With escapes for whatever is not ASCII, as JSON may have it: other encoders refuse a lone surrogate."""
+    """Non-ASCII characters as escapes: other encoders refuse a lone surrogate."""
     return client.post(url, content=json.dumps(order), headers={"content-type": "application/json"})
 
 
-def test_what_was_there_is_there_still(url: str, client: httpx2.Client) -> None:
+def test_the_existing_runs_are_unchanged(url: str, client: httpx2.Client) -> None:
     for run_id in ("good", "waiting", "broken"):
         assert client.get(f"{url}/runs/{quote(run_id)}").json()["run"]["id"] == run_id

@@ -1,4 +1,4 @@
-"""The reference page of the control API says what the table says."""
+"""The reference page of the control API matches the table of operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server's control API as if it were here, over a real socket."""
+"""`RemoteController` against a server, over a real socket."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from datetime import UTC, datetime
 import httpx2
 import pytest
 
-from edda.control.controller import Controller
-from edda.control.operations import OPERATIONS
+from edda.control.controller import OPERATIONS, Controller
 from edda.control.remote import RemoteController
 from edda.control.views import (
-    BulkOrder,
-    CancelOrder,
-    EventOrder,
+    BulkRequest,
+    CancelRequest,
+    EventRequest,
     EventSearch,
     HistorySearch,
-    MessageOrder,
-    OutboxOrder,
-    RetryOrder,
+    MessageRequest,
+    OutboxRequest,
+    RetryRequest,
     RunSearch,
     StartRequest,
 )
@@ -36,10 +35,10 @@ from edda.errors import (
 )
 from edda.web import WebApp, WebOptions
 
+from .fake_controller import Showcase, a_run
 from .fakes import FakeService
 from .listening import listening
 from .servers import free_port
-from .showcase import Showcase, a_run
 from .test_sessions import ALL, EVERYTHING, VIEW
 
 
@@ -63,13 +62,14 @@ async def remote(url: str) -> AsyncIterator[RemoteController]:
 def test_the_table_has_every_method_of_a_controller_and_the_client_is_one(showcase: Showcase) -> None:
     controllers: list[Controller] = [RemoteController("http://127.0.0.1:1"), showcase]
     methods = {name for name in vars(Controller) if not name.startswith("_")}
-    assert methods == {operation.name for operation in OPERATIONS} | {"watch"}
+    composed = {"watch", "get_run_and_timeline"}
+    assert methods == {operation.name for operation in OPERATIONS} | composed
     for operation in OPERATIONS:
-        signatures = {str(inspect.signature(getattr(one, operation.name))) for one in controllers}
+        signatures = {str(inspect.signature(getattr(one, operation.name), eval_str=True)) for one in controllers}
         assert len(signatures) == 1
 
 
-async def test_everything_is_seen_as_it_is_there(remote: RemoteController, showcase: Showcase) -> None:
+async def test_the_client_reads_the_same_as_the_server(remote: RemoteController, showcase: Showcase) -> None:
     search = RunSearch(("failed",), input=("a=1", "b=x y"), since=datetime(2026, 1, 1, tzinfo=UTC), limit=7)
     events, lines = EventSearch(type="order.paid", messages=True), HistorySearch(0, "pay:1", "0", 7)
     for one, other in (
@@ -94,25 +94,25 @@ async def test_everything_is_seen_as_it_is_there(remote: RemoteController, showc
     assert asked[0::2] == asked[1::2]
 
 
-async def test_everything_can_be_done_and_is_noted(remote: RemoteController, showcase: Showcase) -> None:
+async def test_every_action_works_and_is_audited(remote: RemoteController, showcase: Showcase) -> None:
     assert (await remote.start_run(StartRequest("order", {"order_id": "A"}, "r-5"))).subject == "r-5"
     await remote.cancel_run("r-5", "enough")
-    await remote.retry_run("r-5", RetryOrder(from_start=True))
+    await remote.retry_run("r-5", RetryRequest(from_start=True))
     await remote.resume_run("r-5")
     await remote.delete_run("r-2")
-    counted = await remote.act_on_runs(BulkOrder("cancel", search=RunSearch(("running",)), count_only=True))
+    counted = await remote.act_on_runs(BulkRequest("cancel", search=RunSearch(("running",)), count_only=True))
     assert counted.count == 1
-    await remote.send_event(EventOrder("order.paid", data={"amount": 1}))
+    await remote.send_event(EventRequest("order.paid", data={"amount": 1}))
     await remote.resend_event(1)
-    await remote.publish_message(MessageOrder("prices", {"tea": 3}))
-    await remote.retry_outbox(OutboxOrder(every=True))
-    await remote.drop_outbox(OutboxOrder(("o-1",)))
+    await remote.publish_message(MessageRequest("prices", {"tea": 3}))
+    await remote.retry_outbox(OutboxRequest(every=True))
+    await remote.drop_outbox(OutboxRequest(("o-1",)))
     actions = [audit.action for audit in showcase.world.audits]
     done = ["start", "cancel", "retry", "resume", "delete", "send", "send", "publish", "retry outbox", "drop outbox"]
     assert actions == done
     assert {audit.who for audit in showcase.world.audits} == {"ops"}
     assert [audit.number for audit in (await remote.list_audits(None, 2)).items] == [10, 9]
-    assert CancelOrder("enough").reason == showcase.world.audits[1].details
+    assert CancelRequest("enough").reason == showcase.world.audits[1].details
 
 
 @pytest.mark.parametrize("id", ["count", "bulk", ".", "..", "a/../b", "a%2Fb", "%", "日本 é", "x" * 300, "a?b#c;d"])
@@ -123,13 +123,13 @@ async def test_an_id_may_have_any_character(remote: RemoteController, showcase: 
     assert showcase.world.audits[0].subject == id
 
 
-async def test_errors_come_back_as_what_they_were(remote: RemoteController, showcase: Showcase) -> None:
+async def test_errors_keep_their_class_over_http(remote: RemoteController, showcase: Showcase) -> None:
     with pytest.raises(InstanceNotFoundError):
         await remote.get_run("r-9")
     with pytest.raises(NotFoundError, match="there is no event 99"):
         await remote.get_event(99)
     with pytest.raises(ActionRefusedError, match="only a run that failed"):
-        await remote.retry_run("r-1", RetryOrder())
+        await remote.retry_run("r-1", RetryRequest())
     with pytest.raises(UnknownWorkflowError, match="no workflow 'nix'"):
         await remote.start_run(StartRequest("nix"))
     with pytest.raises(ArgumentError, match="missing order_id"):
@@ -141,11 +141,11 @@ async def test_errors_come_back_as_what_they_were(remote: RemoteController, show
         await remote.list_runs(RunSearch())
 
 
-async def test_a_token_that_does_not_do_is_said_to(url: str) -> None:
+async def test_a_missing_token_or_scope_is_an_error_that_says_so(url: str) -> None:
     async with RemoteController(url) as nobody:
-        with pytest.raises(AppError, match="a token is needed"):
+        with pytest.raises(AppError, match="a token is required"):
             await nobody.get_stats()
-        with pytest.raises(AppError, match="a token is needed"):
+        with pytest.raises(AppError, match="a token is required"):
             await anext(nobody.watch())
     async with RemoteController(url, VIEW) as viewer:
         with pytest.raises(AppError, match="lacks the scope 'control'"):
@@ -161,7 +161,7 @@ async def test_a_server_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.parametrize(("status", "body"), [(200, b"<html>"), (200, b"{}"), (502, b"<html>"), (404, b"[]")])
-async def test_a_server_that_is_another_is_told_apart(status: int, body: bytes) -> None:
+async def test_a_server_without_a_control_api_is_an_error_that_says_so(status: int, body: bytes) -> None:
     transport = httpx2.MockTransport(lambda _: httpx2.Response(status, content=body))
     async with RemoteController("http://elsewhere.example", transport=transport) as remote:
         with pytest.raises(AppError, match="control API"):
@@ -173,7 +173,7 @@ async def test_changes_are_watched_also_over_the_end_of_a_stream(
 ) -> None:
     monkeypatch.setattr("edda.web.sse.MAX_SECONDS", 0.05)
     monkeypatch.setattr("edda.web.sse._TICK", 0.01)
-    monkeypatch.setattr("edda.control.remote._PAUSE", 0.01)
+    monkeypatch.setattr("edda.control.remote._RECONNECT_DELAY", 0.01)
     async with aclosing(remote.watch()) as marks:
         for number in range(3):
             assert await anext(marks) == f"mark-{number}"

@@ -1,4 +1,4 @@
-"""Who did what, when, from where: each operation that changes something leaves a line, and no other does."""
+"""The audit log: each operation that changes something writes an entry, and no other does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from edda import EddaApp, RunStatus, WorkflowContext, wait_event, workflow
-from edda.control.operations import OPERATIONS, PREFIX, Operation
+from edda.control.controller import OPERATIONS, PREFIX, Operation
 from edda.control.views import AuditView, EventSearch
 from edda.errors import TerminalError
 from edda.web import Token, TokenScope
-from tests.engine.facts import until_status
+from tests.engine.conditions import until_status
 
 from .calls import EVENT, Reply, ask
 
@@ -22,7 +22,7 @@ TOKENS = (Token("ops", frozenset(TokenScope), OPS), Token("looker", frozenset({T
 ADDRESS = "192.0.2.7"
 NOTED: dict[str, list[tuple[str, str]]] = {
     "start_run": [("start", "another")],
-    "act_on_runs": [("cancel many", "1 runs"), ("cancel", "waiting")],
+    "act_on_runs": [("cancel many", "1 run"), ("cancel", "waiting")],
     "delete_run": [("delete", "failed")],
     "cancel_run": [("cancel", "waiting")],
     "retry_run": [("retry", "failed")],
@@ -33,7 +33,7 @@ NOTED: dict[str, list[tuple[str, str]]] = {
     "retry_outbox": [("retry outbox", "0 events")],
     "drop_outbox": [("drop outbox", "0 events")],
 }
-"""What is done, and with what; the newest first. Ids that are made anew are left empty."""
+"""Action and subject, the newest first; generated ids are left empty."""
 BODIES: dict[str, dict[str, Any]] = {
     "start_run": {"workflow": "audited", "id": "another", "input": {"fail": False}},
     "act_on_runs": {"action": "cancel", "ids": ["waiting"]},
@@ -60,7 +60,7 @@ async def app(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EddaApp]:
         await until_status(app, "waiting", RunStatus.WAITING_FOR_EVENT)
         await until_status(app, "failed", RunStatus.FAILED)
         await app.send_event("order.placed", "/tests")
-        monkeypatch.setattr(app.engine, "resume_run", as_if_parked)
+        monkeypatch.setattr(app.client, "resume_run", as_if_parked)
         yield app
 
 
@@ -86,7 +86,7 @@ def test_every_operation_that_changes_something_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-async def test_what_is_done_is_noted_and_what_is_looked_at_is_not(app: EddaApp, operation: Operation[Any]) -> None:
+async def test_changes_are_audited_and_reads_are_not(app: EddaApp, operation: Operation[Any]) -> None:
     before = await app.engine.storage.now()
     reply = await perform(app, operation, OPS)
     assert reply.status == 200, reply.body
@@ -100,7 +100,7 @@ async def test_what_is_done_is_noted_and_what_is_looked_at_is_not(app: EddaApp, 
 
 
 @pytest.mark.parametrize("name", NOTED)
-async def test_what_is_refused_is_neither_done_nor_noted(app: EddaApp, name: str) -> None:
+async def test_refused_actions_are_neither_done_nor_audited(app: EddaApp, name: str) -> None:
     operation = next(one for one in OPERATIONS if one.name == name)
     assert (await perform(app, operation, LOOKER)).status == 403
     assert await audits(app) == ()

@@ -1,4 +1,4 @@
-"""Reading bodies: sizes, times, senders that go away."""
+"""Request bodies: sizes, time-outs, disconnects."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ async def test_a_body_over_the_limit_is_refused(service: FakeService, size: int,
     assert (await ask(web, messages=[chunk(body[:500]), chunk(body[500:], more=False)])).status == status
 
 
-async def test_a_body_that_says_it_is_too_large_is_not_read(web: WebApp) -> None:
+async def test_a_body_with_a_too_large_content_length_is_not_read(web: WebApp) -> None:
     for length in (1024 * 1024 + 1, 10**25, "9" * 5000):
         reply = await ask(web, headers=with_length(length))
         assert (reply.status, reply.receives) == (413, 0)
         assert "max_body" in reply.json["error"]
 
 
-async def test_a_body_without_end_is_given_up_at_the_limit(web: WebApp) -> None:
+async def test_reading_an_endless_body_stops_at_the_limit(web: WebApp) -> None:
     endless = [chunk(b"x" * 65536)] * 1000
     reply = await ask(web, messages=endless)
     assert (reply.status, reply.receives) == (413, 17)
@@ -56,7 +56,7 @@ async def test_two_lengths_are_refused(web: WebApp) -> None:
 
 
 @pytest.mark.parametrize("before", [[], [chunk(b"{")], [chunk(b"{"), chunk(b""), chunk(b"}")]])
-async def test_a_sender_that_goes_away_is_neither_waited_for_nor_answered(
+async def test_a_sender_that_disconnects_gets_no_response(
     web: WebApp, service: FakeService, before: list[Message]
 ) -> None:
     reply = await ask(web, messages=[*before, DISCONNECT])
@@ -65,7 +65,7 @@ async def test_a_sender_that_goes_away_is_neither_waited_for_nor_answered(
 
 
 async def stalled(web: WebApp, *first: bytes) -> int:
-    """The status that a sender gets who sends these pieces and then nothing, without hanging up."""
+    """The status for a sender that sends these chunks and then nothing, without disconnecting."""
     status = 0
     pieces = [chunk(piece) for piece in first]
 
@@ -86,18 +86,18 @@ async def stalled(web: WebApp, *first: bytes) -> int:
     return status
 
 
-async def test_a_body_that_stalls_is_given_up(service: FakeService) -> None:
+async def test_a_body_that_stalls_is_refused(service: FakeService) -> None:
     assert await stalled(WebApp(service, WebOptions(body_timeout=0.05)), b"{", b'"a"') == 408
 
 
-async def test_a_body_slower_than_the_least_rate_is_given_up_before_its_time(
+async def test_a_body_slower_than_min_rate_is_refused_before_body_timeout(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edda.web.request._HEAD_START", 0.01)
+    monkeypatch.setattr("edda.web.request._RATE_GRACE", 0.01)
     assert await stalled(WebApp(service, WebOptions(body_timeout=1000, min_rate=1000)), b"x" * 10) == 408
 
 
-async def test_a_server_that_gives_nothing_without_waiting_does_not_stop_the_others(service: FakeService) -> None:
+async def test_empty_chunks_without_a_wait_do_not_block_the_loop(service: FakeService) -> None:
     web = WebApp(service, WebOptions(body_timeout=0.2))
 
     async def receive() -> Message:
@@ -129,10 +129,10 @@ async def test_bodies_together_hold_only_so_much_memory(service: FakeService) ->
         assert (await ask(web, body=body)).status == 202
 
 
-async def test_memory_is_given_back_however_a_request_ends(service: FakeService) -> None:
+async def test_memory_is_released_however_a_request_ends(service: FakeService) -> None:
     web = WebApp(service, WebOptions(max_body=1000, max_buffered=1000, body_timeout=0.02))
     body = b'"' + b"x" * 900 + b'"'
-    await ask(web, messages=[chunk(body)])  # goes away
+    await ask(web, messages=[chunk(body)])  # disconnects
     await stalled(web, body)
     await ask(web, messages=[chunk(body), chunk(body)])  # too large
     await ask(web, body=body, headers={"host": "localhost"})  # no event

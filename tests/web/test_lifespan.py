@@ -23,7 +23,7 @@ def service() -> FakeService:
 
 
 async def live(web: WebApp) -> list[str]:
-    """One life of a server: what the application said."""
+    """Runs one lifespan and returns the messages of the application."""
     said: list[str] = []
     orders = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
 
@@ -38,12 +38,12 @@ async def live(web: WebApp) -> list[str]:
     return said
 
 
-async def test_the_app_lives_as_long_as_its_server(web: WebApp, service: FakeService) -> None:
+async def test_the_app_starts_and_stops_with_its_server(web: WebApp, service: FakeService) -> None:
     assert await live(web) == ["startup.complete", "shutdown.complete"]
     assert service.lives == ["initialize", "shutdown"]
 
 
-async def test_a_server_whose_app_does_not_start_is_told_why(
+async def test_a_failed_start_is_reported_to_the_server(
     web: WebApp, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.error = RuntimeError("no database")
@@ -51,7 +51,7 @@ async def test_a_server_whose_app_does_not_start_is_told_why(
     assert "no database" in caplog.text
 
 
-async def test_a_server_whose_app_does_not_stop_in_order_is_told_why(web: WebApp, service: FakeService) -> None:
+async def test_a_failed_shutdown_is_reported_to_the_server(web: WebApp, service: FakeService) -> None:
     service.error_after_start = RuntimeError("stuck")
     assert await live(web) == ["startup.complete", "shutdown.failedstuck"]
 
@@ -84,7 +84,7 @@ async def test_it_can_be_mounted_anywhere(web: WebApp, service: FakeService, mou
     assert service.cancelled == [("run", "cancelled")]
 
 
-async def test_it_can_be_mounted_behind_a_proxy_that_cuts_the_path(web: WebApp) -> None:
+async def test_it_can_be_mounted_behind_a_proxy_that_strips_the_prefix(web: WebApp) -> None:
     host = FastAPI(lifespan=web.lifespan)
     host.mount("/edda", web)
     async with host.router.lifespan_context(host):
@@ -92,7 +92,7 @@ async def test_it_can_be_mounted_behind_a_proxy_that_cuts_the_path(web: WebApp) 
         assert (await ask(host, path="/api/edda/_edda/livez", method="GET", root_path="/api")).status == 200
 
 
-async def test_its_life_can_be_part_of_a_longer_one(web: WebApp, service: FakeService) -> None:
+async def test_its_lifespan_can_be_part_of_another(web: WebApp, service: FakeService) -> None:
     @asynccontextmanager
     async def lifespan(host: Starlette) -> AsyncIterator[None]:
         service.lives.append("before")

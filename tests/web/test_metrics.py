@@ -11,8 +11,8 @@ from edda.version import __version__
 from edda.web import WebApp, metrics
 
 from .calls import Reply, ask
+from .fake_controller import Showcase, a_run
 from .fakes import FakeService
-from .showcase import Showcase, a_run
 
 _SAMPLE = re.compile(r'^([a-z_:][a-z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\]|\\.)*",?)+)\})? (-?[0-9.e+-]+)$')
 
@@ -31,7 +31,7 @@ async def scrape(web: WebApp, method: str = "GET") -> Reply:
     return await ask(web, method=method, path="/_edda/metrics", headers={"host": "localhost"}, body=b"")
 
 
-async def test_what_monitoring_wants_to_know_is_there(web: WebApp) -> None:
+async def test_every_metric_is_present(web: WebApp) -> None:
     reply = await scrape(web)
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     text = reply.body.decode()
@@ -63,7 +63,7 @@ async def test_every_line_is_one_that_prometheus_reads(web: WebApp, showcase: Sh
             assert found[1] in described
 
 
-async def test_several_that_scrape_cost_no_more_than_one(
+async def test_several_scrapers_cost_one_query(
     web: WebApp, showcase: Showcase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await scrape(web)
@@ -80,7 +80,7 @@ async def test_requests_are_counted_by_their_status(web: WebApp) -> None:
     assert b'edda_http_requests_total{status="405"} 2\n' in (await scrape(web)).body
 
 
-async def test_a_database_that_is_away_is_said_to_be(web: WebApp, showcase: Showcase) -> None:
+async def test_without_the_database_the_metrics_are_503(web: WebApp, showcase: Showcase) -> None:
     showcase.world.error = StorageUnavailableError("gone")
     assert (await scrape(web)).status == 503
     assert (await scrape(web, "POST")).status == 405

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edda.control.operations import OPERATIONS, PREFIX
+from edda.control.controller import OPERATIONS, PREFIX
 from edda.web import WebApp
 from edda.web.openapi import describe
 
 from .calls import ask
+from .fake_controller import Showcase
 from .fakes import FakeService
-from .showcase import Showcase
 
 
 async def test_it_is_served_as_it_is_made(service: FakeService) -> None:
@@ -43,13 +43,13 @@ def test_what_a_query_takes_is_described() -> None:
     assert found["workflow"] == {"type": "string"}
 
 
-def test_which_words_there_are_is_described() -> None:
-    """So that a program can offer them, and need not learn them from a refusal."""
+def test_the_allowed_words_are_described() -> None:
+    """So that a program can offer them without trial and error."""
     described = describe()
     runs, outbox = (described["paths"][path]["get"]["parameters"] for path in ("/runs", "/outbox"))
     assert {"open", "failed"} < set(_find(runs, "status")["schema"]["items"]["enum"])
     assert _find(outbox, "state")["schema"]["enum"] == ["pending", "sent", "dead"]
-    order = described["components"]["schemas"]["BulkOrder"]["properties"]
+    order = described["components"]["schemas"]["BulkRequest"]["properties"]
     assert order["action"]["enum"] == ["cancel", "retry", "resume", "delete"]
 
 

@@ -1,4 +1,4 @@
-"""What every answer has: each address, with each status that it can be made to give."""
+"""Security headers of every response: each path, with each status that it can have."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def draining(route: Route) -> Reply:
 
 
 async def crowded(route: Route) -> Reply:
-    """One more than may wait for the database."""
+    """One more call than `max_concurrent`."""
     world = World(tokens=TOKENS, max_concurrent=1)
     world.service.open.clear()
     first = asyncio.create_task(SENDING.ask(world.web, GOOD))
@@ -106,7 +106,7 @@ CIRCUMSTANCES: dict[str, tuple[Circumstances, set[int]]] = {
 
 
 def protection_of(route: Route, reply: Reply) -> dict[str, str]:
-    """Our own forms have to tell us whence they come; our files are named by what is in them, and may be kept."""
+    """Our forms have to send their origin; static files have a version in their URL and may be cached."""
     expected = dict(PROTECTION)
     if route.is_page and reply.headers.get("referrer-policy") == "same-origin":
         expected["referrer-policy"] = "same-origin"
@@ -121,7 +121,7 @@ def quick_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("circumstances", CIRCUMSTANCES)
-async def test_every_answer_of_every_address_is_protected(circumstances: str) -> None:
+async def test_every_response_of_every_path_has_the_security_headers(circumstances: str) -> None:
     ask, reached = CIRCUMSTANCES[circumstances]
     statuses = set()
     for route in ROUTES:

@@ -14,7 +14,7 @@ from cloudevents.core.v1.event import CloudEvent as NewerEvent
 
 from edda import EddaApp, RunStatus, WorkflowContext, wait_event, workflow
 from edda.workflow.workflow import registry
-from tests.engine.facts import until, until_status
+from tests.engine.conditions import until, until_status
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # the SDK deprecates some of its own functions
@@ -56,7 +56,7 @@ def newer_structured(attributes: dict[str, Any], data: Any) -> Message:
 
 WRITERS: list[Write] = [older_binary, older_structured, model_binary, newer_binary, newer_structured]
 TYPES: list[dict[str, Any]] = [{}, {"datacontenttype": "application/json"}]
-"""Without one is what the SDK does by default, and in binary mode sends no Content-Type."""
+"""By default the SDK sets none, and in binary mode sends no Content-Type."""
 
 
 async def post(app: EddaApp, message: Message) -> int:
@@ -67,7 +67,7 @@ async def post(app: EddaApp, message: Message) -> int:
 
 @pytest.fixture(autouse=True)
 def empty_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the handlers defined here would get the events of other files."""
+    """Else the handlers defined here would receive events of other test files."""
     monkeypatch.setattr(registry, "_workflows", {})
 
 
@@ -92,7 +92,7 @@ async def test_an_event_of_the_sdk_starts_a_workflow(write: Write, types: dict[s
 
 @pytest.mark.parametrize("write", WRITERS)
 @pytest.mark.parametrize("types", TYPES)
-async def test_an_event_of_the_sdk_wakes_the_wait_that_it_matches(write: Write, types: dict[str, Any]) -> None:
+async def test_an_event_of_the_sdk_resumes_the_matching_wait(write: Write, types: dict[str, Any]) -> None:
     @workflow
     async def payment(ctx: WorkflowContext, order_id: str) -> Any:
         event = await wait_event(ctx, "payment.completed", match={"order.id": order_id})

@@ -1,7 +1,6 @@
-"""Who may do what: every address, asked by everybody there is.
+"""Access: every path, requested with every kind of credentials.
 
-What each address needs is written down here once more, by hand: a table that follows from the code would agree with it
-whatever it says.
+The required scopes are listed here by hand: a table derived from the code would agree with any mistake in it.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from itertools import combinations
 import pytest
 
 from edda.web import Token, TokenScope, WebOptions
+from edda.web.access import SECONDS, LoginSessions
 from edda.web.request import read_request
-from edda.web.security.login import SECONDS, LoginSessions
 
 from .calls import Call, Reply
 from .routes import ROUTES, Route, World
@@ -51,7 +50,7 @@ NEEDED: dict[str, frozenset[str]] = {
     "list_audits": VIEW,
     "GET openapi.json": VIEW,
     "GET stream": VIEW,
-    # pages: whoever acts on one has to be able to see it
+    # pages: an action needs the scope view too
     "GET /": VIEW,
     "GET /workers": VIEW,
     "GET /workflows": VIEW,
@@ -87,7 +86,7 @@ NEEDED: dict[str, frozenset[str]] = {
     "POST /channels/publish": VIEW | EVENTS,
     "POST /outbox/retry": VIEW | CONTROL,
     "POST /outbox/drop": VIEW | CONTROL,
-    # what is there before anybody has shown a token
+    # public paths
     "GET /login": NOTHING,
     "GET /static": NOTHING,
     "GET /_edda/livez": NOTHING,
@@ -99,7 +98,7 @@ NEEDED: dict[str, frozenset[str]] = {
 }
 DONE = frozenset({200, 202, 303})
 BY_TOKEN_ONLY = frozenset({"POST /events", "POST /cancel"})
-"""Outside of `/_edda`, where no session counts."""
+"""Paths outside `/_edda`, where no session counts."""
 
 SECRETS = {
     scopes: f"Vd0vzRQnC0d2yqW1sZ6b8HfJpK4uTgXe_{'_'.join(sorted(scopes))}"
@@ -112,7 +111,7 @@ TOKENS = tuple(
 ALL = VIEW | CONTROL | EVENTS
 OLD = "x1y2Z3a4B5c6D7e8F9g0H1i2J3k4L5m6"
 WAS_ONE = Token("+".join(sorted(ALL)), frozenset(TokenScope), OLD)
-"""Of the same name and with all scopes, but with a secret that was changed since."""
+"""The same name and all scopes, but a former secret."""
 OWN = {"sec-fetch-site": "same-origin", "host": "127.0.0.1:8001"}
 
 
@@ -130,7 +129,7 @@ async def nothing() -> dict[str, str]:
 
 
 def cookie(secret: str, tokens: tuple[Token, ...] = TOKENS, now: Callable[[], float] | None = None) -> dict[str, str]:
-    """What somebody who has logged in with it has."""
+    """The cookie after a login with the token."""
     options = WebOptions(tokens=tokens)
     sessions = LoginSessions(options) if now is None else LoginSessions(options, now)
     answer = sessions.log_in(read_request(Call().scope(), nothing), f"token={secret}".encode())
@@ -177,7 +176,7 @@ async def test_a_token_does_what_its_scopes_say(scopes: frozenset[str]) -> None:
 
 
 @pytest.mark.parametrize("scopes", SECRETS, ids=lambda scopes: "+".join(sorted(scopes)))
-async def test_a_session_does_what_its_token_may_and_nothing_outside(scopes: frozenset[str]) -> None:
+async def test_a_session_has_the_scopes_of_its_token_and_counts_below_edda_only(scopes: frozenset[str]) -> None:
     for route in ROUTES:
         world = World(tokens=TOKENS)
         reply = await route.ask(world.web, cookie(SECRETS[scopes]))
@@ -204,7 +203,7 @@ IMPOSTORS = {
 
 
 @pytest.mark.parametrize("who", STRANGERS)
-async def test_who_has_shown_nothing_that_counts_gets_as_far_as_the_login(who: str) -> None:
+async def test_without_valid_credentials_only_the_login_is_served(who: str) -> None:
     for route in ROUTES:
         world = World(tokens=TOKENS)
         check_stranger(world, route, await route.ask(world.web, STRANGERS[who]))
@@ -215,13 +214,13 @@ async def test_a_token_that_is_wrong_is_refused_everywhere(who: str) -> None:
     for route in ROUTES:
         world = World(tokens=TOKENS)
         reply = await route.ask(world.web, IMPOSTORS[who])
-        if route.name not in {"GET /_edda/livez", "GET /_edda/readyz"}:  # which ask nobody
+        if route.name not in {"GET /_edda/livez", "GET /_edda/readyz"}:  # probes need no token
             assert reply.status == 401, route.name
         assert world.is_untouched(), route.name
 
 
 @pytest.mark.parametrize("by", [bearer, cookie])
-async def test_where_only_looking_is_allowed_all_scopes_are_that_one(by: Callable[[str], dict[str, str]]) -> None:
+async def test_a_read_only_server_leaves_the_view_scope_only(by: Callable[[str], dict[str, str]]) -> None:
     for route in ROUTES:
         world = World(tokens=TOKENS, read_only=True)
         reply = await route.ask(world.web, by(SECRETS[ALL]))
@@ -234,7 +233,7 @@ async def test_where_only_looking_is_allowed_all_scopes_are_that_one(by: Callabl
 
 @pytest.mark.parametrize(("read_only", "scopes"), [(False, ALL), (True, VIEW)])
 @pytest.mark.parametrize("auth", [None, "none"])
-async def test_without_tokens_this_machine_does_everything_that_may_be_done(
+async def test_without_tokens_this_machine_has_all_scopes(
     auth: str | None, read_only: bool, scopes: frozenset[str]
 ) -> None:
     for route in ROUTES:
@@ -242,7 +241,7 @@ async def test_without_tokens_this_machine_does_everything_that_may_be_done(
         check(world, route, await route.ask(world.web, OWN), scopes)
 
 
-async def test_without_tokens_nobody_else_does_anything() -> None:
+async def test_without_tokens_other_machines_are_refused_everywhere() -> None:
     for route in ROUTES:
         world = World()
         reply = await route.ask(world.web, OWN, client=("192.0.2.7", 50000))

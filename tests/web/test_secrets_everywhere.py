@@ -1,4 +1,4 @@
-"""Secrets that are sent through every place where text goes in: none comes out of any place where text is shown."""
+"""Secrets sent through every input appear in no output."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from edda.control.remote import RemoteController
 from edda.control.views import RunSearch, StartRequest
 from edda.engine.outbox.sinks import HttpSink
 from edda.errors import EddaError
-from edda.sink_urls import open_sink
+from edda.outbox import open_sink
 from edda.web import GitHub, StandardWebhooks, Stripe, Token, TokenScope
-from edda.web.security.tokens import read_tokens
+from edda.web.tokens import read_tokens
 from tests.core.test_urls import URLS
-from tests.engine.facts import until_status
+from tests.engine.conditions import until_status
 
 SECRET = "S3CRET"
 TOKEN = "4f1d9c-view-7Qm9vc3QtdGhlLXNpZ25hbC1mb3I"
@@ -37,10 +37,10 @@ TOKEN = "4f1d9c-view-7Qm9vc3QtdGhlLXNpZ25hbC1mb3I"
 
 @pytest.fixture(autouse=True)
 def written() -> Iterator[io.StringIO]:
-    """Everything that any logger says, ours and those of libraries, with tracebacks."""
+    """All log records of ours and of libraries, with tracebacks."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    # The requests of `visit` are the test's own.
+    # The test client logs its own requests.
     handler.addFilter(lambda record: "http://127.0.0.1/_edda" not in record.getMessage())
     root = logging.getLogger()
     level = root.level
@@ -53,12 +53,12 @@ def written() -> Iterator[io.StringIO]:
 
 
 def nowhere(url: str) -> str:
-    """The same at a place where nothing listens."""
+    """The same URL at a port where no server listens."""
     return url.replace("@h:", "@127.0.0.1:").replace("@h/", "@127.0.0.1:1/").replace("//h/", "//127.0.0.1:1/")
 
 
 def told(error: BaseException | None) -> str:
-    """An error with all that caused it."""
+    """An error with its causes."""
     found = []
     while error is not None:
         found += [str(error), repr(error)]
@@ -80,7 +80,7 @@ def test_no_command_prints_the_password_of_a_database(
 
 
 @pytest.mark.parametrize("url", URLS)
-async def test_no_app_says_the_password_of_its_database(url: str) -> None:
+async def test_no_app_shows_the_password_of_its_database(url: str) -> None:
     said = []
     try:
         app = EddaApp("shop", nowhere(url))
@@ -96,8 +96,8 @@ async def test_no_app_says_the_password_of_its_database(url: str) -> None:
 BROKER = f"http://user:{SECRET}@127.0.0.1:1/events?token={SECRET}"
 
 
-async def test_no_client_says_the_password_of_a_receiver() -> None:
-    """httpx logs each URL that it asks."""
+async def test_no_client_shows_the_password_of_a_receiver() -> None:
+    """httpx logs each URL that it requests."""
     sink, remote = HttpSink(BROKER), RemoteController(f"http://user:{SECRET}@127.0.0.1:1")
     errors = []
     for attempt in (
@@ -150,7 +150,7 @@ async def app() -> Any:
         yield app
 
 
-def visit(app: EddaApp) -> httpx2.AsyncClient:
+def client_for(app: EddaApp) -> httpx2.AsyncClient:
     transport = httpx2.ASGITransport(app=app, client=("127.0.0.1", 50_000))
     return httpx2.AsyncClient(
         transport=transport, base_url="http://127.0.0.1", headers={"authorization": f"Bearer {TOKEN}"}
@@ -170,7 +170,7 @@ async def test_no_refusal_repeats_what_was_wrong(app: EddaApp, wrong: Any) -> No
         with pytest.raises(EddaError) as caught:
             await start()
         errors.append(told(caught.value))
-    async with visit(app) as client:
+    async with client_for(app) as client:
         answers = [
             await client.post(f"{api}/runs", json={"workflow": "settle", "input": {"amount": wrong, "card": wrong}}),
             await client.post(f"{api}/runs", json={"workflow": wrong, "input": wrong}),
@@ -184,18 +184,18 @@ async def test_no_refusal_repeats_what_was_wrong(app: EddaApp, wrong: Any) -> No
             await client.get(f"{api}/runs/count", params={"input": f"card.password={SECRET}"}),
         ]
     assert {answer.status_code // 100 for answer in answers} <= {4}
-    said = [answer.text for answer in answers if answer.status_code != 404]  # a 404 names what there is not
+    said = [answer.text for answer in answers if answer.status_code != 404]  # a 404 names the missing id
     assert SECRET not in "\n".join([*errors, *said])
 
 
 @pytest.mark.parametrize("data", WRONG, ids=repr)
-async def test_a_rejected_event_is_told_of_without_its_values(app: EddaApp, data: Any) -> None:
+async def test_a_rejected_event_is_logged_without_its_values(app: EddaApp, data: Any) -> None:
     run_id = await app.start(pay, 1, Card(number=1, password=2))
     await until_status(app, run_id, RunStatus.WAITING_FOR_EVENT)
     await app.send_event("paid", "/bank", {"token": SECRET, "number": data, "password": data})
-    record = await app.engine.read_run(run_id)
+    record = await app.client.read_run(run_id)
     assert SECRET not in (record.reason or "")
-    async with visit(app) as client:
+    async with client_for(app) as client:
         found = await client.get("/_edda/api/v1/runs", params={"q": SECRET})
         assert found.json()["items"] == [], "a search confirms no secret"
         for path in (f"/_edda/api/v1/runs/{run_id}", f"/_edda/api/v1/runs/{run_id}/history", "/_edda/metrics"):
@@ -223,7 +223,7 @@ MISTAKEN: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKEN)
-def test_no_mistake_in_a_setting_is_told_with_the_secret(mistake: str) -> None:
+def test_no_error_of_a_setting_shows_the_secret(mistake: str) -> None:
     with pytest.raises((ValueError, TypeError)) as caught:
         MISTAKEN[mistake]()
     assert SECRET not in told(caught.value)
@@ -254,7 +254,7 @@ app = EddaApp("shop", "postgresql://u:{secret}@127.0.0.1:1/shop", broker_url=bro
         ("worker", {}),
     ],
 )
-def test_no_server_says_a_secret_when_it_starts(command: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_no_server_prints_a_secret_when_it_starts(command: str, environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SERVED.format(secret=SECRET))
     port = ["--port", "0"] if command == "serve" else []
     done = subprocess.run(
@@ -271,7 +271,7 @@ def test_no_server_says_a_secret_when_it_starts(command: str, environment: dict[
     assert SECRET not in done.stdout + done.stderr
 
 
-async def test_the_doctor_says_no_secret_of_runs_and_outgoing_events(tmp_path: Path) -> None:
+async def test_the_doctor_prints_no_secret_of_runs_and_outbox_events(tmp_path: Path) -> None:
     @workflow
     async def leak(ctx: WorkflowContext, password: str) -> None:
         raise ValueError(f"refused {password}, see https://u:{SECRET}@bank.example/")

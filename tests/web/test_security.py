@@ -1,4 +1,4 @@
-"""Who is served, and what every answer has."""
+"""Access to the server, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_without_tokens_this_machine_is_served(web: WebApp, client: str | 
 
 @pytest.mark.parametrize("client", ["192.0.2.7", "10.0.0.1", "::2", "::ffff:10.0.0.1", "testclient", "127.0.0.1.x"])
 @pytest.mark.parametrize("path", ["/events", "/cancel/run", "/_edda/livez", "/_edda/readyz", "/_edda/x"])
-async def test_without_tokens_other_machines_are_refused_and_told_the_setting(
+async def test_without_tokens_other_machines_are_refused_with_the_setting_to_change(
     web: WebApp, service: FakeService, client: str, path: str
 ) -> None:
     for method in ("POST", "GET", "OPTIONS"):
@@ -52,7 +52,7 @@ async def test_without_tokens_other_machines_are_refused_and_told_the_setting(
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "X-Forwarded-Host"])
-async def test_what_a_proxy_on_this_machine_passes_on_does_not_come_from_it(web: WebApp, header: str) -> None:
+async def test_a_request_forwarded_by_a_local_proxy_is_not_local(web: WebApp, header: str) -> None:
     assert (await ask(web, headers=EVENT | {header: "127.0.0.1"})).status == 403
 
 
@@ -82,7 +82,9 @@ async def test_without_tokens_this_machine_is_served_by_its_own_names(web: WebAp
         "localhost evil.example",
     ],
 )
-async def test_a_name_that_somebody_made_to_point_here_is_refused(web: WebApp, service: FakeService, host: str) -> None:
+async def test_a_foreign_name_that_resolves_to_this_machine_is_refused(
+    web: WebApp, service: FakeService, host: str
+) -> None:
     reply = await ask(web, headers=with_host(host))
     assert reply.status == 403
     assert "allowed_hosts" in reply.json["error"]
@@ -113,7 +115,7 @@ async def test_names_can_be_allowed(service: FakeService, auth: str | None, host
     assert (await ask(web, headers=with_host(host))).status == (202 if served else 403)
 
 
-async def test_it_is_open_to_everybody_on_purpose_only(service: FakeService) -> None:
+async def test_every_client_is_served_only_with_auth_none(service: FakeService) -> None:
     web = WebApp(service, WebOptions(auth="none"))
     for path in ("/events", "/cancel/run"):
         assert (await ask(web, path=path, client=ELSEWHERE, headers=with_host("shop.example"), body=b"")).status == 202
@@ -138,7 +140,7 @@ CROSS_SITE = [
 @pytest.mark.parametrize("auth", [None, "none"])
 @pytest.mark.parametrize(("headers", "served"), CROSS_SITE)
 @pytest.mark.parametrize("path", ["/events", "/cancel/run"])
-async def test_a_page_of_another_origin_sends_nothing(
+async def test_a_page_of_another_origin_cannot_send(
     service: FakeService, auth: str | None, headers: dict[str, str], served: bool, path: str
 ) -> None:
     reply = await ask(WebApp(service, WebOptions(auth=auth)), path=path, headers=EVENT | headers, body=b"")
@@ -146,7 +148,7 @@ async def test_a_page_of_another_origin_sends_nothing(
     assert bool(service.stored or service.cancelled) is served
 
 
-async def test_a_token_lets_in_from_anywhere_under_any_name(guarded: WebApp) -> None:
+async def test_a_token_is_valid_from_any_address_under_any_host(guarded: WebApp) -> None:
     headers = with_token(TokenScope.EVENTS) | {"host": "shop.example", "x-forwarded-for": "192.0.2.9"}
     assert (await ask(guarded, client=ELSEWHERE, headers=headers)).status == 202
     assert (await ask(guarded, headers=headers | {"origin": "http://elsewhere.example"})).status == 202
@@ -169,7 +171,7 @@ async def test_a_token_is_good_for_its_scope_only(
     [None, "", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "Bearer wrong", "Bearer \xff", SECRETS[TokenScope.EVENTS]],
 )
 @pytest.mark.parametrize("client", [ELSEWHERE, ("127.0.0.1", 1)])
-async def test_with_tokens_nobody_is_served_without_one_not_even_this_machine(
+async def test_with_tokens_this_machine_needs_one_too(
     guarded: WebApp, service: FakeService, value: str | None, client: tuple[str, int]
 ) -> None:
     headers = EVENT if value is None else EVENT | {"authorization": value}
@@ -200,7 +202,7 @@ def query(scope: TokenScope = TokenScope.EVENTS) -> bytes:
     return f"a=1&access_token={SECRETS[scope]}&b=2".encode()
 
 
-async def test_a_token_in_the_query_is_taken_where_that_is_on(service: FakeService) -> None:
+async def test_a_token_in_the_query_is_accepted_if_enabled(service: FakeService) -> None:
     web = WebApp(service, WebOptions(tokens=TOKENS, query_token=True))
     reply = await ask(web, query=query())
     assert reply.status == 202

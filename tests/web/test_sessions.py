@@ -1,4 +1,4 @@
-"""Logging in, what a cookie is good for, and who may make a browser do something."""
+"""Login, cookies, and requests that other origins make a browser send."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from urllib.parse import quote, urlencode
 import httpx2
 import pytest
 
-from edda.control.operations import PREFIX
+from edda.control.controller import PREFIX
 from edda.web import Token, TokenScope, WebApp, WebOptions
+from edda.web.access import COOKIE, MAX_FAILURES, SECONDS, LoginSessions, LoginThrottle, Principal, own_path
 from edda.web.request import Request, read_request
 from edda.web.responses import HTTPError, Response
-from edda.web.security.callers import Principal
-from edda.web.security.login import COOKIE, MOST_FAILURES, SECONDS, LoginSessions, LoginThrottle, own_path
 
 from .calls import Call, Reply, ask, deliver
+from .fake_controller import Showcase
 from .fakes import FakeService, PlainRefusals
 from .listening import listening
-from .showcase import Showcase
 from .test_security import PROTECTION, SECRETS, TOKENS
 
 HERE = {"host": "edda.example"}
@@ -32,12 +31,12 @@ VIEW = SECRETS[TokenScope.VIEW]
 
 
 class Papers(PlainRefusals):
-    """Pages that say who looks at them."""
+    """Pages that show their caller."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str | None, bytes]] = []
 
-    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
+    async def handle(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
         self.seen.append((request.path, None if caller is None else caller.name, body))
         if request.path == "/_edda/nothing":
             return None
@@ -56,7 +55,7 @@ def showcase() -> Showcase:
 
 @pytest.fixture
 def make_web(service: FakeService, showcase: Showcase, papers: Papers) -> Callable[..., WebApp]:
-    return lambda **options: WebApp(service, WebOptions(**options), control=lambda: showcase, pages=papers)
+    return lambda **options: WebApp(service, WebOptions(**options), control=lambda: showcase, viewer=lambda: papers)
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ async def get(web: WebApp, path: str, headers: dict[str, str], method: str = "GE
 # Logging in
 
 
-async def test_who_logs_in_sees_pages_and_may_use_the_api(web: WebApp, papers: Papers) -> None:
+async def test_a_login_opens_the_pages_and_the_api(web: WebApp, papers: Papers) -> None:
     cookie = await cookie_for(web)
     assert (await get(web, "/_edda/runs", cookie)).headers["content-type"].startswith("text/html")
     assert (await get(web, f"{PREFIX}/runs", cookie)).status == 200
@@ -95,7 +94,7 @@ async def test_who_logs_in_sees_pages_and_may_use_the_api(web: WebApp, papers: P
     assert papers.seen == [("/_edda/runs", "view", b"")]
 
 
-async def test_the_cookie_is_out_of_the_reach_of_scripts_and_of_other_sites(web: WebApp) -> None:
+async def test_the_cookie_is_httponly_and_samesite(web: WebApp) -> None:
     reply = await log_in(web, VIEW)
     assert (reply.status, reply.headers["location"]) == (303, "/_edda/")
     morsel = SimpleCookie(reply.headers["set-cookie"])[COOKIE]
@@ -105,7 +104,7 @@ async def test_the_cookie_is_out_of_the_reach_of_scripts_and_of_other_sites(web:
     assert {name: reply.headers.get(name) for name in PROTECTION} == PROTECTION
 
 
-async def test_what_came_by_https_stays_on_https(web: WebApp) -> None:
+async def test_a_cookie_set_by_https_is_secure(web: WebApp) -> None:
     scope = {**Call().scope(), "scheme": "https", "root_path": "/a b", "path": "/a b/_edda/login"}
     cookie = LoginSessions(WebOptions(tokens=ALL)).log_in(read_request(scope, no_body), f"token={VIEW}".encode())
     text = dict(cookie.headers)[b"set-cookie"].decode()
@@ -125,10 +124,10 @@ async def test_a_wrong_token_leads_back_to_the_form(web: WebApp) -> None:
         assert "set-cookie" not in reply.headers
 
 
-@pytest.mark.parametrize("addresses", [1, MOST_FAILURES], ids=["one address", "another address each time"])
-async def test_who_guesses_has_to_wait_and_keeps_nobody_else_out(web: WebApp, addresses: int) -> None:
-    """Another address each time is what a forged X-Forwarded-For gives, under a server that believes it."""
-    clients = [(f"192.0.2.{number % addresses}", 1) for number in range(MOST_FAILURES + 1)]
+@pytest.mark.parametrize("addresses", [1, MAX_FAILURES], ids=["one address", "another address each time"])
+async def test_wrong_tokens_are_throttled_and_right_ones_still_accepted(web: WebApp, addresses: int) -> None:
+    """Another address each time, as with a forged X-Forwarded-For under a server that trusts it."""
+    clients = [(f"192.0.2.{number % addresses}", 1) for number in range(MAX_FAILURES + 1)]
     for client in clients[:-1]:
         assert (await log_in(web, "wrong", client=client)).status == 303
     reply = await log_in(web, "wrong", client=clients[-1])
@@ -141,13 +140,13 @@ async def test_who_guesses_has_to_wait_and_keeps_nobody_else_out(web: WebApp, ad
 
 def test_failures_are_forgotten_after_a_minute_and_do_not_pile_up() -> None:
     failures = LoginThrottle()
-    for second in range(MOST_FAILURES):
+    for second in range(MAX_FAILURES):
         failures.add(1000.0 + second)
     failures.add(1060.0)
     for _ in range(1000):
         with pytest.raises(HTTPError):
             failures.add(1060.0)
-    assert len(failures._times) == MOST_FAILURES
+    assert len(failures._times) == MAX_FAILURES
 
 
 async def test_without_tokens_there_is_nothing_to_log_in_to(open_web: WebApp) -> None:
@@ -156,7 +155,7 @@ async def test_without_tokens_there_is_nothing_to_log_in_to(open_web: WebApp) ->
     assert "set-cookie" not in reply.headers
 
 
-async def test_who_logs_out_has_no_cookie_any_more(web: WebApp) -> None:
+async def test_logout_deletes_the_cookie(web: WebApp) -> None:
     cookie = await cookie_for(web)
     reply = await ask(web, path="/_edda/logout", headers=HERE | OWN | cookie, body=b"")
     assert (reply.status, reply.headers["location"]) == (303, "/_edda/login")
@@ -201,12 +200,12 @@ OURS = ["/_edda/", "/_edda/runs", "/_edda/runs/", "/_edda/runs?status=failed&q=.
 
 
 @pytest.mark.parametrize(("wanted", "ours"), [*((path, False) for path in ELSEWHERE), *((path, True) for path in OURS)])
-async def test_nobody_is_sent_elsewhere(web: WebApp, wanted: str, ours: bool) -> None:
+async def test_the_login_redirects_to_own_pages_only(web: WebApp, wanted: str, ours: bool) -> None:
     reply = await log_in(web, VIEW, wanted)
     assert reply.headers["location"] == (wanted if ours else "/_edda/")
 
 
-def test_a_mounted_app_sends_people_to_its_own_pages() -> None:
+def test_a_mounted_app_redirects_below_its_own_prefix() -> None:
     scope = Call(path="/shop/_edda/login", root_path="/shop").scope()
     request = read_request(scope, no_body)
     assert own_path(request, "/shop/_edda/runs") == "/shop/_edda/runs"
@@ -236,8 +235,8 @@ def test_a_cookie_is_good_for_half_a_day() -> None:
     now = [1000.0]
     sessions = LoginSessions(WebOptions(tokens=ALL), lambda: now[0])
     request = with_cookie(make_cookie(sessions))
-    for moment, known in ((1000.0, True), (1000.0 + SECONDS - 1, True), (1000.0 + SECONDS, False)):
-        now[0] = moment
+    for time, known in ((1000.0, True), (1000.0 + SECONDS - 1, True), (1000.0 + SECONDS, False)):
+        now[0] = time
         assert (sessions.find(request) is not None) is known
 
 
@@ -291,8 +290,8 @@ def with_cookie(cookie: str) -> Request:
     return read_request(scope, no_body)
 
 
-async def test_a_login_does_not_take_up_what_the_browser_brought(web: WebApp) -> None:
-    """Whoever planted a cookie before somebody logs in knows nothing of the session afterwards."""
+async def test_a_login_ignores_an_existing_cookie(web: WebApp) -> None:
+    """An attacker who planted a cookie before the login does not get the session."""
     planted = make_cookie(LoginSessions(WebOptions(tokens=ALL)))
     headers = HERE | OWN | {"cookie": f"{COOKIE}={planted}"}
     reply = await ask(web, path="/_edda/login", headers=headers, body=f"token={EVERYTHING}".encode())
@@ -302,7 +301,7 @@ async def test_a_login_does_not_take_up_what_the_browser_brought(web: WebApp) ->
     assert (await get(web, f"{PREFIX}/runs/r-1/resume", {"cookie": f"{COOKIE}={fresh}"} | OWN, "POST")).status == 200
 
 
-async def test_a_planted_cookie_is_none_whatever_it_says(web: WebApp) -> None:
+async def test_a_planted_cookie_is_never_valid(web: WebApp) -> None:
     for planted in ("session-of-mine", "", "a.1.b", f"{COOKIE}="):
         headers = HERE | OWN | {"cookie": f"{COOKIE}={planted}"}
         reply = await ask(web, path="/_edda/login", headers=headers, body=f"token={VIEW}".encode())
@@ -311,7 +310,7 @@ async def test_a_planted_cookie_is_none_whatever_it_says(web: WebApp) -> None:
 
 
 async def test_a_session_cannot_be_made_longer(web: WebApp) -> None:
-    """Neither by looking nor by logging in with the cookie alone."""
+    """Neither by requests nor by a login with the cookie alone."""
     cookie = await cookie_for(web)
     assert "set-cookie" not in (await get(web, "/_edda/runs", cookie)).headers
     reply = await ask(web, path="/_edda/login", headers=HERE | OWN | cookie, body=b"token=")
@@ -320,7 +319,7 @@ async def test_a_session_cannot_be_made_longer(web: WebApp) -> None:
 
 @pytest.mark.parametrize("root", ["", "/shop", "/a b", "/a;b"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_behind_a_proxy_the_cookie_is_for_our_place_and_scheme_and_goes_again(
+async def test_behind_a_proxy_the_cookie_has_our_path_and_scheme_and_is_deleted_again(
     web: WebApp, scheme: str, root: str
 ) -> None:
     written: dict[str, str] = {}
@@ -335,9 +334,7 @@ async def test_behind_a_proxy_the_cookie_is_for_our_place_and_scheme_and_goes_ag
 
 
 @pytest.mark.parametrize(("said", "secure"), [({}, False), ({"x-forwarded-proto": "https"}, True)])
-async def test_a_proxy_on_this_machine_is_believed_that_it_was_https(
-    web: WebApp, said: dict[str, str], secure: bool
-) -> None:
+async def test_the_scheme_of_a_local_proxy_is_used(web: WebApp, said: dict[str, str], secure: bool) -> None:
     async with listening(web) as url, httpx2.AsyncClient(base_url=url, trust_env=False) as client:
         answer = await client.post("/_edda/login", data={"token": VIEW}, headers=OWN | said)
     assert answer.headers["set-cookie"].endswith("; Secure") is secure
@@ -346,7 +343,7 @@ async def test_a_proxy_on_this_machine_is_believed_that_it_was_https(
 # Pages
 
 
-async def test_pages_are_told_who_looks_and_what_was_sent(web: WebApp, papers: Papers) -> None:
+async def test_pages_get_the_caller_and_the_body(web: WebApp, papers: Papers) -> None:
     cookie = await cookie_for(web, EVERYTHING)
     await get(web, "/_edda/runs", {})
     await ask(web, path="/_edda/runs/bulk", headers=HERE | OWN | cookie, body=b"ids=r-1")
@@ -354,15 +351,15 @@ async def test_pages_are_told_who_looks_and_what_was_sent(web: WebApp, papers: P
     assert (await get(web, "/_edda/nothing", cookie)).status == 404
 
 
-async def test_who_may_not_look_sees_the_login_only(web: WebApp) -> None:
+async def test_without_the_view_scope_only_the_login_is_served(web: WebApp) -> None:
     cookie = await cookie_for(web, SECRETS[TokenScope.EVENTS])
     assert (await get(web, "/_edda/", cookie)).status == 403
     assert (await get(web, "/_edda/login", cookie)).status == 200
     assert (await get(web, "/_edda/static/edda.css", cookie)).status == 200
 
 
-async def test_pages_are_protected_as_everything_is(web: WebApp) -> None:
-    """But that our own forms have to tell us whence they come, which they do not under "no-referrer"."""
+async def test_pages_have_the_security_headers(web: WebApp) -> None:
+    """Except Referrer-Policy: under "no-referrer" our own forms would send no origin."""
     for path in ("/_edda/", "/_edda/login"):
         reply = await get(web, path, await cookie_for(web))
         expected = PROTECTION | {"referrer-policy": "same-origin"}
@@ -371,7 +368,7 @@ async def test_pages_are_protected_as_everything_is(web: WebApp) -> None:
     assert {name: reply.headers.get(name) for name in PROTECTION} == PROTECTION
 
 
-# Requests that a page of others makes a browser send
+# Requests that a page of another origin makes a browser send
 
 SAME, CROSS = {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "cross-site"}
 SITE, NONE = {"sec-fetch-site": "same-site"}, {"sec-fetch-site": "none"}
@@ -382,7 +379,7 @@ FORGERIES = [
     # with a session
     (BY_COOKIE, SAME, True),
     (BY_COOKIE, SAME | MINE, True),
-    (BY_COOKIE, SAME | EVIL, True),  # a proxy has changed Host; a browser does not lie about the site
+    (BY_COOKIE, SAME | EVIL, True),  # a proxy has changed Host; Sec-Fetch-Site is still right
     (BY_COOKIE, CROSS, False),
     (BY_COOKIE, CROSS | MINE, False),
     (BY_COOKIE, SITE, False),
@@ -392,7 +389,7 @@ FORGERIES = [
     (BY_COOKIE, {"sec-fetch-site": ""}, False),
     (BY_COOKIE, {"sec-fetch-site": "Same-Origin"}, False),
     (BY_COOKIE, MINE, True),
-    (BY_COOKIE, {"origin": "https://edda.example"}, True),  # behind a proxy that speaks https for us
+    (BY_COOKIE, {"origin": "https://edda.example"}, True),  # behind a proxy that terminates TLS
     (BY_COOKIE, {"origin": "HTTP://EDDA.example"}, True),
     (BY_COOKIE, EVIL, False),
     (BY_COOKIE, PORT, False),
@@ -403,7 +400,7 @@ FORGERIES = [
     (BY_COOKIE, {"origin": "http://evil.example/edda.example"}, False),
     (BY_COOKIE, {}, False),
     (BY_COOKIE, {"referer": "http://edda.example/_edda/"}, False),
-    # with a token in the header, which no page of others has
+    # with a token in the header, which other origins lack
     (BY_TOKEN, {}, True),
     (BY_TOKEN, CROSS, True),
     (BY_TOKEN, EVIL, True),
@@ -422,7 +419,7 @@ FORGERIES = [
 
 @pytest.mark.parametrize(("by", "said", "done"), FORGERIES)
 @pytest.mark.parametrize("path", [f"{PREFIX}/runs/r-1/cancel", "/_edda/runs/r-1/cancel"])
-async def test_only_our_own_pages_make_a_browser_do_something(
+async def test_only_requests_of_our_own_origin_change_something(
     make_web: Callable[..., WebApp],
     showcase: Showcase,
     papers: Papers,
@@ -443,7 +440,7 @@ async def test_only_our_own_pages_make_a_browser_do_something(
 
 
 @pytest.mark.parametrize("said", [CROSS, NONE, EVIL, NULL])
-async def test_others_do_not_log_a_browser_in_or_out(web: WebApp, said: dict[str, str]) -> None:
+async def test_another_origin_cannot_log_a_browser_in_or_out(web: WebApp, said: dict[str, str]) -> None:
     for path in ("/_edda/login", "/_edda/logout"):
         reply = await ask(web, path=path, headers=HERE | said, body=f"token={VIEW}".encode())
         assert (reply.status, "set-cookie" in reply.headers) == (403, False)
@@ -465,7 +462,7 @@ async def test_others_do_not_log_a_browser_in_or_out(web: WebApp, said: dict[str
     ],
 )
 @pytest.mark.parametrize("path", [f"{PREFIX}/runs", "/_edda/", "/_edda/login", "/_edda/metrics"])
-async def test_a_name_that_somebody_made_to_point_here_shows_nothing(
+async def test_a_foreign_name_that_resolves_to_this_machine_shows_nothing(
     open_web: WebApp, papers: Papers, showcase: Showcase, host: str, served: bool, path: str
 ) -> None:
     reply = await ask(open_web, method="GET", path=path, headers={"host": host}, body=b"")
@@ -474,7 +471,7 @@ async def test_a_name_that_somebody_made_to_point_here_shows_nothing(
 
 
 @pytest.mark.parametrize("path", [f"{PREFIX}/runs", "/_edda/", "/_edda/login", "/_edda/metrics", "/_edda/static/x"])
-async def test_without_tokens_only_this_machine_looks(open_web: WebApp, path: str) -> None:
+async def test_without_tokens_only_this_machine_sees_pages(open_web: WebApp, path: str) -> None:
     for changes in ({"client": ("192.0.2.7", 1)}, {"headers": LOCAL | {"x-forwarded-for": "127.0.0.1"}}):
         reply = await ask(open_web, **({"method": "GET", "path": path, "headers": LOCAL} | changes))
         assert reply.status == 403

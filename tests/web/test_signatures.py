@@ -1,4 +1,4 @@
-"""Signatures of webhooks, by the examples that their makers publish."""
+"""Webhook signatures, by the published examples of their senders."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_secret_is_changed_without_a_gap_on_either_side() -> None:
 @pytest.mark.parametrize(
     ("late", "taken"), [(0, True), (300, True), (-300, True), (301, False), (-301, False), (1e6, False)]
 )
-def test_a_signature_is_good_for_five_minutes_before_and_after(late: float, taken: bool) -> None:
+def test_a_signature_is_valid_for_five_minutes_before_and_after(late: float, taken: bool) -> None:
     assert TOLERANCE == 300
     stripe = stripe_headers(b"t=%d,v1=%b" % (STANDARD_TIME, stripe_signature()))
     for read, headers in ((read_standard, STANDARD_HEADERS), (read_stripe, stripe)):
@@ -165,7 +165,7 @@ def test_an_id_with_a_dot_is_refused_for_it_could_be_cut_elsewhere() -> None:
 
 
 @given(some.text(min_size=1, max_size=50), some.binary(max_size=50), some.integers(0, 2**33))
-def test_whatever_we_sign_can_be_sent_in_headers_and_fits(id: str, body: bytes, time: int) -> None:
+def test_every_signature_of_ours_fits_into_headers_and_verifies(id: str, body: bytes, time: int) -> None:
     try:
         id.encode()
     except UnicodeEncodeError:
@@ -181,7 +181,7 @@ def test_two_ids_are_never_signed_as_one() -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "whsec_", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_no base64", "whsec_ä"])
-def test_a_secret_that_is_not_one_of_standard_webhooks_is_said_to_be_none(secret: str) -> None:
+def test_a_secret_in_another_format_than_standard_webhooks_is_an_error(secret: str) -> None:
     with pytest.raises(ValueError, match="whsec_") as refused:
         standard_key(secret)
     assert not secret or secret == "whsec_" or secret not in str(refused.value)
@@ -224,7 +224,7 @@ def test_what_is_no_signature_of_github_is_refused_at_once(value: bytes) -> None
         read_github([(b"x-hub-signature-256", value)])
 
 
-def test_the_old_signature_of_github_is_not_taken() -> None:
+def test_the_old_signature_of_github_is_not_accepted() -> None:
     """With SHA-1, in a header of its own."""
     old = hmac.new(GITHUB_SECRET.encode(), GITHUB_BODY, hashlib.sha1).hexdigest().encode()
     with pytest.raises(SignatureError, match="x-hub-signature-256 is missing"):

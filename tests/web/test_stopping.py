@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import httpx2
 import pytest
 
-from .servers import APP, PATIENCE, Server, free_port, running
+from edda.cli.uvicorn_server import _Supervisor
+
+from .servers import APP, TIMEOUT, Server, free_port, running
 
 BLOCKING = """
 import time
@@ -34,11 +38,11 @@ EVENT = {
     "content-type": "application/json",
 }
 
-pytestmark = pytest.mark.pair
+pytestmark = pytest.mark.processes
 
 
 async def ended(process: asyncio.subprocess.Process) -> int:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         return await process.wait()
 
 
@@ -89,17 +93,17 @@ async def test_processes_end_when_their_parent_is_killed() -> None:
             await server.hear("started")
         process.kill()
         for _ in range(2):
-            assert str(process.pid) in await server.hear("has ended, process")
+            assert str(process.pid) in await server.hear("has ended, stopping process")
         for _ in range(2):
             await server.hear("drained")
         assert process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await process.stdout.read()  # up to the end: no process has it open any more
 
 
 async def send_event(server: Server) -> None:
-    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE) as client:
-        async with asyncio.timeout(PATIENCE):
+    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=TIMEOUT) as client:
+        async with asyncio.timeout(TIMEOUT):
             while True:
                 try:
                     assert (await client.post("/events", headers=EVENT, content=b"{}")).status_code == 202
@@ -107,3 +111,13 @@ async def send_event(server: Server) -> None:
                     await asyncio.sleep(0.05)
                 else:
                     return
+
+
+def test_two_signals_that_the_parent_reads_at_once_kill_its_children() -> None:
+    child = MagicMock()
+    supervisor = _Supervisor.__new__(_Supervisor)  # its constructor would replace the signal handlers of this process
+    supervisor.signal_queue, supervisor.should_exit = [signal.SIGINT, signal.SIGINT], threading.Event()
+    supervisor.processes = [child]
+    with pytest.raises(SystemExit):
+        supervisor.handle_signals()
+    child.process.kill.assert_called_once_with()

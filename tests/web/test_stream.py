@@ -1,4 +1,4 @@
-"""Server-sent events: a word whenever something has changed."""
+"""Server-sent events after every change."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Callable
 import httpx2
 import pytest
 
-from edda.control.operations import PREFIX
+from edda.control.controller import PREFIX
 from edda.errors import StorageUnavailableError
 from edda.web import State, WebApp, sse
-from edda.web.asgi import Message
+from edda.web.responses import Message
 
 from .calls import Call
+from .fake_controller import Showcase
 from .fakes import FakeService
 from .listening import listening
-from .showcase import Showcase
 from .test_security import PROTECTION
 
 pytestmark = pytest.mark.timeout(60)
@@ -33,7 +33,7 @@ def web(service: FakeService, showcase: Showcase) -> WebApp:
 
 
 class Listener:
-    """A client of the ASGI application that hears every piece when it is sent."""
+    """A client of the ASGI application that gets every chunk when it is sent."""
 
     def __init__(self, web: WebApp) -> None:
         self.heard: asyncio.Queue[bytes] = asyncio.Queue()
@@ -85,7 +85,7 @@ async def listen(web: WebApp) -> AsyncIterator[Callable[[], Listener]]:
         await listener.ended()
 
 
-async def test_a_change_is_told_at_once(showcase: Showcase, listen: Callable[[], Listener]) -> None:
+async def test_a_change_is_sent_at_once(showcase: Showcase, listen: Callable[[], Listener]) -> None:
     listener = listen()
     assert await listener.hear() == b"retry: 1000\n\n"
     assert await listener.hear() == b"event: changed\ndata: mark-0\n\n"
@@ -96,7 +96,7 @@ async def test_a_change_is_told_at_once(showcase: Showcase, listen: Callable[[],
     assert await listener.hear() == b"event: changed\ndata: mark-1\n\n"
 
 
-async def test_nobody_is_watched_for_who_has_gone(showcase: Showcase, listen: Callable[[], Listener]) -> None:
+async def test_watching_ends_when_the_client_disconnects(showcase: Showcase, listen: Callable[[], Listener]) -> None:
     listener = listen()
     await listener.hear()
     await listener.hear()
@@ -106,7 +106,9 @@ async def test_nobody_is_watched_for_who_has_gone(showcase: Showcase, listen: Ca
     assert showcase.world.watchers == 0
 
 
-async def test_silence_is_broken(listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_comment_is_sent_after_a_time_without_changes(
+    listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sse, "KEEPALIVE_SECONDS", 0.02)
     monkeypatch.setattr(sse, "_TICK", 0.01)
     listener = listen()
@@ -155,8 +157,10 @@ async def test_it_ends_when_the_database_is_away(
     assert listener.heard.qsize() == 2
 
 
-async def test_there_are_only_so_many(listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "MOST_STREAMS", 2)
+async def test_the_number_of_streams_is_limited(
+    listen: Callable[[], Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "MAX_STREAMS", 2)
     first, second = listen(), listen()
     for listener in (first, second):
         await listener.hear()
@@ -169,7 +173,7 @@ async def test_there_are_only_so_many(listen: Callable[[], Listener], monkeypatc
     assert await fourth.hear() == b"retry: 1000\n\n"
 
 
-async def test_a_server_that_cannot_tell_who_has_gone_ends_it_after_the_first_mark(
+async def test_a_server_that_cannot_detect_disconnects_ends_it_after_the_first_change(
     web: WebApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of WSGI."""
@@ -188,7 +192,7 @@ async def test_a_server_that_cannot_tell_who_has_gone_ends_it_after_the_first_ma
     assert b"mark-0" in heard
 
 
-async def test_a_real_server_passes_every_piece_on(web: WebApp, showcase: Showcase) -> None:
+async def test_a_real_server_sends_every_chunk(web: WebApp, showcase: Showcase) -> None:
     async with listening(web) as url, httpx2.AsyncClient(trust_env=False, timeout=20) as client:
         async with client.stream("GET", f"{url}{PREFIX}/stream") as response:
             lines = response.aiter_lines()
@@ -197,5 +201,5 @@ async def test_a_real_server_passes_every_piece_on(web: WebApp, showcase: Showca
                     await showcase.world.touch()
                 if line == "data: mark-1":
                     break
-        async with asyncio.timeout(20):  # whoever leaves is noticed
+        async with asyncio.timeout(20):  # the disconnect is noticed
             await showcase.world.alone.wait()

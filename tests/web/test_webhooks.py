@@ -1,4 +1,4 @@
-"""Webhooks of others: who is believed, and what becomes of what they send."""
+"""Webhooks of other services: signatures, and the events that they become."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.conftest import Database
 
 from .calls import EVENT, Reply, ask, chunk
 from .fakes import FakeService
-from .servers import PATIENCE, Server, free_port, running, wait_until_ready
+from .servers import TIMEOUT, Server, free_port, running, wait_until_ready
 
 GITHUB = "a secret for GitHub"
 STRIPE = "whsec_stripe_takes_it_as_it_is"
@@ -33,7 +33,7 @@ STANDARD = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 NEXT = "whsec_bmV4dG5leHRuZXh0bmV4dG5leHRuZXh0"
 ELSEWHERE = ("192.0.2.7", 50000)
 HOST = {"host": "shop.example", "x-forwarded-for": "192.0.2.9"}
-"""As it comes from far away, through a proxy."""
+"""A request from another machine through a proxy."""
 PUSH = b'{"ref": "refs/heads/main", "repository": {"id": 1, "full_name": "octo/hello-world"}}'
 PAID = b'{"id": "evt_1", "object": "event", "type": "invoice.paid", "data": {"object": {"amount": 100}}}'
 USER = b'{"type": "user.created", "timestamp": "2022-11-03T20:26:10Z", "data": {"id": "7"}}'
@@ -52,9 +52,9 @@ def by_github(body: bytes = PUSH, secret: str = GITHUB, **changes: str) -> dict[
 
 
 def by_stripe(body: bytes = PAID, secret: str = STRIPE, late: float = 0.0) -> dict[str, str]:
-    moment = int(time.time() - late)
-    code = hmac.new(secret.encode(), b"%d.%b" % (moment, body), hashlib.sha256).hexdigest()
-    return {**HOST, "content-type": "application/json; charset=utf-8", "stripe-signature": f"t={moment},v1={code}"}
+    sent_at = int(time.time() - late)
+    code = hmac.new(secret.encode(), b"%d.%b" % (sent_at, body), hashlib.sha256).hexdigest()
+    return {**HOST, "content-type": "application/json; charset=utf-8", "stripe-signature": f"t={sent_at},v1={code}"}
 
 
 def by_standard(
@@ -91,7 +91,7 @@ def content_of(event: CloudEvent) -> bytes:
     return bytes(event.data)
 
 
-# What becomes of them
+# Events
 
 
 async def test_a_push_at_github_becomes_an_event_of_the_repository(hooked: WebApp, service: FakeService) -> None:
@@ -134,7 +134,7 @@ async def test_a_standard_webhook_becomes_an_event_of_the_path(hooked: WebApp, s
 
 
 @pytest.mark.parametrize("content_type", ["application/cloudevents+json", "application/json", "text/plain"])
-async def test_a_signed_cloudevent_is_taken_as_it_is_whatever_header_it_comes_under(
+async def test_a_signed_cloudevent_is_read_the_same_under_every_content_type(
     hooked: WebApp, service: FakeService, content_type: str
 ) -> None:
     """The header is not signed: under another one the same body must not become another event."""
@@ -145,25 +145,25 @@ async def test_a_signed_cloudevent_is_taken_as_it_is_whatever_header_it_comes_un
     assert (event.id, event.type, event.source) == ("1", "order.created", "/tests")
 
 
-async def test_a_signed_batch_is_taken_as_a_whole(hooked: WebApp, service: FakeService) -> None:
+async def test_a_signed_batch_is_stored_as_a_whole(hooked: WebApp, service: FakeService) -> None:
     body = json.dumps([ORDER, ORDER | {"id": "2"}]).encode()
     headers = by_standard(body, content_type="application/cloudevents-batch+json")
     assert (await ask(hooked, path="/hooks/billing", headers=headers, body=body)).status == 202
     assert [event.id for event in service.stored] == ["1", "2"]
 
 
-async def test_attributes_in_headers_are_not_signed_and_so_not_taken(hooked: WebApp, service: FakeService) -> None:
+async def test_attributes_in_headers_are_not_signed_and_so_refused(hooked: WebApp, service: FakeService) -> None:
     reply = await ask(hooked, path="/hooks/billing", headers=EVENT | by_standard(), body=USER)
     assert (reply.status, service.stored) == (415, [])
     assert "structured" in reply.json["error"]
 
 
-# Who is believed
+# Signatures
 
 
 @pytest.mark.parametrize("path", SENT)
 @pytest.mark.parametrize("auth", [None, "none", "tokens"])
-async def test_a_signature_is_the_login_from_anywhere(service: FakeService, path: str, auth: str | None) -> None:
+async def test_a_signature_suffices_from_any_address(service: FakeService, path: str, auth: str | None) -> None:
     body, signed, _ = SENT[path]
     token = Token("shop", frozenset(TokenScope), "Vd0vzRQnC0d2yqW1sZ6b8HfJpK4uTgXe")
     options = WebOptions(tokens=(token,), webhooks=HOOKS) if auth == "tokens" else WebOptions(auth=auth, webhooks=HOOKS)
@@ -211,20 +211,20 @@ async def test_the_window_is_an_option(service: FakeService, kind: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "path"), [(GitHub, "/hooks/github"), (StandardWebhooks, "/hooks/billing")])
-async def test_while_a_secret_is_changed_both_are_good(service: FakeService, kind: Any, path: str) -> None:
+async def test_two_secrets_are_valid_while_one_replaces_the_other(service: FakeService, kind: Any, path: str) -> None:
     body, signed, secret = SENT[path]
     web = WebApp(service, WebOptions(webhooks=(kind("/hook", [NEXT, secret]),)))
     for one in (secret, NEXT):
         assert (await ask(web, path="/hook", headers=signed(secret=one), body=body)).status == 202
 
 
-async def test_one_senders_secret_is_not_anothers(hooked: WebApp, service: FakeService) -> None:
+async def test_the_secret_of_one_sender_is_not_valid_for_another(hooked: WebApp, service: FakeService) -> None:
     headers = by_standard(secret=NEXT) | by_github(USER)
     assert_unauthorized(await ask(hooked, path="/hooks/billing", headers=headers, body=USER), service)
 
 
 @pytest.mark.parametrize("path", SENT)
-async def test_a_server_for_looking_only_takes_nothing_from_anybody(service: FakeService, path: str) -> None:
+async def test_a_read_only_server_refuses_webhooks(service: FakeService, path: str) -> None:
     body, signed, _ = SENT[path]
     reply = await ask(
         WebApp(service, WebOptions(webhooks=HOOKS, read_only=True)), path=path, headers=signed(), body=body
@@ -257,7 +257,7 @@ async def test_a_refusal_is_logged_without_what_was_sent(hooked: WebApp, caplog:
     assert "s3cret" not in caplog.text
 
 
-# What is signed and still not taken
+# Signed requests that are refused
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ async def test_a_header_that_github_always_sends_is_named_when_it_is_missing(hoo
     assert name in reply.json["error"]
 
 
-async def test_github_is_told_to_send_json(hooked: WebApp) -> None:
+async def test_the_error_for_a_form_of_github_names_the_setting(hooked: WebApp) -> None:
     body = b"payload=%7B%7D"
     headers = by_github(body, content_type="application/x-www-form-urlencoded")
     reply = await ask(hooked, path="/hooks/github", headers=headers, body=body)
@@ -322,7 +322,7 @@ async def test_memory_that_bodies_held_is_free_again(service: FakeService) -> No
         assert (await ask(web, path="/hooks/github", headers=by_github(), body=PUSH)).status == 202
 
 
-async def test_a_sender_comes_again_while_the_database_is_away(hooked: WebApp, service: FakeService) -> None:
+async def test_a_sender_gets_503_while_the_database_is_away(hooked: WebApp, service: FakeService) -> None:
     service.error = StorageUnavailableError("away")
     away = await ask(hooked, path="/hooks/github", headers=by_github(), body=PUSH)
     assert (away.status, away.json["retryable"]) == (503, True)
@@ -331,7 +331,7 @@ async def test_a_sender_comes_again_while_the_database_is_away(hooked: WebApp, s
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD"])
-async def test_a_webhook_is_posted(hooked: WebApp, method: str) -> None:
+async def test_a_webhook_supports_post_only(hooked: WebApp, method: str) -> None:
     reply = await ask(hooked, path="/hooks/github", method=method, headers=by_github(), body=PUSH)
     assert (reply.status, reply.headers["allow"]) == (405, "POST, OPTIONS")
 
@@ -340,7 +340,7 @@ async def test_the_handshake_is_as_on_every_path(hooked: WebApp) -> None:
     assert (await ask(hooked, path="/hooks/billing", method="OPTIONS")).status == 204
 
 
-# What cannot be configured
+# Invalid settings
 
 
 @pytest.mark.parametrize("kind", [GitHub, Stripe, StandardWebhooks])
@@ -357,10 +357,10 @@ async def test_the_handshake_is_as_on_every_path(hooked: WebApp) -> None:
         ("/hooks", "", "empty"),
         ("/hooks", "  ", "empty"),
         ("/hooks", f"{STANDARD}\n", "white space"),
-        ("/hooks", [], "a secret is needed"),
+        ("/hooks", [], "a secret is required"),
         ("/hooks", [STANDARD, ""], "empty"),
-        ("/hooks", None, "a text, not NoneType"),
-        ("/hooks", b"bytes", "a text, not bytes"),
+        ("/hooks", None, "as a str, not NoneType"),
+        ("/hooks", b"bytes", "as a str, not bytes"),
     ],
 )
 def test_a_webhook_that_cannot_work_is_refused_when_it_is_made(kind: Any, path: Any, secret: Any, error: str) -> None:
@@ -380,7 +380,7 @@ def test_a_path_has_one_sender() -> None:
         WebOptions(webhooks=(GitHub("/hooks", GITHUB), Stripe("/hooks", STRIPE)))
 
 
-def test_an_app_takes_the_webhooks_of_both_its_options() -> None:
+def test_an_app_has_the_webhooks_of_both_its_options() -> None:
     app = EddaApp("shop", "memory://", webhooks=HOOKS[:1], web=WebOptions(webhooks=HOOKS[1:]))
     assert set(app.web_options.webhooks) == set(HOOKS)
     with pytest.raises(ValueError, match="twice"):
@@ -398,7 +398,7 @@ def test_a_secret_is_not_shown(webhook: Webhook) -> None:
     assert repr(webhook.keys[0]) not in shown
 
 
-# With everything behind it
+# With a real app
 
 
 async def test_a_webhook_starts_one_run_however_often_it_is_delivered(database: Database) -> None:
@@ -427,14 +427,14 @@ def path_with(folder: Path) -> str:
     return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
 
-async def test_a_served_app_takes_webhooks_beside_events(tmp_path: Path) -> None:
+async def test_a_served_app_accepts_webhooks_beside_events(tmp_path: Path) -> None:
     (tmp_path / "hooked_shop.py").write_text(PROGRAM.replace("shop.db", f"/{tmp_path}/shop.db"))
     port = free_port()
     command = ["-m", "edda", "serve", "hooked_shop:app", "--port", str(port)]
     async with running(command, PYTHONPATH=path_with(tmp_path)) as process:
         server = Server(process, port)
         await wait_until_ready(server)
-        async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE) as client:
+        async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=TIMEOUT) as client:
             good = await client.post("/github", headers=by_github(), content=PUSH)
             assert (good.status_code, good.json()) == (202, {"status": "accepted"})
             bad = await client.post("/github", headers=by_github(), content=PUSH + b"\n")

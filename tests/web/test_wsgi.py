@@ -1,4 +1,4 @@
-"""The app behind servers that speak WSGI."""
+"""The app behind WSGI servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from edda.wsgi import WSGIApp, create_wsgi_app
 from tests.conftest import Database, InFile, MakeDatabase, OnServer
 
 from .calls import EVENT
-from .servers import PATIENCE, ROOT, Server, free_port, running
+from .servers import ROOT, TIMEOUT, Server, free_port, running
 
 HEADERS = {name: value for name, value in EVENT.items() if name != "host"}
 SECRET = "Vd0vzRQnC0d2yqW1sZ6b8HfJpK4uTgXe"
@@ -50,7 +50,7 @@ class Got:
 
 
 def call(application: WSGIApplication, body: Any = b"{}", **changes: Any) -> Got:
-    """One request as a server would hand it over; a change to None leaves something out."""
+    """One WSGI request; a change to None removes a key."""
     environ: dict[str, Any] = {
         "REQUEST_METHOD": "POST",
         "SCRIPT_NAME": "",
@@ -89,7 +89,7 @@ def hand_over(application: WSGIApplication, environ: dict[str, Any]) -> Got:
 
 
 class Recorded(EddaApp):
-    """Fails as often as it is told to, and remembers where it was started."""
+    """Fails the given number of times, and records the thread that started it."""
 
     def __init__(self, failures: int = 0, **options: Any) -> None:
         super().__init__("shop", "memory://", worker=False, **options)
@@ -98,7 +98,7 @@ class Recorded(EddaApp):
 
     async def initialize(self, *, worker: bool | None = None) -> None:
         self.threads.append(threading.current_thread().name)
-        await asyncio.sleep(0.05)  # so that others come meanwhile
+        await asyncio.sleep(0.05)  # so that other requests arrive meanwhile
         if self.failures:
             self.failures -= 1
             raise StorageUnavailableError("the database is not there yet")
@@ -126,7 +126,7 @@ def wrapped(app: EddaApp) -> Iterator[WSGIApp]:
         application.close()
 
 
-# Its life
+# Start and end
 
 
 def test_the_first_request_starts_the_app_on_a_thread_of_its_own(app: Recorded, application: WSGIApp) -> None:
@@ -139,7 +139,7 @@ def test_the_first_request_starts_the_app_on_a_thread_of_its_own(app: Recorded, 
 def test_many_first_requests_start_it_once_and_are_all_served(app: Recorded, application: WSGIApp) -> None:
     with ThreadPoolExecutor(20) as threads:
         calls = [threads.submit(call, application, HTTP_CE_ID=str(number)) for number in range(100)]
-        assert {one.result(PATIENCE).status for one in calls} == {202}
+        assert {one.result(TIMEOUT).status for one in calls} == {202}
     assert len(app.threads) == 1
 
 
@@ -181,18 +181,18 @@ def test_a_request_under_way_is_answered_before_it_is_closed(app: Recorded, appl
     body = Held(b"{}")
     with ThreadPoolExecutor(2) as threads:
         slow = threads.submit(call, application, **{"wsgi.input": body})
-        assert body.asked.wait(PATIENCE)
+        assert body.asked.wait(TIMEOUT)
         closing = threads.submit(application.close)
         refused = call_until(application, 503)
         assert refused.json["retryable"] is True
         assert not closing.done()
         body.given.set()
-        assert slow.result(PATIENCE).status == 202
-        closing.result(PATIENCE)
+        assert slow.result(TIMEOUT).status == 202
+        closing.result(TIMEOUT)
 
 
 class Held(io.BytesIO):
-    """A body that comes when the test says so."""
+    """A body that arrives when the test releases it."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__(body)
@@ -200,18 +200,18 @@ class Held(io.BytesIO):
 
     def read(self, size: int | None = -1) -> bytes:
         self.asked.set()
-        assert self.given.wait(PATIENCE)
+        assert self.given.wait(TIMEOUT)
         return super().read(size)
 
 
 def call_until(application: WSGIApplication, status: int) -> Got:
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     while (got := call(application)).status != status:
         assert time.monotonic() < until, got
     return got
 
 
-async def test_an_app_that_somebody_else_started_is_refused(app: Recorded, application: WSGIApp) -> None:
+async def test_an_app_that_was_started_elsewhere_is_refused(app: Recorded, application: WSGIApp) -> None:
     async with app:
         got = await asyncio.to_thread(call, application)
         assert (got.status, got.json["error_type"]) == (503, "AppError")
@@ -219,10 +219,10 @@ async def test_an_app_that_somebody_else_started_is_refused(app: Recorded, appli
         assert app.state is State.STARTED
 
 
-# Requests and answers
+# Requests and responses
 
 
-def test_an_unexpected_error_is_an_answer_without_what_is_inside() -> None:
+def test_the_response_to_an_unexpected_error_reveals_no_internals() -> None:
     class Broken(Recorded):
         async def __call__(self, *_: Any) -> None:
             raise ZeroDivisionError("a secret")
@@ -258,7 +258,7 @@ def test_without_a_length_and_an_end_there_is_no_body(application: WSGIApp) -> N
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
-def test_half_a_body_is_nothing(content_type: str) -> None:
+def test_half_a_body_is_not_stored(content_type: str) -> None:
     class Unreachable(Recorded):
         async def receive(self, events: Any) -> None:
             raise AssertionError("half a body was stored")
@@ -268,7 +268,7 @@ def test_half_a_body_is_nothing(content_type: str) -> None:
         assert (got.status, got.body) == (400, b"")
 
 
-def test_a_server_that_cannot_read_on_harms_nobody(application: WSGIApp) -> None:
+def test_an_error_while_reading_the_body_ends_that_request_only(application: WSGIApp) -> None:
     class Torn(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             raise ConnectionResetError("the client is gone")
@@ -289,7 +289,7 @@ def test_the_limits_are_those_of_every_request() -> None:
         assert call(application, **{f"HTTP_X_{number}": "y" for number in range(200)}).status == 431
 
 
-def test_a_body_that_comes_too_slowly_is_given_up() -> None:
+def test_a_body_that_arrives_too_slowly_is_refused() -> None:
     class Slow(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             time.sleep(0.3)
@@ -298,10 +298,10 @@ def test_a_body_that_comes_too_slowly_is_given_up() -> None:
     with wrapped(Recorded(web=WebOptions(body_timeout=0.1))) as application:
         got = call(application, **{"wsgi.input": Slow(b"{}")})
         assert (got.status, got.json["retryable"]) == (408, True)
-        assert "connection" not in got.headers  # which is the server's to say
+        assert "connection" not in got.headers  # the server's own header
 
 
-def test_a_request_is_understood_as_it_was_sent(application: WSGIApp) -> None:
+def test_path_query_and_headers_arrive_as_sent(application: WSGIApp) -> None:
     assert call(application, PATH_INFO="/caf\xc3\xa9").status == 202  # UTF-8, as WSGI writes it
     assert call(application, PATH_INFO="/\xff").status == 202
     livez = {"REQUEST_METHOD": "GET", "SCRIPT_NAME": "/edda", "PATH_INFO": "/_edda/livez"}
@@ -309,7 +309,7 @@ def test_a_request_is_understood_as_it_was_sent(application: WSGIApp) -> None:
     assert call(application, **livez | {"PATH_INFO": "/elsewhere"}).status == 405
     head = call(application, **livez | {"REQUEST_METHOD": "HEAD"})
     assert (head.status, head.body, head.headers["content-length"]) == (200, b"", "15")
-    assert call(application, HTTP_CE_SOURCE="/caf\xc3\xa9").status == 400  # as every server says
+    assert call(application, HTTP_CE_SOURCE="/caf\xc3\xa9").status == 400  # as every server sends
     assert call(application, REQUEST_METHOD="OPTIONS").status == 204
 
 
@@ -317,11 +317,11 @@ def test_a_request_is_understood_as_it_was_sent(application: WSGIApp) -> None:
     ("address", "status"), [("127.0.0.1", 202), ("::1", 202), ("", 202), ("192.0.2.7", 403), (None, 403)]
 )
 def test_without_tokens_only_this_machine_is_served(application: WSGIApp, address: str | None, status: int) -> None:
-    """An empty address is a Unix socket; a server that gives none does not say who comes."""
+    """An empty address is a Unix socket; without an address the client is unknown."""
     assert call(application, REMOTE_ADDR=address).status == status
 
 
-def test_a_token_in_the_address_is_cut_out_of_what_is_logged() -> None:
+def test_a_token_in_the_query_is_removed_from_the_log() -> None:
     app = Recorded(tokens=f"shop:events:{SECRET}", web=WebOptions(query_token=True))
     query = f"a=1&access_token={SECRET}"
     environ: dict[str, Any] = {}
@@ -367,7 +367,7 @@ def served(application: WSGIApplication) -> Iterator[str]:
             thread.join()
 
 
-def test_runs_go_on_between_the_requests(database: Database) -> None:
+def test_runs_continue_between_requests(database: Database) -> None:
     done = threading.Event()
 
     @activity(name="wsgi_note")
@@ -384,10 +384,10 @@ def test_runs_go_on_between_the_requests(database: Database) -> None:
     with (
         wrapped(app) as application,
         served(application) as url,
-        httpx2.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
+        httpx2.Client(base_url=url, trust_env=False, timeout=TIMEOUT) as client,
     ):
         assert client.post("/events", headers=HEADERS, content=b'{"a": 1}').status_code == 202
-        assert done.wait(PATIENCE)
+        assert done.wait(TIMEOUT)
         assert client.get("/_edda/readyz").json() == {"status": "ready"}
 
 
@@ -461,16 +461,16 @@ async def test_each_process_of_gunicorn_has_a_worker_of_its_own_and_drains_it(
         async with EddaApp("reader", storage=database.storage(), worker=False) as reader:
             found = (await reader.find_instances(workflow_name="order", limit=1000))["instances"]
             assert len(found) == sent
-            pids = {await reader.handle(one["instance_id"]).result(timeout=PATIENCE) for one in found}
+            pids = {await reader.handle(one["instance_id"]).result(timeout=TIMEOUT) for one in found}
         assert pids <= await pids_of(database)
         assert await server.stop() == 0
     assert await pids_of(database) == set()
 
 
 async def post_until_all_have_started(server: Server, database: Database, *, workers: int) -> int:
-    """The number of events that were sent. Which process takes a connection is chance."""
+    """The number of events that were sent. The process that accepts a connection is random."""
     sent = 0
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while len(await pids_of(database)) < workers:
             async with asyncio.TaskGroup() as group:
                 for _ in range(4):
@@ -480,7 +480,7 @@ async def post_until_all_have_started(server: Server, database: Database, *, wor
 
 
 async def post(server: Server, id: str) -> None:
-    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE) as client:
+    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=TIMEOUT) as client:
         answer = await client.post("/events", headers=HEADERS | {"ce-id": id}, content=pieces(b"{", b"}"))
         assert (answer.status_code, answer.json()) == (202, {"status": "accepted"})
 
@@ -504,7 +504,7 @@ async def test_gunicorn_can_start_the_app_without_a_request(make_database: MakeD
     (tmp_path / "gunicorn.conf.py").write_text(HOOK)
     async with gunicorn(tmp_path, "--preload", "--config", str(tmp_path / "gunicorn.conf.py")) as server:
         pids: set[int] = set()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while not pids:
                 pids = await pids_of(database)
         assert server.process.pid not in pids
@@ -512,7 +512,7 @@ async def test_gunicorn_can_start_the_app_without_a_request(make_database: MakeD
     assert await pids_of(database) == set()
 
 
-async def test_a_client_that_goes_away_leaves_gunicorn_as_it_was(make_database: MakeDatabase, tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_does_not_disturb_gunicorn(make_database: MakeDatabase, tmp_path: Path) -> None:
     write_program(tmp_path, make_database("sqlite"))
     async with gunicorn(tmp_path, "--worker-class", "gthread", "--threads", "4") as server:
         head = "POST /events HTTP/1.1\r\nHost: localhost\r\n" + "".join(f"{k}: {v}\r\n" for k, v in HEADERS.items())
@@ -523,7 +523,7 @@ async def test_a_client_that_goes_away_leaves_gunicorn_as_it_was(make_database: 
                 await writer.drain()
                 writer.close()
         await post(server, "1")
-        async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE) as client:
+        async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=TIMEOUT) as client:
             large = await client.post("/events", headers=HEADERS, content=pieces(*[b"x" * 65536] * 20))
             assert large.status_code == 413
         await post(server, "2")
@@ -554,7 +554,7 @@ def run_program(folder: Path, text: str) -> list[str]:
     (folder / "program.py").write_text(FORKING + text)
     command = [sys.executable, str(folder / "program.py")]
     done = subprocess.run(
-        command, env=os.environ | environment(folder), capture_output=True, text=True, timeout=PATIENCE * 2
+        command, env=os.environ | environment(folder), capture_output=True, text=True, timeout=TIMEOUT * 2
     )
     assert done.returncode == 0, done.stderr
     return [*done.stdout.split("\n")[:-1], *([done.stderr] if "Traceback" in done.stderr else [])]
@@ -568,7 +568,7 @@ async def test_an_app_made_before_a_fork_is_started_by_each_child_and_ends_with_
     write_program(tmp_path, database)
     said = await asyncio.to_thread(run_program, tmp_path, "in_child(serve)\nin_child(serve)\nserve()\n")
     assert said == ["202", "202", "202"]
-    assert await pids_of(database) == set()  # all three said goodbye
+    assert await pids_of(database) == set()  # all three were drained
 
 
 async def test_an_app_that_was_started_before_a_fork_stays_with_its_parent(
@@ -581,10 +581,8 @@ async def test_an_app_that_was_started_before_a_fork_stays_with_its_parent(
     assert await pids_of(database) == set()
 
 
-async def test_a_process_that_is_told_to_end_while_a_step_runs_lets_it_finish(
-    make_database: MakeDatabase, tmp_path: Path
-) -> None:
-    """At its exit, not by anybody's call."""
+async def test_a_process_that_exits_while_a_step_runs_finishes_it(make_database: MakeDatabase, tmp_path: Path) -> None:
+    """At exit, without a call of `close`."""
     database = make_database("sqlite")
     more = """
 import time
@@ -602,11 +600,11 @@ async def slow_order(ctx: WorkflowContext, event: ReceivedEvent) -> str:
 """
     write_program(tmp_path, database, more)
     async with gunicorn(tmp_path, "--worker-class", "gthread", "--threads", "2") as server:
-        async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE) as client:
+        async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=TIMEOUT) as client:
             await client.post("/events", headers=HEADERS | {"ce-type": "slow.created"}, content=b"{}")
         await server.hear("running")
         server.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             assert await server.process.wait() == 0
     async with EddaApp("reader", storage=database.storage(), worker=False) as reader:
         ((run,)) = (await reader.find_instances(workflow_name="slow_order"))["instances"]

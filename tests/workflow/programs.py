@@ -22,8 +22,8 @@ from edda.core.model import Entry, EntryKind
 from edda.errors import NonDeterminismError, ParkedError
 from edda.workflow.execution import Command, IdleState, RecurRequested
 
-from .incarnation import DEED, Flow, Incarnation, Lost, is_hasty
-from .pieces import LEAVES, TREES, Boom, Node, Scene
+from .program_fragments import LEAVES, TREES, Boom, Node, Scene
+from .recorded_run import DEED, Flow, Incarnation, Lost, is_hasty
 
 MOST_ENTRIES = 150
 OUTCOMES = (EntryKind.STEP, EntryKind.LATE)

@@ -20,7 +20,7 @@ from edda.core.model import Entry, EntryKind
 from edda.errors import NonDeterminismError
 from edda.workflow.execution import IdleState
 
-from .incarnation import STARTED_AT, Body, Flow, Incarnation, running
+from .recorded_run import STARTED_AT, Body, Flow, Incarnation, running
 
 
 async def inform(flow: Flow, order: int) -> Any:
@@ -198,14 +198,14 @@ async def a_timer_is_gone(flow: Flow) -> Any:
     return await tail(flow, order)
 
 
-@refused(3, "timer 'nap:1'", "nothing: it is done")
+@refused(3, "timer 'nap:1'", "nothing: it has returned")
 async def the_code_ends_earlier(flow: Flow) -> Any:
     order = await flow.step("reserve", 1)
     await flow.step("charge", order, 10)
     return order
 
 
-@refused(3, "timer 'nap:1'", "nothing: it is done")
+@refused(3, "timer 'nap:1'", "nothing: it has returned")
 async def the_code_fails_earlier(flow: Flow) -> Any:
     await flow.step("charge", await flow.step("reserve", 1), 10)
     raise ValueError("a new check")
@@ -466,7 +466,7 @@ def test_a_retry_counts_the_attempts_of_its_step() -> None:
         assert (command.attempt, command.retry_at) == (3, STARTED_AT + 3)
 
 
-def test_a_late_outcome_moves_no_code_whatever_it_is_of() -> None:
+def test_a_late_outcome_of_any_command_runs_no_code() -> None:
     late = Entry(1, EntryKind.LATE, "gone:1", "gone", ok=True, at=STARTED_AT + 3)
     with running(deliver_order, [late]) as run:
         assert list(run.pending) == ["reserve:1"]
@@ -491,7 +491,7 @@ def test_entries_behind_the_end_are_refused_but_not_those_that_move_no_code() ->
     with running(body, [HISTORY[0], late, cancel]) as run:
         assert run.outcome() == 7
     text = refusal(lambda: replay(body, HISTORY[:2]))
-    assert "entry 2: the history has step 'charge:1' here, the code waits for nothing: it is done" in text
+    assert "entry 2: the history has step 'charge:1' here, the code waits for nothing: it has returned" in text
 
 
 # Values that cannot be read any more

@@ -18,7 +18,7 @@ from edda.workflow import loop as loop_module
 from edda.workflow.execution import IdleState
 from edda.workflow.loop import WorkflowLoop
 
-from .incarnation import STARTED_AT, Body, Flow, Incarnation, running, started
+from .recorded_run import STARTED_AT, Body, Flow, Incarnation, running, started
 
 # What is forbidden
 
@@ -37,7 +37,7 @@ def test_a_forbidden_method_names_itself_and_the_cure(method: str) -> None:
     async def body(_flow: Flow) -> None:
         getattr(asyncio.get_running_loop(), method)()
 
-    named = pytest.raises(NotInWorkflowError, match=rf"^{method}\(\).* workflow \(run\).*ctx\.step")
+    named = pytest.raises(NotInWorkflowError, match=rf"^{method}\(\).* workflow \(run run\).*ctx\.step")
     with running(body) as run, named:
         run.outcome()
 
@@ -154,7 +154,7 @@ def test_a_verb_in_a_hand_made_task_is_refused() -> None:
 
         await asyncio.Task(branch())
 
-    explained = pytest.raises(NotInWorkflowError, match=r"charge was called outside.*a Task made by hand")
+    explained = pytest.raises(NotInWorkflowError, match=r"charge was called outside.*an asyncio\.Task that was created")
     with running(body) as run, explained:
         run.outcome()
 
@@ -263,7 +263,7 @@ async def yield_once() -> None:
 
 
 def test_code_that_spins_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "MOST_CALLBACKS", 1000)
+    monkeypatch.setattr(loop_module, "MAX_CALLBACKS", 1000)
 
     async def body(_flow: Flow) -> None:
         while True:

@@ -20,7 +20,7 @@ import pytest
 
 from edda.core.model import Entry
 
-from .incarnation import Body, Flow, StepFailedError, running, started
+from .recorded_run import Body, Flow, StepFailedError, running, started
 
 SUSPENDS = 3000
 WARM_UP = 300

@@ -108,7 +108,7 @@ async def an_activity_without_any_argument() -> object:
     return await run(lambda ctx: untyped(charge)())
 
 
-@mistake(ArgumentError, "charge()", "'amount'", "the context is among them")
+@mistake(ArgumentError, "charge()", "'amount'", "do not pass the context")
 async def an_activity_with_its_context_twice() -> object:
     return await run(lambda ctx: untyped(charge)(ctx, ctx, 9.5))
 
@@ -172,7 +172,7 @@ async def a_wait_in_an_activity() -> object:
     return await run(lambda ctx: look(ctx))
 
 
-@mistake(NotInWorkflowError, "ctx.attempt", "inside an activity only")
+@mistake(NotInWorkflowError, "ctx.attempt", "in an activity only")
 async def the_attempt_in_a_workflow() -> object:
     async def body(ctx: WorkflowContext) -> int:
         return ctx.attempt
@@ -180,7 +180,7 @@ async def the_attempt_in_a_workflow() -> object:
     return await run(body)
 
 
-@mistake(NotInWorkflowError, "ctx.recur()", "the workflow's own code")
+@mistake(NotInWorkflowError, "ctx.recur()", "in the code of the workflow")
 async def a_recurrence_in_an_activity() -> object:
     @activity
     async def again(ctx: WorkflowContext) -> None:
@@ -555,6 +555,14 @@ async def hooks_that_are_a_class() -> object:
 @mistake(TypeError, "workflows", "'order'", "functions themselves")
 async def workflows_that_are_names() -> object:
     return EddaApp("shop", "memory://", workflows=untyped(["order"]))
+
+
+@mistake(TypeError, "EddaApp(workflows=order)", "expected a list of workflows: [order]")
+async def a_workflow_in_the_place_of_a_list() -> object:
+    @workflow
+    async def order(ctx: WorkflowContext) -> None: ...
+
+    return EddaApp("shop", "memory://", workflows=untyped(order))
 
 
 @mistake(ValueError, "order.options(timeout=)", "not negative", "-5")

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from edda.workflow import suspension
-from edda.workflow.compensation import Compensator
+from edda.workflow import loop as workflow_loop
+from edda.workflow.compensation import CompensationStep, Compensator
 from edda.workflow.execution import Execution
 from edda.workflow.loop import WorkflowLoop, WorkflowTask
 
@@ -43,7 +43,7 @@ def test_a_disturbed_run_goes_exactly_as_an_undisturbed_one(first: int, caplog: 
     for seed in range(first, first + BLOCK):
         difference = examiner.examine(seed)
         assert difference is None, str(difference)
-    assert not suspension._stuck
+    assert not workflow_loop._stuck
 
 
 # The power of the test: without a rule of the loop, a difference is found
@@ -79,7 +79,7 @@ def skip_the_number_of_a_short_cut(patch: pytest.MonkeyPatch) -> None:
 
     def take_without_number(self: Execution, command: Any) -> Any:
         taken = take(self, command)
-        self.loop._numbers -= taken is not None
+        self.loop.last_number -= taken is not None
         return taken
 
     patch.setattr(Execution, "_take_next_entry", take_without_number)
@@ -99,15 +99,18 @@ def count_task_names_for_the_whole_process(patch: pytest.MonkeyPatch) -> None:
 
 
 def undo_the_first_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Compensator, "is_needed", True)
-    patch.setattr(Compensator, "add", lambda self, undo: self._undos.insert(0, undo))
+    def add(self: Compensator, undo: CompensationStep) -> None:
+        self.is_needed = True
+        self._undos.insert(0, undo)
+
+    patch.setattr(Compensator, "add", add)
 
 
 def forget_what_comes_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Compensator, "on_late_outcome", lambda self, entry: None)
 
 
-def forget_what_nobody_awaits(patch: pytest.MonkeyPatch) -> None:
+def forget_unawaited_commands(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Compensator, "abandon", lambda self, command: None)
 
 
@@ -115,9 +118,9 @@ def take_short_cuts_without_a_way_back(patch: pytest.MonkeyPatch) -> None:
     take = Execution._take_next_entry
 
     def take_without_undo(self: Execution, command: Any) -> Any:
-        undos = list(self.undoing._undos)
+        undos = list(self.compensator._undos)
         taken = take(self, command)
-        self.undoing._undos[:] = undos
+        self.compensator._undos[:] = undos
         return taken
 
     patch.setattr(Execution, "_take_next_entry", take_without_undo)
@@ -137,7 +140,7 @@ MUTATIONS = [
     count_task_names_for_the_whole_process,
     undo_the_first_first,
     forget_what_comes_late,
-    forget_what_nobody_awaits,
+    forget_unawaited_commands,
     take_short_cuts_without_a_way_back,
     cancel_what_is_being_undone,
 ]
@@ -164,7 +167,7 @@ class Command:
         self.began = time.monotonic()
 
     def watch(self) -> None:
-        """Whatever would only be printed counts as a difference."""
+        """Output that Python would only print counts as a difference."""
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("error")
         sys.unraisablehook = lambda unraisable: self.unraisable.append(repr(unraisable.exc_value))
@@ -199,7 +202,7 @@ class Command:
 
     def _close(self, difference: Difference | None) -> int:
         tally = self.examiner.tally
-        faults = len(self.unraisable) + len(suspension._stuck)
+        faults = len(self.unraisable) + len(workflow_loop._stuck)
         print(
             f"\nprograms={tally.programs} entries={tally.entries} crashes={tally.crashes} drops={tally.drops} "
             f"differences={int(difference is not None)} faults={faults} seed={self.seeds.start} "

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from edda.core.model import Entry, EntryKind
-from edda.workflow import suspension
+from edda.workflow import loop as workflow_loop
 from edda.workflow.execution import IdleState
-from edda.workflow.loop import WorkflowLoop
-from edda.workflow.suspension import Suspended
+from edda.workflow.loop import Suspended, WorkflowLoop
 
-from .incarnation import STARTED_AT, Body, Flow, running, started
+from .recorded_run import STARTED_AT, Body, Flow, running, started
 
 SEEN: list[str] = []
 COLOUR: ContextVar[str] = ContextVar("colour")
@@ -28,7 +27,7 @@ COLOUR: ContextVar[str] = ContextVar("colour")
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     SEEN.clear()
-    suspension._stuck.clear()
+    workflow_loop._stuck.clear()
     yield
     SEEN.clear()
 
@@ -307,7 +306,7 @@ def test_a_run_leaves_memory_by_reference_counts_alone(body: Body, recwarn: pyte
     assert [type(witness()) for witness in witnesses if witness() is not None] == []
     assert [str(warning.message) for warning in recwarn] == []
     assert not any("NEVER" in seen for seen in SEEN), SEEN
-    assert not suspension._stuck
+    assert not workflow_loop._stuck
 
 
 @pytest.mark.parametrize("body", SUSPENDED, ids=lambda body: body.__name__)
@@ -365,7 +364,7 @@ def test_a_run_that_is_done_is_dropped_too() -> None:
     run.drop()
 
 
-# Code that does not let go
+# Code that catches Suspended
 
 
 class Defiance:
@@ -409,10 +408,10 @@ def test_code_that_swallows_everything_for_ever_does_not_hang_the_worker(
     if "nap:1" in run.pending:
         run.complete("nap:1")
     run.drop()
-    assert "does not let go" in caplog.text
-    assert len(suspension._stuck) == 1, "kept: the collector would print 'coroutine ignored GeneratorExit'"
+    assert "does not end: it catches BaseException" in caplog.text
+    assert len(workflow_loop._stuck) == 1, "kept: the collector would print 'coroutine ignored GeneratorExit'"
     DEFIANT.rounds = 0
-    stuck: Any = suspension._stuck.pop()
+    stuck: Any = workflow_loop._stuck.pop()
     stuck.close()
 
 
@@ -449,7 +448,7 @@ def test_a_lock_held_by_a_generator_that_was_left_is_free_again(clean_up: bool) 
 
     with running(body) as run:
         assert run.outcome() == "mine"
-        assert "clean_up" not in str(run.notes), "nobody waits for it, so it cannot be a step"
+        assert "clean_up" not in str(run.notes), "the run leaves memory, so it cannot issue a step"
 
 
 def test_a_generator_closed_by_its_user_may_have_steps_in_its_end() -> None:

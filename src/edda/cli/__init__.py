@@ -1,5 +1,5 @@
 """The `edda` command."""
 
-from edda.cli.main import main
+from .main import main
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""Following runs live: redrawn in place on a terminal with rich, told line by line otherwise."""
+"""Follows runs: redraws in place on a terminal with rich, else prints a line or a JSON object for each change."""
 
 from __future__ import annotations
 
@@ -9,136 +9,106 @@ from typing import TypeVar
 import click
 
 from edda.control.controller import Controller
-from edda.control.views import Bar, BarState, RunDetail, RunSearch, RunView, Timeline
+from edda.control.views import BarState, RunDetail, RunSearch, RunView, Timeline
 from edda.core.states import ENDED
 from edda.errors import StorageUnavailableError
 
-from .output import Line, is_terminal, line, show, single_line, terminal_width, write_json
-from .render import list_runs, render_headline, render_run
+from .output import Line, is_terminal, line, show, single_line, table, terminal_width, write_json
+from .render import RUN_HEADERS, render_headline, render_run, run_row
 
 T = TypeVar("T")
 
 Screen = Callable[[Iterable[Line]], None]
 
 
-def has_ended(run: RunView) -> bool:
-    return run.status in ENDED
-
-
 async def await_end(controller: Controller, run_id: str) -> RunDetail:
-    async def look() -> RunDetail | None:
+    async def read() -> RunDetail | None:
         detail = await controller.get_run(run_id)
-        return detail if has_ended(detail.run) else None
+        return detail if detail.run.status in ENDED else None
 
-    return await _on_change(controller, look)
+    return await _poll(controller, read)
 
 
-async def watch_run(controller: Controller, run_id: str) -> RunDetail:
-    """Until it ends."""
-    told = _PrintedState()
-    with _screen() as screen:
+async def watch_run(controller: Controller, run_id: str, as_json: bool) -> RunDetail:
+    """Returns when the run has ended."""
+    printed = _PrintedState()
+    with _screen(as_json) as screen:
 
-        async def look() -> RunDetail | None:
-            detail, timeline = await controller.get_run(run_id), await controller.get_timeline(run_id)
-            if screen is None:
-                show(told.news(detail, timeline))
+        async def read() -> RunDetail | None:
+            detail = await controller.get_run(run_id)
+            if as_json:
+                printed.write_changes([detail.run])
             else:
-                screen(render_run(detail, timeline, terminal_width()))
-            return detail if has_ended(detail.run) else None
+                timeline = await controller.get_timeline(run_id)
+                if screen is None:
+                    show(printed.changes(detail.run, timeline))
+                else:
+                    screen(render_run(detail, timeline, terminal_width()))
+            return detail if detail.run.status in ENDED else None
 
-        return await _on_change(controller, look)
+        return await _poll(controller, read)
 
 
-async def watch_runs(controller: Controller, search: RunSearch) -> None:
-    """Until Ctrl-C."""
-    known: dict[str, RunView] = {}
-    with _screen() as screen:
+async def watch_runs(controller: Controller, search: RunSearch, as_json: bool) -> None:
+    printed = _PrintedState()
+    with _screen(as_json) as screen:
 
-        async def look() -> None:
+        async def read() -> None:
             runs = (await controller.list_runs(search)).items
-            if screen is None:
-                show(render_headline(run) for run in reversed(runs) if _differs(run, known.get(run.id)))
+            if as_json:
+                printed.write_changes(reversed(runs))
+            elif screen is None:
+                show(render_headline(run) for run in reversed(runs) if printed.differs(run))
             else:
-                screen(list_runs(runs))
-            known.update((run.id, run) for run in runs)
+                screen(table(RUN_HEADERS, [run_row(run) for run in runs]))
 
-        await _on_change(controller, look)
-
-
-async def write_run(controller: Controller, run_id: str) -> RunDetail:
-    """As `watch_run`, for programs: one JSON value on a line for each change."""
-    known: RunView | None = None
-
-    async def look() -> RunDetail | None:
-        nonlocal known
-        detail = await controller.get_run(run_id)
-        if _differs(detail.run, known):
-            _write(detail.run)
-        known = detail.run
-        return detail if has_ended(detail.run) else None
-
-    return await _on_change(controller, look)
+        await _poll(controller, read)
 
 
-async def write_runs(controller: Controller, search: RunSearch) -> None:
-    known: dict[str, RunView] = {}
-
-    async def look() -> None:
-        for run in reversed((await controller.list_runs(search)).items):
-            if _differs(run, known.get(run.id)):
-                _write(run)
-            known[run.id] = run
-
-    await _on_change(controller, look)
-
-
-def _write(run: RunView) -> None:
-    click.echo(write_json(run, indent=-1))
-
-
-async def _on_change(controller: Controller, look: Callable[[], Awaitable[T | None]]) -> T:
-    """Look whenever something has changed, until there is an answer."""
-    marks = controller.watch()
+async def _poll(controller: Controller, read: Callable[[], Awaitable[T | None]]) -> T:
+    """Calls `read` after each change, until it returns a value."""
+    changes = controller.watch()
     try:
-        async for _ in marks:
-            if (found := await look()) is not None:
+        async for _ in changes:
+            if (found := await read()) is not None:
                 return found
     finally:
-        if isinstance(marks, AsyncGenerator):  # what it has open is closed now, not when it is collected
-            await marks.aclose()
-    raise StorageUnavailableError("nobody tells of changes any more, the server has stopped: ask again")
-
-
-def _differs(run: RunView, known: RunView | None) -> bool:
-    return known is None or (known.status, known.words) != (run.status, run.words)
+        if isinstance(changes, AsyncGenerator):  # closes its connection now, not when the generator is collected
+            await changes.aclose()
+    raise StorageUnavailableError("the stream of changes has ended, because the database was closed: try again")
 
 
 class _PrintedState:
-    """What of a run was said already."""
+    """The last printed state of each run, and of each bar of a single run."""
 
     def __init__(self) -> None:
-        self._run: RunView | None = None
-        self._states: dict[str, BarState] = {}
+        self._runs: dict[str, tuple[str, str]] = {}
+        self._bars: dict[str, BarState] = {}
 
-    def news(self, detail: RunDetail, timeline: Timeline) -> Iterator[Line]:
+    def differs(self, run: RunView) -> bool:
+        """Whether the run has changed since the last call."""
+        before, self._runs[run.id] = self._runs.get(run.id), (run.status, run.words)
+        return before != self._runs[run.id]
+
+    def write_changes(self, runs: Iterable[RunView]) -> None:
+        for run in runs:
+            if self.differs(run):
+                click.echo(write_json(run, indent=-1))
+
+    def changes(self, run: RunView, timeline: Timeline) -> Iterator[Line]:
         for bar in timeline.bars:
-            if self._states.get(bar.step) is not bar.state:
-                self._states[bar.step] = bar.state
-                yield _tell_bar(bar)
-        if _differs(detail.run, self._run):
-            self._run = detail.run
-            yield render_headline(detail.run)
-
-
-def _tell_bar(bar: Bar) -> Line:
-    attempts = f", {len(bar.attempts)} attempts" if len(bar.attempts) > 1 else ""
-    return line(f"  {bar.kind} {single_line(bar.name)}: {bar.state}{attempts}")
+            if self._bars.get(bar.step) is not bar.state:
+                self._bars[bar.step] = bar.state
+                attempts = f", {len(bar.attempts)} attempts" if len(bar.attempts) > 1 else ""
+                yield line(f"  {bar.kind} {single_line(bar.name)}: {bar.state}{attempts}")
+        if self.differs(run):
+            yield render_headline(run)
 
 
 @contextmanager
-def _screen() -> Iterator[Screen | None]:
-    """None: there is nothing to draw on, or nothing to draw with."""
-    if not is_terminal():
+def _screen(as_json: bool) -> Iterator[Screen | None]:
+    """None if the output is JSON or no terminal, or rich is not installed."""
+    if as_json or not is_terminal():
         yield None
         return
     try:

@@ -1,4 +1,4 @@
-"""The commands of `edda`."""
+"""The group of all commands."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from io import TextIOWrapper
 
 import click
 
-from edda.cli.channels import channels
-from edda.cli.doctor import doctor
-from edda.cli.events import events
-from edda.cli.graph import graph
-from edda.cli.migrate import migrate
-from edda.cli.outbox import outbox
-from edda.cli.overview import audit, stats, waits, workers, workflows
-from edda.cli.runs import runs
-from edda.cli.serve import dev, serve, viewer
-from edda.cli.worker import worker
 from edda.version import __version__
+
+from .doctor import doctor
+from .events import channels, events
+from .migrate import migrate
+from .outbox import outbox
+from .overview import audit, graph, stats, waits, workers, workflows
+from .runs import runs
+from .serve import dev, serve, viewer, worker
 
 
 @click.group()
@@ -25,7 +23,7 @@ from edda.version import __version__
 def main() -> None:
     """Durable workflows on your own database."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows another one
+        if isinstance(stream, TextIOWrapper):  # a character that the encoding lacks is written as ?
             stream.reconfigure(errors="replace")
 
 

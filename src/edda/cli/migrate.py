@@ -1,4 +1,4 @@
-"""`edda migrate`: the schema of a database."""
+"""`edda migrate`: applies migrations to a database, or prints them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ import sys
 
 import click
 
-from edda.cli.target import database_option
 from edda.databases import open_storage
 from edda.storage.shared.migrations import migrations
 
-from .errors import report_errors
+from .target import database_option, report_errors
 
 
 @click.command()
 @database_option
-@click.option("--check", is_flag=True, help="Apply nothing; exit 1 if something is missing.")
-@click.option("--sql", is_flag=True, help="Apply nothing; print the SQL that would run.")
+@click.option("--check", is_flag=True, help="Apply nothing; exit with 1 if a migration is missing.")
+@click.option("--sql", is_flag=True, help="Apply nothing; print the SQL statements.")
 def migrate(url: str, check: bool, sql: bool) -> None:
-    """Bring the database's schema up to date."""
+    """Update the schema of a database."""
     if check and sql:
-        raise click.UsageError("--check and --sql are two ways of applying nothing: give one of them")
+        raise click.UsageError("--check, --sql: give one of them")
     with report_errors():
-        names = asyncio.run(_migrate(url, only_look=check or sql))
+        names = asyncio.run(_migrate(url, dry_run=check or sql))
     if sql:
-        _print_sql(url, names)
+        # The folder with the migrations has the name of the database.
+        kind = url.partition(":")[0].partition("+")[0]
+        for migration in migrations({"postgresql": "postgres", "mariadb": "mysql"}.get(kind, kind)):
+            if migration.name in names:
+                click.echo(f"-- {migration.name}\n{migration.sql.strip()}\n")
+        if not names:
+            click.echo("-- the schema is up to date")
         return
     for name in names:
         click.echo(f"{'missing' if check else 'applied'} {name}")
@@ -34,24 +39,10 @@ def migrate(url: str, check: bool, sql: bool) -> None:
     sys.exit(1 if check and names else 0)
 
 
-async def _migrate(url: str, only_look: bool) -> tuple[str, ...]:
+async def _migrate(url: str, dry_run: bool) -> tuple[str, ...]:
     storage = open_storage(url)
     await storage.open()
     try:
-        return await (storage.pending_migrations() if only_look else storage.migrate())
+        return await (storage.pending_migrations() if dry_run else storage.migrate())
     finally:
         await storage.close()
-
-
-def _print_sql(url: str, names: tuple[str, ...]) -> None:
-    if not names:
-        click.echo("-- the schema is up to date")
-    for migration in migrations(_dialect_of(url)):
-        if migration.name in names:
-            click.echo(f"-- {migration.name}\n{migration.sql.strip()}\n")
-
-
-def _dialect_of(url: str) -> str:
-    """The folder of its migrations."""
-    kind = url.partition(":")[0].partition("+")[0]
-    return {"postgresql": "postgres", "mariadb": "mysql"}.get(kind, kind)

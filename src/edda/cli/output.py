@@ -1,7 +1,7 @@
-"""What a terminal shows: lines of styled words, tables of them, and JSON.
+"""Prints styled lines, tables and JSON.
 
-Nothing that comes from a database reaches the terminal without `clean`: an escape sequence in an order's name must
-not be obeyed.
+Every text from a database passes `strip_control` or `single_line`, so that the terminal executes no escape sequence of
+it.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ from typing import Any, NamedTuple, TypeVar
 import click
 import msgspec
 
-from edda.control.views import Page
+from edda.control.views import MAX_PAGE_SIZE, ActionResult, Page
 
 _GAP = "  "
-_NARROW = 80
-"""Columns that are assumed where there is no terminal."""
+_DEFAULT_WIDTH = 80
+"""Columns, if the output is no terminal."""
 
 
 class StyledText(NamedTuple):
     text: str
     style: str = ""
-    """A colour's name, "bold" or "dim"."""
+    """The name of a colour, "bold" or "dim"."""
 
 
 Line = tuple[StyledText, ...]
 
 
 def strip_control(text: str) -> str:
-    """What a terminal would obey instead of showing is written as Python writes it."""
-    return "".join(char if _is_harmless(char) else char.encode("unicode_escape").decode() for char in text)
+    """Escapes control and format characters as in Python source."""
+    return "".join(char if _is_printable(char) else char.encode("unicode_escape").decode() for char in text)
 
 
-def _is_harmless(char: str) -> bool:
+def _is_printable(char: str) -> bool:
     return char == "\n" or unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Co"}
 
 
 def single_line(text: str) -> str:
-    """On one line."""
     return strip_control(" ".join(text.split()))
 
 
@@ -51,7 +50,7 @@ def line(*parts: str | StyledText) -> Line:
 
 
 def terminal_width() -> int:
-    return shutil.get_terminal_size((_NARROW, 24)).columns
+    return shutil.get_terminal_size((_DEFAULT_WIDTH, 24)).columns
 
 
 def is_terminal() -> bool:
@@ -80,25 +79,20 @@ def show_json(value: Any) -> None:
 
 
 def write_json(value: Any, indent: int = 2) -> str:
-    """What a terminal would obey is escaped; for a program it is the same value. An indent below 0: on one line."""
+    """Writes control characters as JSON escapes, which decode to the same value. An indent below 0: on one line."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
-    return "".join(char if _is_harmless(char) else json.dumps(char)[1:-1] for char in text)
+    return "".join(char if _is_printable(char) else json.dumps(char)[1:-1] for char in text)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str | StyledText]]) -> list[Line]:
-    """Columns as wide as they have to be; on a terminal the last one is cut where the line ends."""
-    cells = [[_cell(cell) for cell in row] for row in rows]
-    heads = [StyledText(header, "dim") for header in headers]
-    widths = [max(display_width(row[number].text) for row in [heads, *cells]) for number in range(len(headers))]
+    """Columns are as wide as their longest cell; on a terminal the last column is cut at the end of the line."""
+    cells = [[StyledText(single_line(span.text), span.style) for span in line(*row)] for row in rows]
+    header_cells = [StyledText(header, "dim") for header in headers]
+    widths = [max(display_width(row[number].text) for row in [header_cells, *cells]) for number in range(len(headers))]
     if is_terminal():
-        taken = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-        widths[-1] = min(widths[-1], max(terminal_width() - taken, 10))
-    return [_row(row, widths) for row in [heads, *cells]]
-
-
-def _cell(cell: str | StyledText) -> StyledText:
-    span = cell if isinstance(cell, StyledText) else StyledText(cell)
-    return StyledText(single_line(span.text), span.style)
+        used = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+        widths[-1] = min(widths[-1], max(terminal_width() - used, 10))
+    return [_row(row, widths) for row in [header_cells, *cells]]
 
 
 def _row(cells: Sequence[StyledText], widths: Sequence[int]) -> Line:
@@ -112,30 +106,27 @@ def _row(cells: Sequence[StyledText], widths: Sequence[int]) -> Line:
 def truncate(text: str, width: int) -> str:
     if display_width(text) <= width:
         return text
-    kept, taken = "", 1
+    kept, used = "", 1  # one column for the ellipsis
     for char in text:
-        taken += display_width(char)
-        if taken > width:
+        used += display_width(char)
+        if used > width:
             break
         kept += char
     return f"{kept}…"
 
 
 def display_width(text: str) -> int:
-    """In columns of a terminal: some characters take two, some none."""
-    return len(text) if text.isascii() else sum(map(_width_of_one, text))
-
-
-def _width_of_one(char: str) -> int:
-    if unicodedata.combining(char):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1
+    """In columns of a terminal: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    visible = [char for char in text if not unicodedata.combining(char)]
+    return len(visible) + sum(unicodedata.east_asian_width(char) in {"W", "F"} for char in visible)
 
 
 T = TypeVar("T")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-limit_option = click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+limit_option = click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number.")
 
 
 def print_rows(
@@ -145,6 +136,7 @@ def print_rows(
     row: Callable[[T], Sequence[str | StyledText]],
     nothing: str,
 ) -> None:
+    """Prints JSON or a table; `nothing` is printed instead of an empty table."""
     if as_json:
         show_json(found)
     elif found:
@@ -153,30 +145,24 @@ def print_rows(
         click.echo(nothing)
 
 
-def or_blank(value: Any) -> str:
-    """Nothing for what is not there."""
-    return "" if value is None else str(value)
-
-
-MOST = 200
-"""What a page may have."""
-
-
 async def read_all(read: Callable[[str | None, int], Awaitable[Page[T]]], limit: int | None) -> list[T]:
-    """At most so many; None: all there are."""
+    """Reads page by page, up to `limit` items; None: all."""
     found: list[T] = []
     cursor: str | None = None
     while limit is None or len(found) < limit:
-        page = await read(cursor, MOST if limit is None else min(limit - len(found), MOST))
+        page = await read(cursor, MAX_PAGE_SIZE if limit is None else min(limit - len(found), MAX_PAGE_SIZE))
         found += page.items
         cursor = page.next
         if cursor is None:
-            _say_where_it_ended(page)
+            if page.searched_to is not None:
+                time = page.searched_to.isoformat()
+                click.echo(f"ids were searched back to {time}; add --until {time} to search older runs", err=True)
             break
     return found
 
 
-def _say_where_it_ended(page: Page[T]) -> None:
-    if page.searched_to is not None:
-        moment = page.searched_to.isoformat()
-        click.echo(f"ids were searched back to {moment}; --until {moment} searches further back", err=True)
+def print_result(result: ActionResult) -> None:
+    """Exits with 1 if the action changed nothing."""
+    click.echo(single_line(result.words), err=not result.done)
+    if not result.done:
+        sys.exit(1)

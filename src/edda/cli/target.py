@@ -1,4 +1,4 @@
-"""What a command works on: an app (MODULE:APP), a database or a server."""
+"""`CommandTarget`: the app (MODULE:APP), database or server that a command uses, and how its errors are printed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -21,20 +21,59 @@ from click.core import ParameterSource
 from edda.app import EddaApp
 from edda.control.controller import Controller
 from edda.control.remote import RemoteController
+from edda.control.views import ActionResult, Page
+from edda.errors import EddaError
 from edda.web import WebApp, WebOptions
 
-from .errors import report_errors
+from .output import print_result, read_all, single_line
+
+T = TypeVar("T")
+
+EXTRAS = {
+    "asyncpg": "postgres",
+    "asyncmy": "mysql",
+    "sqlalchemy": "sqlalchemy",
+    "nats-py": "nats",
+    "rich": "rich",
+    "uvloop": "speed",
+    "httptools": "speed",
+}
+
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, by the convention of shells."""
+
+
+@contextmanager
+def report_errors() -> Iterator[None]:
+    """Prints an error in one line, and the extra to install if a package is missing. Other exceptions are defects: they
+    end the command with a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0].replace("nats", "nats-py")
+        if package not in EXTRAS:
+            raise
+        hint = f"{package} is not installed: pip install 'edda-framework[{EXTRAS[package]}]'"
+        raise click.ClickException(hint) from error
+    except (EddaError, ValueError, OSError) as error:
+        raise click.ClickException(error_text(error)) from error
+
+
+def error_text(error: BaseException) -> str:
+    return single_line(str(error)) or type(error).__name__
 
 
 def load_app(target: str) -> EddaApp:
     app = load(target)
     if not isinstance(app, EddaApp):
-        raise click.BadParameter(f"{target!r} is of type {type(app).__name__}, expected an EddaApp")
+        raise click.BadParameter(f"{target!r} is a {type(app).__name__}, expected an EddaApp")
     return app
 
 
 def load_options(target: str) -> WebOptions:
-    """How that app wants to be served."""
     match load(target):
         case EddaApp() as app:
             return app.web_options
@@ -42,7 +81,7 @@ def load_options(target: str) -> WebOptions:
             return web.options
         case other:
             raise click.BadParameter(
-                f"{target!r} is a {type(other).__name__}, not an EddaApp: other ASGI applications need their own server"
+                f"{target!r} is a {type(other).__name__}, expected an EddaApp: serve other ASGI apps with uvicorn"
             )
 
 
@@ -54,8 +93,8 @@ def load(target: str) -> object:
         sys.path.insert(0, os.getcwd())
     try:
         loaded = importlib.import_module(module)
-    except Exception as error:  # whatever the user's module raises: the line names its file, a traceback would hide it
-        raise click.BadParameter(f"{target!r} cannot be loaded: {_explain(module, error)}") from error
+    except Exception as error:  # the user's module may raise anything; `_import_error` names its file and line
+        raise click.BadParameter(f"{target!r} cannot be loaded: {_import_error(module, error)}") from error
     try:
         return getattr(loaded, attribute)
     except AttributeError as error:
@@ -64,41 +103,41 @@ def load(target: str) -> object:
         raise click.BadParameter(f"{target!r} cannot be loaded: {error}{hint}") from error
 
 
-def _explain(module: str, error: Exception) -> str:
+def _import_error(module: str, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and module.endswith(".py"):
-        return f"give the module without .py, {module.removesuffix('.py')}:app"
+        return f"expected the module without .py: {module.removesuffix('.py')}:app"
     if isinstance(error, ModuleNotFoundError) and error.name == module:
-        return f"there is no module {module!r} in {os.getcwd()} or on the path of Python"
+        return f"no module {module!r} in {os.getcwd()} or on the import path"
     frames = traceback.extract_tb(error.__traceback__)
     place = next((f" ({one.filename}:{one.lineno})" for one in reversed(frames) if "importlib" not in one.filename), "")
-    words = " ".join(str(error).split())
-    return words if isinstance(error, ImportError) and not place else f"{type(error).__name__}: {words}{place}"
+    message = " ".join(str(error).split())
+    return message if isinstance(error, ImportError) and not place else f"{type(error).__name__}: {message}{place}"
 
-
-T = TypeVar("T")
-
-DEFAULT_URL = "sqlite:///edda.db"
 
 database_option = click.option(
-    "--db", "url", envvar="EDDA_DB_URL", default=DEFAULT_URL, show_default=True, help="Database URL."
+    "--db", "url", envvar="EDDA_DB_URL", default="sqlite:///edda.db", show_default=True, help="Database URL."
 )
 _OPTIONS = (
     database_option,
-    click.option("--server", envvar="EDDA_SERVER", help="URL of a server instead, such as https://shop.example."),
-    click.option("--token", envvar="EDDA_TOKEN", help="Its token; better in EDDA_TOKEN than on the command line."),
-    click.option("--app", "app", metavar="MODULE:APP", help="An app instead: its database, with its code."),
+    click.option(
+        "--server", envvar="EDDA_SERVER", help="URL of a served app to use instead, such as https://shop.example."
+    ),
+    click.option(
+        "--token", envvar="EDDA_TOKEN", help="Token of the server; better in EDDA_TOKEN than on the command line."
+    ),
+    click.option("--app", "app", metavar="MODULE:APP", help="App to use instead: its database and its code."),
 )
 
 
 @dataclass(frozen=True)
-class Target:
-    url: str = field(repr=False)  # it may have a password in it
+class CommandTarget:
+    url: str = field(repr=False)  # may contain a password
     server: str | None = None
     token: str | None = field(default=None, repr=False)
     app: str | None = None
 
     def run(self, work: Callable[[Controller], Awaitable[T]], *, worker: bool = False) -> T:
-        """Do it there; with a worker beside it, if this is an app."""
+        """Opens the controller, calls `work` with it, and closes it; `worker` also runs the worker of an app."""
 
         async def run() -> T:
             async with self.open(worker) as controller:
@@ -106,6 +145,16 @@ class Target:
 
         with report_errors():
             return asyncio.run(run())
+
+    def read_pages(
+        self, read: Callable[[Controller, str | None, int], Awaitable[Page[T]]], limit: int | None
+    ) -> list[T]:
+        """`read` gets the cursor and the size of a page; without a limit all pages are read."""
+        return self.run(lambda controller: read_all(lambda cursor, size: read(controller, cursor, size), limit))
+
+    def act(self, work: Callable[[Controller], Awaitable[ActionResult]]) -> None:
+        """Prints the result; exits with 1 if the action changed nothing."""
+        print_result(self.run(work))
 
     @asynccontextmanager
     async def open(self, worker: bool = False) -> AsyncIterator[Controller]:
@@ -122,49 +171,42 @@ class Target:
 
 
 def open_database(url: str, **options: Any) -> EddaApp:
-    """Without a worker and without code: to look at it, and to steer what others run."""
+    """An app without a worker and without workflows."""
     if (path := missing_sqlite_file(url)) is not None:
-        raise ValueError(f"there is no file {path}: give the right one with --db, or make it with `edda migrate`")
+        raise ValueError(f"the file {path} does not exist: correct --db, or create it with `edda migrate`")
     return EddaApp("edda", url, worker=False, workflows=(), auto_migrate=False, pool_size=2, **options)
 
 
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # in a container whose users have no names
+    except (KeyError, OSError):  # the container has no entry for the user in /etc/passwd
         return f"user {os.getuid()}"
 
 
 def missing_sqlite_file(url: str) -> str | None:
-    """Where a database in a file should be, and is not: opening it would make an empty one."""
+    """The path of a SQLite file that does not exist: opening it would create an empty database."""
     parts = urlsplit(url)
     path = parts.path[1:]
     return path if parts.scheme.startswith("sqlite") and path and not os.path.exists(path) else None
 
 
 def target_options(work: Callable[..., T]) -> Callable[..., T]:
-    """A command that takes a `Target`, and the options that say which."""
+    """Adds --db, --server, --token and --app to a command, and passes a `CommandTarget` to it."""
 
     @functools.wraps(work)
     @click.pass_context
     def choose(context: click.Context, /, *args: Any, **values: Any) -> T:
-        given = {name: values.pop(name) for name in ("url", "server", "token", "app")}
-        return work(_choose(context, **given), *args, **values)
+        url, server, token, app = (values.pop(name) for name in ("url", "server", "token", "app"))
+        typed = [
+            name
+            for name in ("url", "server", "app")
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        ]
+        if len(typed) > 1:
+            raise click.UsageError("--db, --server, --app: give one of them")
+        if typed in (["url"], ["app"]):  # the command line has precedence over EDDA_SERVER
+            server = None
+        return work(CommandTarget(url, server, token, app), *args, **values)
 
     return functools.reduce(lambda command, option: option(command), reversed(_OPTIONS), choose)
-
-
-def _choose(context: click.Context, url: str, server: str | None, token: str | None, app: str | None) -> Target:
-    """What stands on the command line wins over the environment."""
-    written = [name for name in ("url", "server", "app") if _is_written(context, name)]
-    if len(written) > 1:
-        raise click.UsageError("--db, --server and --app are three ways to say what is meant: give one of them")
-    if "url" in written:
-        server = app = None
-    elif "app" in written:
-        server = None
-    return Target(url, server, token, app)
-
-
-def _is_written(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE

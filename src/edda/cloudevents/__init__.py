@@ -1,1 +1,1 @@
-"""CloudEvents 1.0: what an event may be, and how it is written in JSON and in HTTP. Pure: bytes in, records out."""
+"""CloudEvents 1.0: validation, the JSON format, the HTTP binding, and webhook signatures. Without I/O and clock."""

@@ -1,7 +1,7 @@
-"""What the context attributes of an event may be: names, text, URIs, times, media types.
+"""Checks of the context attributes of an event: names, text, URIs, times, media types.
 
-Nothing here repeats a value in an error: the text goes back to whoever sent it, and into logs.
-The patterns never go back on what they took (`*+`, `++`), so that no input makes them slow.
+Errors do not repeat values, because they are sent to the client and logged. The patterns use possessive quantifiers
+(`*+`, `++`), which do not backtrack, so that no input makes them slow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 from edda.errors import EventError
 
 MAX_ID_BYTES = 1024
-"""Of id and of source: together they are a database key."""
+"""Limit of `id` and of `source` each: together they are a database key."""
 MAX_TYPE_CHARACTERS = 255
 _MAX_NAME_SHOWN = 64
 
@@ -36,7 +36,7 @@ _AUTHORITY = (
 _TAIL = rf"(?:\?(?:{_PCHAR}|[/?])*+)?(?:#(?:{_PCHAR}|[/?])*+)?"
 _HIERARCHY = rf"(?://{_AUTHORITY}(?:/(?:{_PCHAR})*+)*+|(?!//)(?:{_PCHAR}|/)*+)"
 _URI = re.compile(rf"[A-Za-z][A-Za-z0-9+.\-]*+:{_HIERARCHY}{_TAIL}")
-# Without a scheme the first segment has no colon: "1a:b" is neither.
+# The first segment of a relative reference has no colon: "1a:b" is neither URI nor relative reference.
 _RELATIVE = re.compile(rf"(?![^/?#:]*+:){_HIERARCHY}{_TAIL}")
 
 _TIME = re.compile(
@@ -57,7 +57,7 @@ def refusal(name: str, problem: str, status: int = 400) -> EventError:
 
 def check_name(name: Any) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise EventError("an attribute's name must be of lower-case letters a-z and digits only")
+        raise EventError("an attribute's name must have lower-case letters a-z and digits only")
 
 
 def check_text(name: str, value: Any) -> None:
@@ -94,7 +94,7 @@ def check_source(value: Any) -> None:
 
 
 def check_dataschema(value: Any) -> None:
-    """A fragment is allowed: schemas are commonly named by one."""
+    """A fragment is allowed: it often names the schema within a document."""
     check_filled("dataschema", value)
     if not _URI.fullmatch(value):
         raise refusal("dataschema", "must be an absolute URI (RFC 3986), such as https://example.com/order.json")
@@ -123,7 +123,7 @@ def is_time(text: str) -> bool:
         return False
     year, month, day = map(int, found.groups())
     try:
-        date(year or 4, month, day)  # RFC 3339 has a year 0, a leap year, which Python has not
+        date(year or 4, month, day)  # RFC 3339 has the leap year 0, which Python does not support
     except ValueError:
         return False
     return True
@@ -148,12 +148,12 @@ class MediaType(Struct, frozen=True):
 
     @property
     def is_text(self) -> bool:
-        """Whether what is written in it is text in UTF-8, of which US-ASCII is a part."""
+        """Whether data of this type is text in UTF-8 or in US-ASCII, a subset of it."""
         is_readable = self.is_utf8 or self.is_ascii
         return is_readable and (self.essence.startswith("text/") or self.essence.endswith(("/xml", "+xml")))
 
     def can_write(self, text: str) -> bool:
-        """Whether the text in UTF-8 is the text in this charset."""
+        """Whether the text has the same bytes in UTF-8 and in this charset."""
         return self.is_utf8 or (self.is_ascii and text.isascii())
 
 

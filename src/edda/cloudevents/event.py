@@ -1,4 +1,4 @@
-"""An event, and the rules that every event obeys, whether it comes in or goes out."""
+"""CloudEvent, and the rules for every event, received or sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .attributes import (
 
 SPECVERSION = "1.0"
 TARGET = "eddainstanceid"
-"""The extension that names the only run that may get the event."""
+"""The extension that names the only run that may receive the event."""
 
 _CHECKS = {
     "time": check_time,
@@ -42,7 +42,7 @@ _INTEGERS = range(-(2**31), 2**31)
 
 
 class CloudEvent(Struct, frozen=True, kw_only=True):
-    """One event. Nothing is taken apart that was not asked for: the time is the text that came, JSON data its text."""
+    """One event. `time` and JSON data are kept as the text that was received, and parsed on demand."""
 
     id: str
     source: str
@@ -53,7 +53,7 @@ class CloudEvent(Struct, frozen=True, kw_only=True):
     dataschema: str | None = None
     extensions: Mapping[str, str | int | bool] = {}
     data: Raw | str | bytes | None = None
-    """Raw is the text of a JSON value, str the text of another type, bytes anything; None is no data."""
+    """Raw: the text of a JSON value; str: text of another media type; bytes: other data; None: no data."""
 
     @property
     def target(self) -> str | None:
@@ -73,7 +73,7 @@ def make(
     dataschema: str | None = None,
     extensions: Mapping[str, Any] | None = None,
 ) -> CloudEvent:
-    """An event of Python values. Without `data` it has none; with None its data is JSON's null."""
+    """Create an event from Python values. Without `data` it has none; with None its data is the JSON value null."""
     if datacontenttype is not None:
         check_datacontenttype(datacontenttype)
     content, datacontenttype = (None, datacontenttype) if data is UNSET else contents.write(data, datacontenttype)
@@ -93,7 +93,7 @@ def make(
 
 
 def assemble(attributes: dict[str, Any]) -> CloudEvent:
-    """The event with these attributes and no data; takes the dict over."""
+    """The event with these attributes and no data; changes the dict."""
     version = attributes.pop("specversion", None)
     if version != SPECVERSION:
         check_filled("specversion", version)
@@ -105,7 +105,7 @@ def assemble(attributes: dict[str, Any]) -> CloudEvent:
 
 
 def check(event: CloudEvent) -> None:
-    """Raise EventError for what is no event. JSON data was checked when it became Raw; its text is not read again."""
+    """Raise EventError if the event is invalid. JSON data was checked when it became Raw, and is not read again."""
     check_id(event.id)
     check_source(event.source)
     check_type(event.type)
@@ -114,14 +114,19 @@ def check(event: CloudEvent) -> None:
             check_value(value)
     for name, value in event.extensions.items():
         _check_extension(name, value)
-    if event.data is not None:
-        _check_data(event)
+    if event.data is None:
+        return
+    media = None if event.datacontenttype is None else media_type(event.datacontenttype)
+    if isinstance(event.data, Raw) is not (media is not None and media.is_json):
+        raise EventError("data must be JSON text exactly if datacontenttype says JSON", attribute="data")
+    if isinstance(event.data, str) and media is None:
+        raise EventError("data that is text needs a datacontenttype, such as text/plain", attribute="data")
 
 
 def _check_extension(name: str, value: Any) -> None:
     check_name(name)
     if name in _RESERVED:
-        raise refusal(name, "is no name for an extension; it means something else in every event")
+        raise refusal(name, "cannot be the name of an extension; it is reserved for an attribute")
     kind = type(value)
     if kind is int:
         if value not in _INTEGERS:
@@ -130,14 +135,6 @@ def _check_extension(name: str, value: Any) -> None:
         check_text(name, value)
     elif kind is not bool:
         raise refusal(name, "must be a string, an integer or a boolean")
-
-
-def _check_data(event: CloudEvent) -> None:
-    media = None if event.datacontenttype is None else media_type(event.datacontenttype)
-    if isinstance(event.data, Raw) is not (media is not None and media.is_json):
-        raise EventError("data must be JSON text exactly if datacontenttype says JSON", attribute="data")
-    if isinstance(event.data, str) and media is None:
-        raise EventError("data that is text needs a datacontenttype, such as text/plain", attribute="data")
 
 
 def attribute_text(value: str | int | bool) -> str:

@@ -1,21 +1,22 @@
-"""Events in HTTP messages: in headers and body (binary), all in the body (structured), several at once (batch)."""
+"""Events in HTTP messages: attributes in headers (binary), all in the body (structured), or several (batch)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
+from urllib.parse import quote, unquote_to_bytes
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edda.cloudevents import data as contents
+from edda.cloudevents import json_format
+from edda.cloudevents.attributes import check_name, media_type, refusal
+from edda.cloudevents.event import CORE, SPECVERSION, CloudEvent, assemble, attribute_text, check
+from edda.cloudevents.json_format import MAX_BATCH
 from edda.errors import EventError
-
-from . import data as contents
-from . import header_value, json_format
-from .attributes import check_name, media_type, refusal
-from .event import CORE, SPECVERSION, CloudEvent, assemble, attribute_text, check
-from .json_format import MAX_BATCH
 
 STRUCTURED_TYPE = "application/cloudevents+json"
 BATCH_TYPE = "application/cloudevents-batch+json"
@@ -30,29 +31,29 @@ class ContentMode(StrEnum):
     BATCH = "batch"
 
 
-class Message(Struct, frozen=True):
+class HTTPMessage(Struct, frozen=True):
     events: tuple[CloudEvent, ...]
     mode: ContentMode
 
 
-def parse(headers: Headers, body: bytes, *, max_batch: int = MAX_BATCH) -> Message:
-    """What the message says. `headers` are pairs, for a dict would hide that one came twice; no batches with 0."""
+def parse(headers: Headers, body: bytes, *, max_batch: int = MAX_BATCH) -> HTTPMessage:
+    """Parse a message. `headers` are pairs, because a dict would hide a repeated header. `max_batch=0` refuses
+    batches."""
     content_type = _content_type_of(headers)
     mode = _mode_of(content_type)
     if mode is ContentMode.BINARY:
-        return Message((_parse_binary(headers, content_type, body),), mode)
+        return HTTPMessage((_parse_binary(headers, content_type, body),), mode)
     _check_format(str(content_type), mode, max_batch)
     if mode is ContentMode.STRUCTURED:
-        return Message((json_format.parse(body),), mode)
-    return Message(json_format.parse_batch(body, max_batch=max_batch), mode)
+        return HTTPMessage((json_format.parse(body),), mode)
+    return HTTPMessage(json_format.parse_batch(body, max_batch=max_batch), mode)
 
 
 def emit(event: CloudEvent, mode: str = ContentMode.BINARY) -> tuple[list[tuple[str, str]], bytes]:
     """Headers and body of a message with this event.
 
-    Two kinds of data cannot travel in binary mode, and are sent structured: data that is itself some format of
-    CloudEvents, whose type would say that the message is, and bytes without a type that are JSON by chance, which the
-    receiver would take for JSON.
+    Two kinds of data are always sent structured: data whose media type is a CloudEvents format, which would be taken
+    for the mode of the message, and bytes without a type that are valid JSON, which the receiver would read as JSON.
     """
     mode = ContentMode(mode)
     if mode is ContentMode.BATCH:
@@ -78,7 +79,7 @@ def _content_type_of(headers: Headers) -> str | None:
         return None
     if len(found) > 1:
         raise EventError("Content-Type came more than once", attribute="datacontenttype")
-    # What is not ASCII is in no media type, so that it does not matter as what it is read.
+    # latin-1 decodes any bytes; a media type with other than ASCII characters is refused later.
     return found[0].strip(b" \t").decode("latin-1")
 
 
@@ -93,11 +94,11 @@ def _check_format(content_type: str, mode: ContentMode, max_batch: int) -> None:
     media = media_type(content_type)
     known = BATCH_TYPE if mode is ContentMode.BATCH else STRUCTURED_TYPE
     if media is None or media.essence != known:
-        raise EventError(f"of the formats of CloudEvents only JSON is taken here: {known}", status=415)
+        raise EventError(f"only the JSON format of CloudEvents is accepted here: {known}", status=415)
     if not media.is_utf8:
         raise EventError(f"{known} must be in UTF-8", status=415)
     if mode is ContentMode.BATCH and max_batch < 1:
-        raise EventError("batches are not taken here; send every event alone", status=415)
+        raise EventError("batches are not accepted here; send each event alone", status=415)
 
 
 def _parse_binary(headers: Headers, content_type: str | None, body: bytes) -> CloudEvent:
@@ -135,10 +136,10 @@ def _attributes_of(headers: Headers) -> dict[str, Any]:
         name = header[3:].lower().decode("latin-1")
         check_name(name)
         if name == "datacontenttype":
-            raise refusal(name, "must not come as a ce- header; in binary mode it is the Content-Type")
+            raise refusal(name, "must not be a ce- header; in binary mode it is the Content-Type")
         if name in attributes:
             raise refusal(name, "came more than once")
-        attributes[name] = header_value.decode(name, value)
+        attributes[name] = decode_value(name, value)
     return attributes
 
 
@@ -146,9 +147,36 @@ def _binary_headers(event: CloudEvent) -> list[tuple[str, str]]:
     headers = [("ce-specversion", SPECVERSION)]
     for name in CORE:
         if name != "datacontenttype" and (value := getattr(event, name)) is not None:
-            headers.append((f"ce-{name}", header_value.encode(value)))
+            headers.append((f"ce-{name}", encode_value(value)))
     for name, value in event.extensions.items():
-        headers.append((f"ce-{name}", header_value.encode(attribute_text(value))))
+        headers.append((f"ce-{name}", encode_value(attribute_text(value))))
     if event.datacontenttype is not None:
         headers.append(("content-type", event.datacontenttype))
     return headers
+
+
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
+_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
+_BROKEN = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_AS_IS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+
+
+def encode_value(text: str) -> str:
+    return quote(text, safe=_AS_IS)
+
+
+def decode_value(name: str, value: bytes) -> str:
+    value = value.strip(b" \t")
+    if value.startswith(b'"'):
+        quoted = _QUOTED.fullmatch(value)
+        if quoted is None:
+            raise refusal(name, "begins with a double quote and is not one quoted string")
+        value = _ESCAPE.sub(rb"\1", quoted[1])
+    if b"%" in value:
+        if _BROKEN.search(value):
+            raise refusal(name, "has a % without two hexadecimal digits; send a % itself as %25")
+        value = unquote_to_bytes(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise refusal(name, "is not UTF-8") from None

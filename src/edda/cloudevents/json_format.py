@@ -1,4 +1,4 @@
-"""The JSON format: one event as an object, several as an array. It is also the form in which events are stored."""
+"""The JSON format: one event as an object, several as an array. Events are also stored in this format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TEXT = msgspec.json.Decoder(str)
 
 
 def parse(body: bytes) -> CloudEvent:
-    # The event is one level, so that its data may be as deep as it may be when it comes alone.
+    # The event itself is one level: its data may be as deep as in binary mode.
     fields = read_object(body, depth=MAX_DEPTH + 1)
     data, encoded = fields.pop("data", None), fields.pop("data_base64", None)
     if encoded == _NULL:
@@ -42,23 +42,23 @@ def parse(body: bytes) -> CloudEvent:
 
 
 def parse_batch(body: bytes, *, max_batch: int = MAX_BATCH) -> tuple[CloudEvent, ...]:
-    """All of them or none: the error names every position whose event is not valid."""
+    """All events of the batch; if one is invalid, the error names all invalid ones by their number."""
     items = split_array(body)
     if len(items) > max_batch:
         raise EventError(f"a batch may have at most {max_batch} events; send several", status=413)
     events, refusals = [], []
-    for index, item in enumerate(items):
+    for number, item in enumerate(items, 1):
         try:
             events.append(parse(bytes(item)))
         except EventError as refused:
-            refusals.append((index, refused))
+            refusals.append((number, refused))
     if refusals:
-        raise _batch_refusal(refusals)
+        raise _batch_refusal(refusals, len(items))
     return tuple(events)
 
 
 def parse_stored(body: bytes) -> CloudEvent:
-    """Read what `emit_stored` wrote; it was checked before, and is not checked again."""
+    """Read what `emit_stored` wrote, without checking it again."""
     fields = _FIELDS.decode(body)
     data, encoded = fields.pop("data", None), fields.pop("data_base64", None)
     attributes = _values(fields)
@@ -76,7 +76,7 @@ def emit(event: CloudEvent) -> bytes:
 
 
 def emit_stored(event: CloudEvent) -> bytes:
-    """The same for an event that was checked when it was read or made."""
+    """Like `emit`, for an event that was checked when it was parsed or created."""
     return msgspec.json.encode(_members(event))
 
 
@@ -87,22 +87,22 @@ def emit_batch(events: Sequence[CloudEvent]) -> bytes:
 
 
 def value_of(event: CloudEvent) -> Any:
-    """The data as a Python value: JSON read, text and bytes as they are."""
+    """The data as a Python value: JSON is parsed, text and bytes are returned unchanged."""
     if not isinstance(event.data, Raw):
         return event.data
     try:
         return _VALUE.decode(event.data)
-    except msgspec.ValidationError:  # a number that no float holds
+    except msgspec.ValidationError:  # a number beyond a float
         return _WIDE.decode(event.data)
 
 
 def exact_value_of(event: CloudEvent) -> Any:
-    """The same with every fraction as a Decimal: no digit is lost."""
+    """Like `value_of`, with fractions as Decimal, so that no digit is lost."""
     return exact.decode(event.data) if isinstance(event.data, Raw) else event.data
 
 
 def _values(fields: dict[str, Raw]) -> dict[str, Any]:
-    """Null is the same as not there."""
+    """An attribute with the value null is treated as absent."""
     return {name: value for name, raw in fields.items() if (value := exact.decode(raw)) is not None}
 
 
@@ -116,7 +116,7 @@ def _with_data(event: CloudEvent, data: Raw) -> CloudEvent:
         return replace(event, data=_TEXT.decode(data))
     except msgspec.ValidationError:
         raise EventError(
-            "data must be a string, for datacontenttype is not JSON; binary data goes into data_base64",
+            "data must be a string, because datacontenttype is not JSON; send binary data as data_base64",
             attribute="data",
         ) from None
 
@@ -145,10 +145,12 @@ def _members(event: CloudEvent) -> dict[str, Any]:
     return members
 
 
-def _batch_refusal(refusals: list[tuple[int, EventError]]) -> EventError:
-    positions = ", ".join(str(index) for index, _ in refusals)
-    reasons = "; ".join(f"{index}: {refused}" for index, refused in refusals[:_REASONS_SHOWN])
-    return EventError(f"nothing of the batch was taken, for these of its events are not valid: {positions} ({reasons})")
+def _batch_refusal(refusals: list[tuple[int, EventError]], count: int) -> EventError:
+    numbers = ", ".join(str(number) for number, _ in refusals)
+    reasons = "; ".join(f"event {number}: {refused}" for number, refused in refusals[:_REASONS_SHOWN])
+    return EventError(
+        f"the batch was refused: of its {count} events, counted from 1, invalid are: {numbers} ({reasons})"
+    )
 
 
 def _widen(text: str) -> float | Decimal:

@@ -1,7 +1,7 @@
-"""Signatures of webhooks: those of Standard Webhooks made and checked, those of GitHub and Stripe checked.
+"""Webhook signatures: creates and checks those of Standard Webhooks, checks those of GitHub and Stripe.
 
-All are HMAC-SHA256. They differ in their headers, in what is signed before the body, and in how a secret is a key.
-Nothing here has a clock: who asks says what time it is.
+All are HMAC-SHA256. They differ in their headers, in the bytes that are signed before the body, and in how the key is
+derived from the secret. Callers pass the current time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 TOLERANCE = 300.0
-"""Seconds that a signature may be old, or ahead of our clock."""
+"""Seconds by which the time of a signature may differ from the clock."""
 STANDARD = (b"webhook-id", b"webhook-timestamp", b"webhook-signature")
 GITHUB = b"x-hub-signature-256"
 STRIPE = b"stripe-signature"
@@ -28,19 +28,19 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class SignatureError(Exception):
-    """Not signed, signed too long ago, or by somebody who does not know the secret; the text may go to the sender."""
+    """The signature is missing, expired or made with another secret; the text may be sent to the client."""
 
 
 class SignatureClaim(Struct, frozen=True):
-    """What the headers say about a body that has not been read yet."""
+    """The signatures in the headers, for a body that has not been read yet."""
 
     prefix: bytes
-    """Signed in front of the body."""
+    """Bytes that are signed before the body."""
     signatures: tuple[bytes, ...]
-    """One of them has to fit; senders that change their secret sign with both."""
+    """One of them must match; a sender that rotates its secret signs with both."""
 
     def check(self, keys: Sequence[bytes], body: bytes) -> None:
-        """Takes the same time whichever fits, and if none does."""
+        """Compares all signatures with all keys, so that the time does not reveal which one matches."""
         fits = False
         for key in keys:
             digest = _digest(key, self.prefix, body)
@@ -51,7 +51,7 @@ class SignatureClaim(Struct, frozen=True):
 
 
 def standard_key(secret: str) -> bytes:
-    """Of a secret as Standard Webhooks writes it; an error never repeats the secret."""
+    """The key of a Standard Webhooks secret; errors do not repeat the secret."""
     encoded = secret.removeprefix(_PREFIX)
     try:
         key = a2b_base64(encoded + "=" * (-len(encoded) % 4), strict_mode=True)
@@ -63,15 +63,15 @@ def standard_key(secret: str) -> bytes:
 
 
 def plain_key(secret: str) -> bytes:
-    """GitHub and Stripe take a secret as it is written; Stripe's begin with whsec_ too, and yet are no base64."""
+    """The key of a GitHub or Stripe secret: its bytes. Stripe's also begin with whsec_, but are not base64."""
     return secret.encode()
 
 
 def sign(secret: str | Sequence[str], id: str, timestamp: int, body: bytes) -> list[tuple[str, str]]:
-    """The headers of Standard Webhooks, signed with every secret that is given.
+    """The headers of Standard Webhooks, with one signature for each secret.
 
-    The id goes out percent-encoded, dots included: it then fits into a header, and nobody can shift the dots that
-    part it from the time and the body.
+    The id is percent-encoded, dots included: it is then valid in a header, and a dot in it cannot be mistaken for the
+    dots that separate it from the time and the body.
     """
     safe_id = quote(id, safe="").replace(".", "%2E")
     prefix = f"{safe_id}.{timestamp}.".encode()
@@ -85,7 +85,7 @@ def sign(secret: str | Sequence[str], id: str, timestamp: int, body: bytes) -> l
 def read_standard(headers: Headers, now: float, tolerance: float = TOLERANCE) -> SignatureClaim:
     id, timestamp, given = (_only(headers, name) for name in STANDARD)
     if not id or b"." in id:
-        raise SignatureError("webhook-id must not be empty and must not have dots, for dots part what is signed")
+        raise SignatureError("webhook-id must not be empty and must not have dots, which separate the signed parts")
     _check_time(timestamp, now, tolerance)
     entries = (entry.partition(b",") for entry in given.split())
     signatures = tuple(_decode_base64(text) for version, _, text in entries if version == b"v1")
@@ -93,7 +93,7 @@ def read_standard(headers: Headers, now: float, tolerance: float = TOLERANCE) ->
 
 
 def read_github(headers: Headers) -> SignatureClaim:
-    """Without a time: GitHub signs the body alone."""
+    """GitHub signs the body only, without a time."""
     scheme, _, text = _only(headers, GITHUB).partition(b"=")
     return _claim(b"", (_decode_hex(text),) if scheme == b"sha256" else ())
 
@@ -109,7 +109,7 @@ def read_stripe(headers: Headers, now: float, tolerance: float = TOLERANCE) -> S
 
 def _claim(prefix: bytes, signatures: tuple[bytes, ...]) -> SignatureClaim:
     if not any(signatures):
-        raise SignatureError("there is no signature of a kind that is known here")
+        raise SignatureError("there is no signature of a supported version")
     return SignatureClaim(prefix, signatures)
 
 
@@ -139,7 +139,7 @@ def _decode_base64(text: bytes) -> bytes:
     try:
         return a2b_base64(text, strict_mode=True)
     except ValueError:
-        return b""  # which fits nothing
+        return b""  # which matches no digest
 
 
 def _decode_hex(text: bytes) -> bytes:

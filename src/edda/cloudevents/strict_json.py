@@ -1,4 +1,4 @@
-"""JSON that can mean only one thing: UTF-8, no key twice, no NaN, and nothing so deep or long that reading it hurts."""
+"""Strict JSON: UTF-8, no duplicate keys, no NaN, and limits for depth and length of numbers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edda.errors import EventError
 
 MAX_DEPTH = 64
 MAX_DIGITS = 4_300
-"""Of a number, sign and point included: Python reads no longer one."""
+"""Of a number, with sign and point: Python refuses longer integers."""
 MAX_EXPONENT_DIGITS = 9
-"""More than any number has; with many more even Decimal gives up."""
+"""Decimal refuses much longer exponents."""
 
 exact = msgspec.json.Decoder(float_hook=Decimal)
-"""Reads numbers without losing a digit; never fails for JSON that was checked here."""
+"""Reads numbers without losing a digit; does not fail for JSON that was checked here."""
 
 _RAW = msgspec.json.Decoder(Raw)
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
@@ -34,26 +34,26 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 T = TypeVar("T")
 
 
-class _RefusedError(ValueError):
+class _NotStrictError(ValueError):
     pass
 
 
 def read_object(body: bytes, *, depth: int) -> dict[str, Raw]:
-    """The members of an object whose whole text is checked."""
+    """The members of an object, after checking its whole text."""
     members = _decode(_OBJECT, "body", body, "must be an object in JSON")
     _check("body", body, depth)
     return members
 
 
 def read_raw(body: bytes, name: str) -> Raw:
-    """A value as the text it came in, without the white space around it."""
+    """The checked text of a value, without surrounding white space."""
     raw = _decode(_RAW, name, body)
     _check(name, body, MAX_DEPTH)
     return raw
 
 
 def split_array(body: bytes) -> list[Raw]:
-    """The items of an array, each still to be checked."""
+    """The items of an array; the caller checks each of them."""
     return _decode(_ARRAY, "body", body, "must be an array in JSON")
 
 
@@ -72,13 +72,13 @@ def _decode(decoder: msgspec.json.Decoder[T], name: str, body: bytes, misfit: st
 
 
 def _check(name: str, body: bytes, depth: int) -> None:
-    """What the first decoder lets pass. Its depth is looked at before the second one, which is recursive, sees it."""
+    """Checks that msgspec does not make. The depth comes first, because the standard library's decoder is recursive."""
     try:
         _check_depth(body, depth)
         _CHECKER.decode(body.decode())
-    except _RefusedError as refused:
+    except _NotStrictError as refused:
         raise _refusal(name, str(refused)) from None
-    except ValueError:  # the two decoders agree on what JSON is; if they ever should not, both count
+    except ValueError:  # both decoders must accept the text
         raise _refusal(name, _NOT_JSON) from None
 
 
@@ -93,33 +93,33 @@ def _check_depth(body: bytes, depth: int) -> None:
     for _ in range(depth):
         if not brackets:
             return
-        brackets = brackets.replace(b"[]", b"")  # takes the innermost level off everywhere
+        brackets = brackets.replace(b"[]", b"")  # removes the innermost level everywhere
     if brackets:
-        raise _RefusedError(f"is nested more than {MAX_DEPTH} levels deep")
+        raise _NotStrictError(f"is nested more than {MAX_DEPTH} levels deep")
 
 
 def _check_keys(pairs: list[tuple[str, Any]]) -> None:
     if len(pairs) > 1 and len(dict(pairs)) != len(pairs):
-        raise _RefusedError("has a key twice in the same object")
+        raise _NotStrictError("has a key twice in the same object")
 
 
 def _check_number(text: str) -> None:
     if len(text) > MAX_DIGITS:
-        raise _RefusedError(f"has a number of more than {MAX_DIGITS:,} digits")
+        raise _NotStrictError(f"has a number of more than {MAX_DIGITS:,} digits")
 
 
 def _check_fraction(text: str) -> None:
     _check_number(text)
     exponent = text.lower().partition("e")[2]
     if len(exponent.lstrip("+-")) > MAX_EXPONENT_DIGITS:
-        raise _RefusedError(f"has a number whose exponent has more than {MAX_EXPONENT_DIGITS} digits")
+        raise _NotStrictError(f"has a number whose exponent has more than {MAX_EXPONENT_DIGITS} digits")
 
 
 def _refuse_constant(_: str) -> None:
-    raise _RefusedError("has NaN or Infinity, which JSON has not")
+    raise _NotStrictError("has NaN or Infinity, which JSON does not have")
 
 
-# Only called for what it refuses: the standard library is the one decoder that shows every pair of an object.
+# Called for its checks only: the standard library has the only decoder that reports every pair of an object.
 _CHECKER = json.JSONDecoder(
     object_pairs_hook=_check_keys,
     parse_int=_check_number,

@@ -1,1 +1,1 @@
-"""To see and to steer: what the pages, the JSON API and the command line are made of."""
+"""Queries and actions on runs, events and the outbox: the interface behind pages, JSON API and command line."""

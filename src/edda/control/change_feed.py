@@ -1,4 +1,4 @@
-"""Telling those who look that something has changed: one look a second for all of them, none if nobody looks."""
+"""`ChangeFeed`: queries the change token once a second for all watchers together; without watchers, not at all."""
 
 from __future__ import annotations
 
@@ -15,50 +15,40 @@ PAUSE = 1.0
 
 
 class ChangeFeed:
-    def __init__(self, look: Callable[[], Awaitable[str]], pause: float = PAUSE) -> None:
-        self._look = look
+    def __init__(self, read_token: Callable[[], Awaitable[str]], pause: float = PAUSE) -> None:
+        self._read_token = read_token
         self._pause = pause
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._watchers: set[asyncio.Event] = set()
-        self._mark = ""
+        self._token = ""
 
-    @property
-    def is_looking(self) -> bool:
-        return self._looking is not None
-
-    async def changes(self) -> AsyncGenerator[str, None]:
-        """The first at once, then one whenever it is another."""
+    async def watch(self) -> AsyncGenerator[str, None]:
+        """Yields the change token at once, then each time it differs."""
         changed = asyncio.Event()
         self._watchers.add(changed)
         try:
-            mark = await self._look()
-            self._tell(mark)
-            yield mark
-            looking = self._begin()
-            while not looking.done():
-                if self._mark != mark:
-                    mark = self._mark
-                    yield mark
+            token = await self._read_token()
+            self._publish(token)
+            yield token
+            if self._polling is None:
+                self._polling = start_task(self._poll(), name="edda-watch")
+            polling = self._polling
+            while not polling.done():
+                if self._token != token:
+                    token = self._token
+                    yield token
                 changed.clear()
-                if self._mark == mark and not looking.done():
+                if self._token == token and not polling.done():
                     await changed.wait()
         finally:
             self._watchers.discard(changed)
-            self._stop_if_unused()
+            if not self._watchers and self._polling is not None:
+                self._polling.cancel()
+                self._polling = None
 
-    def _begin(self) -> asyncio.Task[None]:
-        if self._looking is None:
-            self._looking = start_task(self._poll(), name="edda-watch")
-        return self._looking
-
-    def _stop_if_unused(self) -> None:
-        if not self._watchers and self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-
-    def _tell(self, mark: str) -> None:
-        if mark != self._mark:
-            self._mark = mark
+    def _publish(self, token: str) -> None:
+        if token != self._token:
+            self._token = token
             self._wake()
 
     def _wake(self) -> None:
@@ -70,10 +60,10 @@ class ChangeFeed:
             while True:
                 await asyncio.sleep(self._pause)
                 try:
-                    self._tell(await self._look())
+                    self._publish(await self._read_token())
                 except (StorageUnavailableError, StorageConflictError) as error:
-                    logger.debug("nobody knows whether anything has changed: %s", error)
-        except Exception:  # the database is closed: there is nothing to watch any more
-            logger.debug("watching ends", exc_info=True)
+                    logger.debug("change feed: the query failed (%s), trying again in %g s", error, self._pause)
+        except Exception:  # the storage is closed
+            logger.debug("change feed: ends", exc_info=True)
         finally:
-            asyncio.get_running_loop().call_soon(self._wake)  # once this task is done, which ends those who watch
+            asyncio.get_running_loop().call_soon(self._wake)  # readers then see that this task is done, and end

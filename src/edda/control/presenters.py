@@ -1,44 +1,175 @@
-"""Records of the database as what people are shown."""
+"""`PayloadPresenter` and `Presenter`: stored values and records as the views of the control API.
+
+Secrets are redacted and large values cut. No stored bytes raise: a text that names the reason replaces a value that
+cannot be decoded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from math import isfinite
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edda.cloudevents import json_format
+from edda.core.channels import is_message_body, unpack_message
 from edda.core.codec import Codec
 from edda.core.event_match import describe
+from edda.core.exceptions import EncodedException
 from edda.core.model import Entry, EntryKind, OutboxRow, RunRecord, StoredEvent
-from edda.core.queries import Audit, Definition, EventReceiver, Generation, TimeBucket, WaitRow, WorkerRecord
-from edda.core.redact import Redaction, redact_credentials
+from edda.core.queries import Audit, Definition, WaitRow, WorkerRecord
+from edda.core.redact import (
+    MAX_DEPTH,
+    REDACTED,
+    Redaction,
+    find_secrets,
+    named_items,
+    redact_credentials,
+    split_key,
+    write_int,
+    write_value,
+)
 from edda.core.states import OPEN, WAITING, RunStatus
-from edda.engine.open_runs import say_lost
+from edda.core.value_path import truncate
+from edda.engine.open_runs import describe_lost_owner
 from edda.workflow.children import ChildStarted
 from edda.workflow.context import as_datetime
 
-from .payloads import PayloadPresenter
-from .status_text import status_text
+from .status_text import MAX_LENGTH, status_text
 from .timeline import is_channel
 from .views import (
     AuditView,
-    BucketView,
-    ConsumerView,
     DefinitionView,
     EntryView,
     ErrorView,
     EventView,
-    GenerationView,
-    OutgoingView,
+    OutboxView,
     RunView,
     WaitView,
     WorkerView,
 )
 
+MAX_BYTES = 256 * 1024
+CUT_BYTES = 4096
+MAX_INT = 2**53
+"""JavaScript rounds larger numbers."""
+ENCRYPTED = "encrypted: this process has no key for it"
+
+Path = tuple[str, ...]
+
+
+class PayloadPresenter:
+    def __init__(self, codec: Codec, redaction: Redaction) -> None:
+        self._codec = codec
+        self._redaction = redaction
+
+    def value(self, data: bytes | None) -> Any:
+        if not data:
+            return None
+        try:
+            value = self._codec.decode(data)
+        except Exception as error:  # cipher and codec may raise anything for a wrong key or broken data
+            return self._unreadable_text(data, error)
+        return self.present(value)
+
+    def present(self, value: Any) -> Any:
+        """A Python value, or decoded JSON."""
+        shown = self._plain(value, (), 0)
+        data = msgspec.json.encode(shown)
+        if len(data) <= MAX_BYTES:
+            return shown
+        return f"{data[:CUT_BYTES].decode(errors='ignore')}… (the first {CUT_BYTES:,} of {len(data):,} bytes)"
+
+    def event(self, body: bytes) -> Any:
+        """An event with its attributes, or a message of a channel."""
+        try:
+            data = self._codec.decrypt(body)
+            if is_message_body(data):
+                return self.present(msgspec.to_builtins(unpack_message(self._codec, body)))
+            event = json_format.parse_stored(data)
+            attributes = {name: getattr(event, name) for name in _ATTRIBUTES if getattr(event, name) is not None}
+            return self.present({**attributes, **event.extensions, "data": json_format.value_of(event)})
+        except Exception as error:  # as in `value`
+            return self._unreadable_text(body, error)
+
+    def secrets(self, *inputs: bytes) -> frozenset[str]:
+        """The values of secret fields, to redact them in error texts."""
+        found: set[str] = set()
+        for data in inputs:
+            with suppress(Exception):  # as in `value`
+                found |= find_secrets(self._redaction, self._codec.decode(data))
+        return frozenset(found)
+
+    def error(self, data: bytes | None, known: frozenset[str] = frozenset()) -> ErrorView | None:
+        """The error of a step or a run; `known` are the secret values of its input."""
+        if not data:
+            return None
+        try:
+            recorded = self._codec.decode(data, EncodedException)
+        except Exception as error:  # as in `value`
+            return ErrorView("unknown", str(self._unreadable_text(data, error)))
+        if not isinstance(recorded, EncodedException):
+            return ErrorView("unknown", truncate(str(self.present(recorded)), 500))
+        traceback = "\n".join(_traceback(recorded))
+        censor = self._redaction.censor
+        return ErrorView(recorded.qualname, censor(recorded.message, known), censor(traceback, known) or None)
+
+    def text(self, data: bytes | None) -> str:
+        """A stored text; another value is shown as JSON."""
+        value = self.value(data)
+        return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
+
+    def _unreadable_text(self, data: bytes, error: Exception) -> str:
+        if self._codec.is_sealing:
+            return ENCRYPTED
+        try:
+            msgspec.json.decode(data)
+        except (ValueError, RecursionError):
+            return ENCRYPTED
+        return f"not readable: {truncate(str(error), 200)}"
+
+    def _plain(self, value: Any, path: Path, depth: int) -> Any:
+        if isinstance(value, str):
+            return redact_credentials(value)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return int(value) if -MAX_INT <= value <= MAX_INT else write_int(value)
+        if isinstance(value, float):
+            return value if isfinite(value) else str(value)
+        if depth >= MAX_DEPTH:
+            return "…"
+        if isinstance(value, dict):
+            fields = {key: (item, (*path, *split_key(key))) for key, item in named_items(value)}
+            return {
+                key: REDACTED if self._redaction.hides(place) else self._plain(item, place, depth + 1)
+                for key, (item, place) in fields.items()
+            }
+        if isinstance(value, list | tuple | set | frozenset):
+            return [self._plain(item, path, depth + 1) for item in value]
+        return redact_credentials(write_value(value))
+
+
+_ATTRIBUTES = ("id", "source", "type", "time", "subject", "datacontenttype", "dataschema")
+
+
+def _traceback(recorded: EncodedException | None) -> Iterator[str]:
+    """The traceback of the error, then those of its causes."""
+    while recorded is not None:
+        if recorded.traceback:
+            yield f"{recorded.traceback.rstrip()}\n{recorded.qualname}: {recorded.message}"
+        recorded = recorded.cause
+        if recorded is not None and recorded.traceback:
+            yield "\ncaused by\n"
+
+
 ALLOWED_ACTIONS = {
+    **dict.fromkeys(OPEN, ("cancel",)),
     RunStatus.PARKED: ("resume", "cancel"),
     **dict.fromkeys(WAITING, ("cancel", "resume")),
     RunStatus.COMPENSATING: (),
@@ -46,12 +177,7 @@ ALLOWED_ACTIONS = {
     RunStatus.FAILED: ("retry", "delete"),
     RunStatus.CANCELLED: ("retry", "delete"),
 }
-"""What can be done with a run; with any other that is open: cancel. One that compensates can be resumed too while it
-waits, but its status does not tell whether it does."""
-
-
-def allowed_actions(status: RunStatus) -> tuple[str, ...]:
-    return ALLOWED_ACTIONS.get(status, ("cancel",) if status in OPEN else ())
+"""A compensating run can be resumed while it waits, but its status does not show whether it does."""
 
 
 def to_datetime(microseconds: int | None) -> datetime | None:
@@ -59,7 +185,7 @@ def to_datetime(microseconds: int | None) -> datetime | None:
 
 
 class DefinitionDetails(Struct, frozen=True):
-    """What is kept of a definition as JSON."""
+    """The JSON in `Definition.details`."""
 
     schema: dict[str, Any] | None = None
     structure: dict[str, Any] | None = None
@@ -78,21 +204,31 @@ class Presenter:
         self,
         record: RunRecord,
         now: int,
-        crew: Sequence[WorkerRecord],
+        workers: Sequence[WorkerRecord],
         since: int | None = None,
         tried: Entry | None = None,
+        max_length: int = MAX_LENGTH,
     ) -> RunView:
-        """`crew` are the workers, read after the record; `since` says when it began to wait, and `tried` how a step
-        went that is tried again, if that is known."""
+        """`workers` were read after the record; `since` is when the run began to wait, `tried` the last failed attempt
+        of the step that it retries, if known; `max_length` is that of its text."""
         is_open = record.status in OPEN
-        lost = None if record.owner is None or not is_open else say_lost(record.owner, now, crew)
-        clean = replace(record, reason=None if record.reason is None else self._reason(record.reason, record.input))
+        reason = record.reason
+        if reason is not None:
+            reason = self._redaction.censor(self._redaction.clean(reason), self.payloads.secrets(record.input))
+        lost = None if record.owner is None or not is_open else describe_lost_owner(record.owner, now, workers)
         return RunView(
             id=record.run_id,
             workflow=record.workflow,
             status=record.status.value,
-            words=status_text(clean, now, outcome=self._outcome(record, tried), since=since, lost=lost),
-            generation=record.gen,
+            words=status_text(
+                replace(record, reason=reason),
+                now,
+                outcome=self._outcome(record, tried),
+                since=since,
+                lost=lost,
+                max_length=max_length,
+            ),
+            generation=record.generation,
             created_at=as_datetime(record.created_at),
             ended_at=to_datetime(record.ended_at),
             due=to_datetime(record.ready_at or None) if is_open else None,
@@ -115,50 +251,42 @@ class Presenter:
             return None
         return self.payloads.error(record.value, self.payloads.secrets(record.input))
 
-    def _reason(self, reason: str, input: bytes) -> str:
-        return self._redaction.censor(self._redaction.clean(reason), self.payloads.secrets(input))
-
-    def generation(self, one: Generation) -> GenerationView:
-        return GenerationView(one.gen, as_datetime(one.created_at), one.entries)
-
     def entry(self, entry: Entry, known: frozenset[str]) -> EntryView:
-        """With what is known to be secret in its run."""
+        """`known` are the secret values of the run's input."""
+        is_event = entry.kind in (EntryKind.EVENT, EntryKind.MESSAGE) and entry.value
+        show = self.payloads.event if is_event else self.payloads.value
         return EntryView(
             seq=entry.seq,
             kind=entry.kind.value,
             step=entry.step,
-            name=redact_credentials(entry.name),  # of one that cancels it is the reason
+            name=redact_credentials(entry.name),  # the name of a CANCEL entry is the reason
             ok=entry.ok,
             at=as_datetime(entry.at),
             attempt=entry.attempt,
             input=self.payloads.value(entry.input),
-            value=self._value_of(entry) if entry.ok else None,
+            value=show(entry.value) if entry.ok else None,
             error=None if entry.ok else self.payloads.error(entry.value, known | self.payloads.secrets(entry.input)),
             event=entry.event,
         )
-
-    def _value_of(self, entry: Entry) -> Any:
-        if entry.kind in (EntryKind.EVENT, EntryKind.MESSAGE) and entry.value:
-            return self.payloads.event(entry.value)
-        return self.payloads.value(entry.value)
 
     def child_of(self, value: bytes) -> tuple[str, bool]:
         try:
             started = self._codec.decode(value, ChildStarted)
             return started.run_id, started.is_awaited
-        except Exception:  # the key may be missing: then nobody knows which run it was
+        except Exception:  # encrypted with a key that this process lacks: the id of the child is unknown
             return "", False
 
     # Waits
 
-    def wait(self, standing: WaitRow, schemas: Mapping[str, Any]) -> WaitView:
-        wait = standing.wait
+    def wait(self, row: WaitRow, schemas: Mapping[str, Any]) -> WaitView:
+        wait = row.wait
         is_message = is_channel(wait.type)
         name = wait.type.partition("/")[2] if is_message else wait.type
-        match = {} if is_message else self._match(wait.match)
+        match = {} if is_message else self.payloads.value(wait.match)
+        match = match if isinstance(match, dict) else {}
         return WaitView(
-            run_id=standing.run_id,
-            workflow=standing.workflow,
+            run_id=row.run_id,
+            workflow=row.workflow,
             step=wait.step,
             kind="message" if is_message else "event",
             type=name,
@@ -168,10 +296,6 @@ class Presenter:
             schema=schemas.get(wait.type),
             mode=self.payloads.text(wait.match) if is_message else None,
         )
-
-    def _match(self, data: bytes) -> dict[str, Any]:
-        value = self.payloads.value(data)
-        return value if isinstance(value, dict) else {}
 
     # Events
 
@@ -187,19 +311,15 @@ class Presenter:
         )
 
     def attributes_and_data(self, stored: StoredEvent) -> tuple[dict[str, Any], Any]:
-        """Attributes and data."""
         shown = self.payloads.event(stored.event.body)
         if not isinstance(shown, dict):
             return {}, shown
         data = shown.pop("data", None)
         return shown, data
 
-    def consumer(self, one: EventReceiver) -> ConsumerView:
-        return ConsumerView(one.run_id, one.workflow, one.step, as_datetime(one.at))
-
-    def outgoing(self, record: OutboxRow) -> OutgoingView:
+    def outbox_event(self, record: OutboxRow) -> OutboxView:
         event = record.event
-        return OutgoingView(
+        return OutboxView(
             number=record.seq,
             id=event.id,
             type=event.type,
@@ -213,7 +333,7 @@ class Presenter:
             run_id=event.run_id,
         )
 
-    # The whole
+    # Workers, workflows, statistics, audit log
 
     def worker(self, record: WorkerRecord) -> WorkerView:
         info = record.info
@@ -229,7 +349,10 @@ class Presenter:
         )
 
     def definition(self, known: Definition, names: Iterable[str]) -> DefinitionView:
-        details = read_details(known.details)
+        try:
+            details = msgspec.json.decode(known.details, type=DefinitionDetails)
+        except ValueError:  # written by another release
+            details = DefinitionDetails()
         return DefinitionView(
             workflow=known.workflow,
             service=known.service,
@@ -240,15 +363,5 @@ class Presenter:
             can_start=known.workflow in names,
         )
 
-    def bucket(self, one: TimeBucket) -> BucketView:
-        return BucketView(as_datetime(one.since), one.started, one.completed, one.failed, one.cancelled)
-
     def audit(self, one: Audit) -> AuditView:
         return AuditView(one.seq, as_datetime(one.at), one.who, one.action, one.subject, one.origin, one.details)
-
-
-def read_details(data: bytes) -> DefinitionDetails:
-    try:
-        return msgspec.json.decode(data, type=DefinitionDetails)
-    except ValueError:  # another release said it in another way
-        return DefinitionDetails()

@@ -1,56 +1,31 @@
-"""RemoteController: a server's control API as if it were here."""
+"""`RemoteController`: the control interface on the JSON API of a server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import functools
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 from msgspec import Struct
 
 from edda import errors
-from edda.core.urls import show_url, split_credentials
+from edda.core.redact import show_url, split_credentials
 from edda.errors import AppError, EddaError
 
-from . import operations
-from .operations import PREFIX, AuditQuery, Operation, OutboxQuery, TimelineQuery, WaitQuery
-from .views import (
-    ActionResult,
-    AuditView,
-    BulkOrder,
-    CancelOrder,
-    ChannelView,
-    DefinitionView,
-    EntryView,
-    EventDetail,
-    EventOrder,
-    EventSearch,
-    EventView,
-    HistorySearch,
-    MessageOrder,
-    OutboxOrder,
-    OutgoingView,
-    Page,
-    RetryOrder,
-    RunDetail,
-    RunSearch,
-    RunView,
-    StartRequest,
-    StatsView,
-    Timeline,
-    WaitView,
-    WorkerView,
-)
+from . import views
+from .controller import OPERATIONS, PREFIX, Controller, Operation
 
 if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport, AsyncClient, Response
 
-_PATIENCE = 30.0
-_PAUSE = 1.0
-"""Seconds until a stream that has ended is asked for again."""
+_TIMEOUT = 30.0
+_RECONNECT_DELAY = 1.0
+"""Seconds until `watch` opens the next stream."""
 _BY_STATUS: dict[int, type[EddaError]] = {
     404: errors.NotFoundError,
     409: errors.ActionRefusedError,
@@ -58,17 +33,35 @@ _BY_STATUS: dict[int, type[EddaError]] = {
 }
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _call(
+    method: Callable[Concatenate[Any, P], Awaitable[T]],
+) -> Callable[Concatenate[RemoteController, P], Coroutine[Any, Any, T]]:
+    """The method of `RemoteController` that sends the operation."""
+    operation: Operation[T] = next(one for one in OPERATIONS if one.name == method.__name__)
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    async def call(self: RemoteController, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        return await self.request(operation, given.args[1:])
+
+    return call
 
 
 class RemoteController:
-    """`url` is where the app is served, without `/_edda`. Errors come back as what they were over there."""
+    """`url` is the address of the served app, without `/_edda`. An error response is raised as the `EddaError` that it
+    names."""
 
     def __init__(self, url: str, token: str | None = None, *, transport: AsyncBaseTransport | None = None) -> None:
         self._url, self._credentials = split_credentials(url.rstrip("/"))
         self._shown = show_url(self._url)
         self._token = token
         self._transport = transport
-        self._kept: AsyncClient | None = None
+        self._http: AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,108 +72,54 @@ class RemoteController:
         await self.close()
 
     async def close(self) -> None:
-        client, self._kept = self._kept, None
+        client, self._http = self._http, None
         if client is not None:
             await client.aclose()
 
-    # Runs
+    list_runs = _call(Controller.list_runs)
+    count_runs = _call(Controller.count_runs)
+    get_run = _call(Controller.get_run)
+    get_history = _call(Controller.get_history)
+    get_timeline = _call(Controller.get_timeline)
+    export_run = _call(Controller.export_run)
+    start_run = _call(Controller.start_run)
+    cancel_run = _call(Controller.cancel_run)
+    retry_run = _call(Controller.retry_run)
+    resume_run = _call(Controller.resume_run)
+    delete_run = _call(Controller.delete_run)
+    act_on_runs = _call(Controller.act_on_runs)
+    list_events = _call(Controller.list_events)
+    get_event = _call(Controller.get_event)
+    send_event = _call(Controller.send_event)
+    resend_event = _call(Controller.resend_event)
+    list_waits = _call(Controller.list_waits)
+    list_channels = _call(Controller.list_channels)
+    publish_message = _call(Controller.publish_message)
+    list_outbox = _call(Controller.list_outbox)
+    retry_outbox = _call(Controller.retry_outbox)
+    drop_outbox = _call(Controller.drop_outbox)
+    list_workers = _call(Controller.list_workers)
+    list_definitions = _call(Controller.list_definitions)
+    get_definition = _call(Controller.get_definition)
+    get_stats = _call(Controller.get_stats)
+    list_audits = _call(Controller.list_audits)
 
-    async def list_runs(self, search: RunSearch) -> Page[RunView]:
-        return await self._call(operations.LIST_RUNS, query=search)
-
-    async def count_runs(self, search: RunSearch) -> dict[str, int]:
-        return await self._call(operations.COUNT_RUNS, query=search)
-
-    async def get_run(self, run_id: str) -> RunDetail:
-        return await self._call(operations.GET_RUN, run_id)
-
-    async def get_history(self, run_id: str, search: HistorySearch) -> Page[EntryView]:
-        return await self._call(operations.GET_HISTORY, run_id, query=search)
-
-    async def get_timeline(self, run_id: str, generation: int | None = None) -> Timeline:
-        return await self._call(operations.GET_TIMELINE, run_id, query=TimelineQuery(generation))
-
-    async def export_run(self, run_id: str) -> dict[str, Any]:
-        return await self._call(operations.EXPORT_RUN, run_id)
-
-    async def start_run(self, order: StartRequest) -> ActionResult:
-        return await self._call(operations.START_RUN, body=order)
-
-    async def cancel_run(self, run_id: str, reason: str = "cancelled") -> ActionResult:
-        return await self._call(operations.CANCEL_RUN, run_id, body=CancelOrder(reason))
-
-    async def retry_run(self, run_id: str, order: RetryOrder) -> ActionResult:
-        return await self._call(operations.RETRY_RUN, run_id, body=order)
-
-    async def resume_run(self, run_id: str) -> ActionResult:
-        return await self._call(operations.RESUME_RUN, run_id)
-
-    async def delete_run(self, run_id: str) -> ActionResult:
-        return await self._call(operations.DELETE_RUN, run_id)
-
-    async def act_on_runs(self, order: BulkOrder) -> ActionResult:
-        return await self._call(operations.ACT_ON_RUNS, body=order)
-
-    # Events, channels, the outbox
-
-    async def list_events(self, search: EventSearch) -> Page[EventView]:
-        return await self._call(operations.LIST_EVENTS, query=search)
-
-    async def get_event(self, number: int) -> EventDetail:
-        return await self._call(operations.GET_EVENT, number)
-
-    async def send_event(self, order: EventOrder) -> ActionResult:
-        return await self._call(operations.SEND_EVENT, body=order)
-
-    async def resend_event(self, number: int) -> ActionResult:
-        return await self._call(operations.RESEND_EVENT, number)
-
-    async def list_waits(self, type: str | None, cursor: str | None, limit: int) -> Page[WaitView]:
-        return await self._call(operations.LIST_WAITS, query=WaitQuery(type, cursor, limit))
-
-    async def list_channels(self) -> tuple[ChannelView, ...]:
-        return await self._call(operations.LIST_CHANNELS)
-
-    async def publish_message(self, order: MessageOrder) -> ActionResult:
-        return await self._call(operations.PUBLISH_MESSAGE, body=order)
-
-    async def list_outbox(self, state: str | None, cursor: str | None, limit: int) -> Page[OutgoingView]:
-        return await self._call(operations.LIST_OUTBOX, query=OutboxQuery(state, cursor, limit))
-
-    async def retry_outbox(self, order: OutboxOrder) -> ActionResult:
-        return await self._call(operations.RETRY_OUTBOX, body=order)
-
-    async def drop_outbox(self, order: OutboxOrder) -> ActionResult:
-        return await self._call(operations.DROP_OUTBOX, body=order)
-
-    # The whole
-
-    async def list_workers(self) -> tuple[WorkerView, ...]:
-        return await self._call(operations.LIST_WORKERS)
-
-    async def list_definitions(self) -> tuple[DefinitionView, ...]:
-        return await self._call(operations.LIST_DEFINITIONS)
-
-    async def get_definition(self, workflow: str) -> DefinitionView:
-        return await self._call(operations.GET_DEFINITION, workflow)
-
-    async def get_stats(self) -> StatsView:
-        return await self._call(operations.GET_STATS)
-
-    async def list_audits(self, cursor: str | None, limit: int) -> Page[AuditView]:
-        return await self._call(operations.LIST_AUDITS, query=AuditQuery(cursor, limit))
+    async def get_run_and_timeline(
+        self, run_id: str, generation: int | None = None
+    ) -> tuple[views.RunDetail, views.Timeline]:
+        return await self.get_run(run_id), await self.get_timeline(run_id, generation)
 
     async def watch(self) -> AsyncGenerator[str, None]:
-        """Servers end a stream now and then: the next one begins where it ended."""
+        """Opens the next stream when the server ends one, as it does every minute."""
         seen: str | None = None
         while True:
-            async for mark in self._read_stream():
-                if mark != seen:
-                    yield mark
-                seen = mark
-            await asyncio.sleep(_PAUSE)
+            async for token in self._read_stream():
+                if token != seen:
+                    yield token
+                seen = token
+            await asyncio.sleep(_RECONNECT_DELAY)
 
-    # The way there
+    # HTTP
 
     async def _read_stream(self) -> AsyncIterator[str]:
         import httpx2
@@ -194,60 +133,61 @@ class RemoteController:
                     if line.startswith("data: "):
                         yield line.removeprefix("data: ")
         except httpx2.HTTPError as error:
-            raise self._away(error) from error
+            raise self._unreachable(error) from error
 
-    async def _call(
-        self, operation: Operation[T], *values: str | int, query: Struct | None = None, body: Struct | None = None
-    ) -> T:
+    async def request(self, operation: Operation[T], arguments: Sequence[Any]) -> T:
         import httpx2
 
+        count = operation.path.count("{")
+        kind, rest = operation.query or operation.body, arguments[count:]
+        record = None if kind is None else kind(*rest) if operation.unpack_fields else rest[0]
         try:
             response = await self._client().request(
                 operation.method,
-                PREFIX + operation.address(*values),
-                params=None if query is None else urlencode(_pairs(query)),
-                content=None if body is None else msgspec.json.encode(body),
-                headers=None if body is None else {"content-type": "application/json"},
-                timeout=operation.seconds or _PATIENCE,
+                PREFIX + operation.address(*arguments[:count]),
+                params=None if operation.query is None else urlencode(_pairs(record)),
+                content=None if operation.body is None else msgspec.json.encode(record),
+                headers=None if operation.body is None else {"content-type": "application/json"},
+                timeout=operation.seconds or _TIMEOUT,
             )
         except httpx2.HTTPError as error:
-            raise self._away(error) from error
+            raise self._unreachable(error) from error
         if response.status_code != 200:
             raise _error_in(response)
         try:
-            return msgspec.json.decode(response.content, type=operation.answer)
+            return msgspec.json.decode(response.content, type=operation.response)
         except msgspec.DecodeError as error:
-            raise AppError(f"{self._shown} answers what is no answer of the control API: {error}") from error
+            raise AppError(
+                f"{self._shown} returned no response of the control API ({error}): is it the same version?"
+            ) from error
 
     def _client(self) -> AsyncClient:
-        import httpx2  # only who asks a server pays for it
+        import httpx2  # here, because it takes longer to import than the other commands take to run
 
-        if self._kept is None:
+        if self._http is None:
             headers = self._credentials if self._token is None else {"authorization": f"Bearer {self._token}"}
-            self._kept = httpx2.AsyncClient(
+            self._http = httpx2.AsyncClient(
                 base_url=self._url,
                 headers=headers,
-                timeout=_PATIENCE,
+                timeout=_TIMEOUT,
                 transport=self._transport,
-                trust_env=False,  # a token goes to the server that was named, not to a proxy
+                trust_env=False,  # sends the token to no proxy of the environment
             )
-        return self._kept
+        return self._http
 
-    def _away(self, error: Exception) -> AppError:
-        return AppError(f"{self._shown} does not answer: {error or type(error).__name__}; is it served there?")
+    def _unreachable(self, error: Exception) -> AppError:
+        return AppError(
+            f"{self._shown} does not answer ({error or type(error).__name__}): check the URL, and that the app runs"
+        )
 
 
-def _pairs(query: Struct) -> list[tuple[str, str]]:
-    """Without what is not given; what is a list comes once for each of its values."""
+def _pairs(query: Any) -> list[tuple[str, str]]:
+    """Query parameters: one for each value of a list, none for None."""
     given: list[tuple[str, str]] = []
     for name, value in msgspec.to_builtins(query).items():
         values = value if isinstance(value, list | tuple) else [value]
-        given += [(name, _text(one)) for one in values if one is not None]
+        given += [(name, str(one).lower() if isinstance(one, bool) else str(one)) for one in values if one is not None]
     return given
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class _Problem(Struct):
@@ -259,7 +199,9 @@ def _error_in(response: Response) -> EddaError:
     try:
         problem = msgspec.json.decode(response.content, type=_Problem)
     except msgspec.DecodeError:
-        return AppError(f"{response.url.host} answers {response.status_code}, and not as the control API does")
+        return AppError(
+            f"{response.url.host} returned {response.status_code}, but no error of the control API: check the URL"
+        )
     kind = getattr(errors, problem.error_type, None)
     if not (isinstance(kind, type) and issubclass(kind, EddaError)):
         kind = _BY_STATUS.get(response.status_code, AppError)

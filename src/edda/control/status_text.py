@@ -1,9 +1,10 @@
-"""The state of a run as one would say it."""
+"""The state of a run as one sentence."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from edda.core.model import MICROSECONDS, SUSPECT_DEATHS, RunRecord
 from edda.core.states import RunStatus
@@ -11,11 +12,14 @@ from edda.core.value_path import truncate
 from edda.workflow.context import as_datetime
 
 _PENDING = re.compile(r"(\w+) '(.+)'")
-"""What a run that leaves memory says of the first thing it waits for."""
+"""`Suspend.reason` of a run that waits: kind and id of its first pending command."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 MAX_LENGTH = 300
+"""Characters in a list of runs."""
+MAX_DETAIL_LENGTH = 2_400
+"""Characters for one run: a stored reason of 2,000 and what is added to it. Its end often says what to do."""
 LONG_UNCLAIMED = 10 * MICROSECONDS
-"""A run that is ready is claimed within a poll, unless workers are busy or there is none for it."""
+"""Microseconds. A ready run is claimed within `Settings.poll`, unless all workers are busy or none has its workflow."""
 
 
 def format_duration(microseconds: int) -> str:
@@ -36,28 +40,41 @@ def format_duration(microseconds: int) -> str:
     return " ".join(parts[:2])
 
 
+def count_of(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def status_text(
-    record: RunRecord, now: int, *, outcome: str = "", since: int | None = None, lost: str | None = None
+    record: RunRecord,
+    now: int,
+    *,
+    outcome: str = "",
+    since: int | None = None,
+    lost: str | None = None,
+    max_length: int = MAX_LENGTH,
 ) -> str:
-    """`outcome` is the error or the reason of one that ended, or of the last try; `since` when it began to wait; both
-    if that is known. `lost` says why its owner does not drive it (`open_runs.say_lost`)."""
-    return truncate(_SAY[record.status](_RunState(record, now, outcome, since, lost)), MAX_LENGTH)
+    """`outcome` is the error or reason of an ended run, or the error of the last attempt; `since` is when it began to
+    wait; `lost` is why its owner does not drive it."""
+    state = _RunState(record, now, outcome, since, lost, max_length)
+    return truncate(_TEXTS[record.status](state), max_length)
 
 
 def retried_step(record: RunRecord) -> str | None:
-    """The step that will be tried again, if the run waits for that."""
+    """The step whose retry the run waits for, if any."""
     found = _PENDING.fullmatch(record.reason or "")
-    is_retried = record.status is RunStatus.WAITING_FOR_TIMER and found is not None and found[1] == "step"
-    return found[2] if found is not None and is_retried else None
+    if record.status is not RunStatus.WAITING_FOR_TIMER or found is None or found[1] != "step":
+        return None
+    return found[2]
 
 
+@dataclass(frozen=True)
 class _RunState:
-    def __init__(self, record: RunRecord, now: int, outcome: str, since: int | None, lost: str | None) -> None:
-        self.record = record
-        self.now = now
-        self.outcome = outcome
-        self.since = since
-        self.lost = lost
+    record: RunRecord
+    now: int
+    outcome: str
+    since: int | None
+    lost: str | None
+    max_length: int
 
     @property
     def reason(self) -> str:
@@ -65,34 +82,34 @@ class _RunState:
 
     @property
     def pending(self) -> tuple[str, str]:
-        """Kind and id of what it waits for."""
+        """Kind and id of the command that it waits for."""
         found = _PENDING.fullmatch(self.reason)
         return (found[1], found[2]) if found else ("", self.reason)
 
     @property
     def takeover(self) -> str:
-        """What happens with a run whose owner does not drive it."""
+        """What happens to a run whose owner does not drive it."""
         return f"its worker {self.record.owner} {self.lost}; another worker takes it over as soon as one is running"
 
     @property
     def rest(self) -> str | None:
-        """How long until it goes on by itself."""
+        """The time until `ready_at`, as text."""
         due = self.record.ready_at
         return None if due is None or due <= self.now else format_duration(due - self.now)
 
 
-def _say_running(run: _RunState) -> str:
+def _running_text(run: _RunState) -> str:
     deaths = run.record.deaths
+    died = "a process death" if deaths == 1 else f"{deaths} process deaths"
     if run.lost is not None:
         return f"has stopped: {run.takeover}"
     if run.record.owner is not None:
-        died = f", after {say_deaths(deaths)} without progress" if deaths else ""
-        return f"runs on worker {run.record.owner}{died}"
+        return f"runs on worker {run.record.owner}{f', after {died} without progress' if deaths else ''}"
     if deaths >= SUSPECT_DEATHS and run.record.ready_at is None:
-        return f"waits until a worker runs it apart from others, after {say_deaths(deaths)} without progress"
+        return f"waits until a worker runs it apart from others, after {died} without progress"
     if run.rest is not None:
         return f"begins in {run.rest}"
-    since = run.record.ready_at or run.now  # what something arrived for has no time of its own
+    since = run.record.ready_at or run.now  # ready_at is 0 for a run that an inbox item made ready
     if run.now - since < LONG_UNCLAIMED:
         return "is ready, and no worker has taken it yet"
     return (
@@ -101,11 +118,7 @@ def _say_running(run: _RunState) -> str:
     )
 
 
-def say_deaths(deaths: int) -> str:
-    return "a process death" if deaths == 1 else f"{deaths} process deaths"
-
-
-def _say_waiting(run: _RunState) -> str:
+def _waiting_text(run: _RunState) -> str:
     due = run.record.ready_at
     if due is None or due <= run.now:
         return f"waits for {run.reason}"
@@ -114,7 +127,7 @@ def _say_waiting(run: _RunState) -> str:
     return f"waits for {run.reason}, {run.rest} more at most"
 
 
-def _say_timer(run: _RunState) -> str:
+def _timer_text(run: _RunState) -> str:
     kind, id = run.pending
     if kind == "step":
         trouble = f": {run.outcome}" if run.outcome else ""
@@ -124,16 +137,16 @@ def _say_timer(run: _RunState) -> str:
     return f"sleeps until {as_datetime(run.record.ready_at):%Y-%m-%d %H:%M:%S} UTC, {run.rest} more"
 
 
-def _say_child(run: _RunState) -> str:
+def _child_text(run: _RunState) -> str:
     kind, id = run.pending
-    return "waits until what it began has ended" if kind == "settled" else f"waits for its child {id}"
+    return "waits for its running steps and children to end" if kind == "settled" else f"waits for its child {id}"
 
 
-def _say_undoing(run: _RunState) -> str:
+def _compensating_text(run: _RunState) -> str:
     if run.lost is not None:
-        return f"has stopped undoing what it did: {run.takeover}"
+        return f"has stopped compensating: {run.takeover}"
     where = "" if run.record.owner is None else f", on worker {run.record.owner}"
-    return f"undoes what it did{where}"
+    return f"runs its compensations{where}"
 
 
 _STORED_CANCEL = (
@@ -142,30 +155,27 @@ _STORED_CANCEL = (
 )
 
 
-def _say_parked(run: _RunState) -> str:
+def _parked_text(run: _RunState) -> str:
     again = f" (tried again in {run.rest})" if run.rest else ""
     parked = f"is parked{again}: {run.reason}"
-    return truncate(parked, MAX_LENGTH - len(_STORED_CANCEL)) + _STORED_CANCEL if run.record.has_cancel else parked
+    return truncate(parked, run.max_length - len(_STORED_CANCEL)) + _STORED_CANCEL if run.record.has_cancel else parked
 
 
-def _say_completed(run: _RunState) -> str:
-    record = run.record
-    return (
-        "completed"
-        if record.ended_at is None
-        else f"completed in {format_duration(record.ended_at - record.created_at)}"
-    )
+def _completed_text(run: _RunState) -> str:
+    if run.record.ended_at is None:
+        return "completed"
+    return f"completed in {format_duration(run.record.ended_at - run.record.created_at)}"
 
 
-_SAY: dict[RunStatus, Callable[[_RunState], str]] = {
-    RunStatus.RUNNING: _say_running,
-    RunStatus.WAITING_FOR_EVENT: _say_waiting,
-    RunStatus.WAITING_FOR_MESSAGE: _say_waiting,
-    RunStatus.WAITING_FOR_TIMER: _say_timer,
-    RunStatus.WAITING_FOR_CHILD: _say_child,
-    RunStatus.COMPENSATING: _say_undoing,
-    RunStatus.PARKED: _say_parked,
-    RunStatus.COMPLETED: _say_completed,
+_TEXTS: dict[RunStatus, Callable[[_RunState], str]] = {
+    RunStatus.RUNNING: _running_text,
+    RunStatus.WAITING_FOR_EVENT: _waiting_text,
+    RunStatus.WAITING_FOR_MESSAGE: _waiting_text,
+    RunStatus.WAITING_FOR_TIMER: _timer_text,
+    RunStatus.WAITING_FOR_CHILD: _child_text,
+    RunStatus.COMPENSATING: _compensating_text,
+    RunStatus.PARKED: _parked_text,
+    RunStatus.COMPLETED: _completed_text,
     RunStatus.FAILED: lambda run: f"failed: {run.outcome}",
     RunStatus.CANCELLED: lambda run: f"was cancelled: {run.outcome}",
     RunStatus.RECURRED: lambda run: "went on as the next generation",

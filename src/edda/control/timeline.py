@@ -1,9 +1,9 @@
-"""A run's history as bars on a line: what was done or waited for, from when to when.
+"""Turns a run's history into bars with a start and an end, one for each step, timer, wait and child.
 
-An entry is written when a step ends; when it began is not stored. A step can begin as soon as the code has moved to it,
-which it does with an entry; so its beginning is that of the latest entry before it that moved the code of its branch,
-of a branch above it or of one below it. Steps of parallel branches therefore overlap. Two that one branch began at the
-same moment cannot be told from two in a row: the second is shown as beginning when the first one ended.
+An entry is written when a step ends; its start is not stored. A step can start once the code has reached it, which
+happens with an entry; so its start is the time of the latest earlier entry that advanced the code of its branch, of a
+branch above it or of one below it. Steps of parallel branches therefore overlap. Two steps that one branch started
+together look the same as two in a row: the second is shown as starting when the first one ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from edda.workflow.context import as_datetime
 from .views import AttemptView, Bar, BarState, ErrorView, Timeline
 
 UNDO = "undo:"
-_MOVES_NOTHING = frozenset({EntryKind.RETRY, EntryKind.HEARTBEAT, EntryKind.LATE, EntryKind.STRAY, EntryKind.REJECTED})
+_MOVES_NOTHING = frozenset(
+    {EntryKind.RETRY, EntryKind.HEARTBEAT, EntryKind.LATE, EntryKind.LATE_EVENT, EntryKind.REJECTED}
+)
 _WAITED = frozenset({EntryKind.EVENT, EntryKind.MESSAGE})
 _BARS = {
     EntryKind.STEP: "step",
@@ -34,14 +36,14 @@ _BARS = {
     EntryKind.START: "child",
     EntryKind.CHILD: "child",
 }
-"""Entries of other kinds have no bar of their own: they stop the run, or open it."""
+"""Entries of other kinds have no bar: they stop the run, or begin its generation."""
 MAX_REJECTED_SHOWN = 10
-"""Of the events that one wait has rejected: a faulty sender may send thousands."""
+"""Per wait: a faulty sender may send thousands."""
 _PENDING_TIMER = re.compile(r"timer '(.+)'")
 
 
 class TimelineInput(Struct, frozen=True):
-    """What is needed besides the history; `record` is of the newest generation."""
+    """What `build_timeline` needs besides the history; `record` is that of the newest generation."""
 
     record: RunRecord
     generation: int
@@ -51,30 +53,28 @@ class TimelineInput(Struct, frozen=True):
     now: int
     explain: Callable[[bytes], ErrorView | None]
     child_of: Callable[[bytes], tuple[str, bool]]
-    """The run that was started, and whether its end is waited for."""
+    """Decodes a START entry: the id of the child, and whether the workflow awaits its end."""
 
 
-def build_timeline(history: Sequence[Entry], glance: TimelineInput) -> Timeline:
-    # A run that was tried again has entries that are older than its generation.
-    since = min([glance.created_at, *(entry.at for entry in history[:1])])
-    is_open = glance.generation == glance.record.gen and glance.record.status not in ENDED
-    drawing = _TimelineBuilder(since, glance)
+def build_timeline(history: Sequence[Entry], inputs: TimelineInput) -> Timeline:
+    # After a retry the first entries are older than their generation: they were copied.
+    since = min([inputs.created_at, *(entry.at for entry in history[:1])])
+    is_open = inputs.generation == inputs.record.generation and inputs.record.status not in ENDED
+    builder = _TimelineBuilder(since, inputs)
     for entry in history:
-        drawing.add(entry)
+        builder.add(entry)
     if is_open:
-        drawing.add_open_steps()
-    until = glance.now if is_open else _end_of(history, glance, since)
-    return Timeline(glance.generation, as_datetime(since), as_datetime(max(since, until)), drawing.bars(until, is_open))
-
-
-def _end_of(history: Sequence[Entry], glance: TimelineInput, since: int) -> int:
-    if glance.generation == glance.record.gen and glance.record.ended_at is not None:
-        return glance.record.ended_at
-    return history[-1].at if history else since
+        builder.add_open_steps()
+    until = history[-1].at if history else since
+    if is_open:
+        until = inputs.now
+    elif inputs.generation == inputs.record.generation and inputs.record.ended_at is not None:
+        until = inputs.record.ended_at
+    return Timeline(inputs.generation, as_datetime(since), as_datetime(max(since, until)), builder.bars(until, is_open))
 
 
 class _BarBuilder:
-    """One bar while it is being drawn."""
+    """Collects the entries of one bar."""
 
     def __init__(self, step: str, name: str, kind: str, since: int) -> None:
         self.step = step
@@ -90,22 +90,19 @@ class _BarBuilder:
         self.event: int | None = None
         self.rejected: list[int] = []
 
-    def end(self, at: int, state: BarState) -> None:
-        self.until, self.state = at, state
-
     def end_attempt(self, entry: Entry, error: ErrorView | None) -> None:
         begun, ended = as_datetime(self.attempt_since), as_datetime(max(entry.at, self.attempt_since))
         self.attempts.append(AttemptView(entry.attempt, begun, ended, entry.ok, error))
         self.attempt_since = entry.at
 
     def begin_attempt(self) -> None:
-        """The one that goes on; only if there was one before, else the bar says it all."""
+        """Adds the attempt in progress, if there were earlier ones; a single attempt is the bar itself."""
         if self.attempts:
             number = self.attempts[-1].number + 1
             self.attempts.append(AttemptView(number, as_datetime(self.attempt_since), None))
 
     def bar(self, until: int, open_state: BarState | None) -> Bar:
-        """`open_state` is that of a bar without an end, None if its run has ended."""
+        """`open_state` is the state of a bar without an end; None if the run has ended."""
         is_over = self.until is not None or open_state is None
         return Bar(
             step=self.step,
@@ -123,45 +120,45 @@ class _BarBuilder:
 
 
 class _TimelineBuilder:
-    def __init__(self, since: int, glance: TimelineInput) -> None:
+    def __init__(self, since: int, inputs: TimelineInput) -> None:
         self._since = since
-        self._glance = glance
+        self._inputs = inputs
         self._all: list[_BarBuilder] = []
         self._open: dict[str, _BarBuilder] = {}
         self._moved: dict[str, int] = {}
-        """When the code of each branch moved last."""
+        """Time of the last entry that advanced each branch."""
         self._moved_within: dict[str, int] = {}
-        """The same of a branch with those below it."""
+        """The same for a branch including the branches below it."""
 
     def add(self, entry: Entry) -> None:
         kind = _BARS.get(entry.kind)
         if kind is not None:
-            self._draw(entry, kind)
+            self._add_bar(entry, kind)
         if entry.kind not in _MOVES_NOTHING:
             branch = _branch_of(entry.step)
             self._moved[branch] = entry.at
             for above in _lineage(branch):
                 self._moved_within[above] = entry.at
 
-    def _draw(self, entry: Entry, kind: str) -> None:
-        drawn = self._find(entry.step, entry.name, kind)
+    def _add_bar(self, entry: Entry, kind: str) -> None:
+        bar = self._find(entry.step, entry.name, kind)
         if entry.kind is EntryKind.REJECTED:
-            drawn.rejected.append(entry.seq)
+            bar.rejected.append(entry.seq)
             return
-        drawn.kind = drawn.kind if drawn.kind == "undo" else kind  # what was rejected may have been either
-        drawn.entries.append(entry.seq)
+        bar.kind = bar.kind if bar.kind == "undo" else kind  # a rejected item may be an event or a message
+        bar.entries.append(entry.seq)
         if entry.kind is EntryKind.HEARTBEAT:
             return
         if entry.kind in (EntryKind.RETRY, EntryKind.STEP):
-            drawn.end_attempt(entry, None if entry.ok else self._glance.explain(entry.value))
+            bar.end_attempt(entry, None if entry.ok else self._inputs.explain(entry.value))
         if entry.kind is EntryKind.RETRY:
             return
         if entry.kind is EntryKind.START and entry.ok:
-            drawn.child, is_awaited = self._glance.child_of(entry.value)
+            bar.child, is_awaited = self._inputs.child_of(entry.value)
             if is_awaited:
                 return
-        drawn.event = entry.event
-        drawn.end(entry.at, _state_of(entry))
+        bar.event = entry.event
+        bar.until, bar.state = entry.at, _state_of(entry)
         del self._open[entry.step]
 
     def _find(self, step: str, name: str, kind: str) -> _BarBuilder:
@@ -176,25 +173,25 @@ class _TimelineBuilder:
         return max((*moved, self._moved_within.get(branch, self._since)))
 
     def add_open_steps(self) -> None:
-        for wait in self._glance.waits:
+        for wait in self._inputs.waits:
             kind, name = ("message", wait.type.partition("/")[2]) if is_channel(wait.type) else ("event", wait.type)
             self._find(wait.step, name, kind).kind = kind
-        record = self._glance.record
+        record = self._inputs.record
         timer = _PENDING_TIMER.fullmatch(record.reason or "")
         if timer is not None and record.status is RunStatus.WAITING_FOR_TIMER:
             self._find(timer[1], "timer", "timer")
         if not self._open and record.owner is not None:
-            # Which step it is, is known to its worker alone until it has ended.
+            # Only the worker knows which step is running until the step's entry is written.
             self._find("", "under way", "step")
-        for drawn in self._open.values():
-            drawn.begin_attempt()
+        for bar in self._open.values():
+            bar.begin_attempt()
 
     def bars(self, until: int, is_open: bool) -> tuple[Bar, ...]:
-        ordered = sorted(self._all, key=lambda drawn: drawn.since)
-        return tuple(drawn.bar(until, self._open_state(drawn) if is_open else None) for drawn in ordered)
+        ordered = sorted(self._all, key=lambda bar: bar.since)
+        return tuple(bar.bar(until, self._open_state(bar) if is_open else None) for bar in ordered)
 
-    def _open_state(self, drawn: _BarBuilder) -> BarState:
-        is_running = drawn.kind in ("step", "undo") and self._glance.record.owner is not None
+    def _open_state(self, bar: _BarBuilder) -> BarState:
+        is_running = bar.kind in ("step", "undo") and self._inputs.record.owner is not None
         return BarState.RUNNING if is_running else BarState.WAITING
 
 
@@ -203,7 +200,7 @@ def is_channel(type: str) -> bool:
 
 
 def last_progress_at(history: Iterable[Entry]) -> int | None:
-    """Since when a run does what it does now, or waits."""
+    """The time of the last entry that advanced the code."""
     return max((entry.at for entry in history if entry.kind not in _MOVES_NOTHING), default=None)
 
 
@@ -212,7 +209,7 @@ def _branch_of(step: str) -> str:
 
 
 def _lineage(branch: str) -> Iterator[str]:
-    """It, those above it, and the run's own."""
+    """The branch, each branch above it, and the run's main branch."""
     while branch:
         yield branch
         branch = branch.rpartition("/")[0]

@@ -1,7 +1,7 @@
-"""What people are shown: plain records that are the same in JSON, on a page and in a terminal.
+"""The records of the control API, which the JSON API, the viewer and the command line share.
 
-Payloads are JSON values here, whatever they were in the workflow: what has no JSON form is shown as text, what is
-marked as secret is hidden, and what is encrypted under a key that this process lacks is said to be.
+Payloads are JSON values: a value without a JSON form is shown as text, a secret field is redacted, and a text replaces
+a value that is encrypted with a key that this process lacks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from edda.core.states import ENDED, OPEN, WAITING, RunStatus
 
 T = TypeVar("T")
 
+MAX_PAGE_SIZE = 200
+
 
 class Page(Struct, Generic[T], frozen=True):
     items: tuple[T, ...]
     next: str | None = None
-    """What to ask for the page behind this one with; None if it is the last."""
+    """The `cursor` of the next page; None on the last page."""
     searched_to: datetime | None = None
-    """What is older was not searched, for no index knows it: ask again with `until`. None if everything was."""
+    """Older runs were not searched, because no index covers the condition: pass it as `until` to search them. None if
+    all were searched."""
 
 
 # Runs
@@ -33,18 +36,18 @@ class RunView(Struct, frozen=True):
     workflow: str
     status: str
     words: str
-    """Its state as one would say it: "waits for payment.completed where order_id = A-17"."""
+    """The state as text: "waits for payment.completed where order_id = A-17"."""
     generation: int
     created_at: datetime
     ended_at: datetime | None = None
     due: datetime | None = None
-    """When it goes on by itself, at the latest."""
+    """When it continues at the latest: the end of its timer, time-out or retry delay."""
     deadline: datetime | None = None
     parent: str | None = None
     owner: str | None = None
-    """The worker that has it in memory."""
+    """The worker that has claimed it."""
     deaths: int = 0
-    """Processes that died while they ran it, before the steps in flight had ended."""
+    """Processes that died while they ran it; 0 again when the steps that were in flight have ended."""
 
 
 class ErrorView(Struct, frozen=True):
@@ -66,14 +69,15 @@ class WaitView(Struct, frozen=True):
     kind: str
     """event or message."""
     type: str
-    """Of the event, or the channel of the message."""
+    """The type of the event, or the channel of the message."""
     words: str
+    """The wait as text: "payment.completed where order_id = A-17"."""
     match: dict[str, Any] = field(default_factory=dict)
     due: datetime | None = None
     schema: dict[str, Any] | None = None
-    """Of the data, if the workflow gave a model: a form can be made of it."""
+    """The JSON schema of the data, if the workflow passed a model."""
     mode: str | None = None
-    """Of a message: broadcast, competing or direct."""
+    """The mode of the subscription, for a message: broadcast, competing or direct."""
 
 
 class RunDetail(Struct, frozen=True):
@@ -81,18 +85,20 @@ class RunDetail(Struct, frozen=True):
     input: Any
     result: Any = None
     error: ErrorView | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What it said of itself with `ctx.set`."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """The values that it published with `ctx.set`."""
     waits: tuple[WaitView, ...] = ()
     generations: tuple[GenerationView, ...] = ()
     children: tuple[RunView, ...] = ()
-    """The newest hundred."""
+    """The newest 100."""
     may: tuple[str, ...] = ()
-    """What can be done with it now: cancel, retry, resume, delete."""
+    """Actions that its status allows: cancel, retry, resume, delete."""
+    from_start_only: bool = False
+    """It ran compensations: a retry without `from_start` is refused."""
 
 
 class EntryView(Struct, frozen=True):
-    """One line of the history, as it is."""
+    """One entry of the history."""
 
     seq: int
     kind: str
@@ -105,6 +111,7 @@ class EntryView(Struct, frozen=True):
     value: Any = None
     error: ErrorView | None = None
     event: int | None = None
+    """The number of the event or message that it received."""
 
 
 class BarState(StrEnum):
@@ -113,7 +120,7 @@ class BarState(StrEnum):
     RUNNING = "running"
     WAITING = "waiting"
     OVER = "over"
-    """It ended without an outcome: its wait was dropped, its run stopped, or nobody asked any more."""
+    """Ended without an outcome: its wait was cancelled, its run ended, or the workflow no longer awaited it."""
 
 
 class AttemptView(Struct, frozen=True):
@@ -125,7 +132,7 @@ class AttemptView(Struct, frozen=True):
 
 
 class Bar(Struct, frozen=True):
-    """One step of a run on its timeline."""
+    """One step, timer, wait or child of a run on its timeline."""
 
     step: str
     name: str
@@ -134,14 +141,16 @@ class Bar(Struct, frozen=True):
     state: BarState
     since: datetime
     until: datetime | None
-    """None if it is not over."""
+    """null while it is open."""
     attempts: tuple[AttemptView, ...] = ()
     entries: tuple[int, ...] = ()
-    """Numbers of the lines of the history that speak of it."""
+    """`seq` of the history entries of this step."""
     child: str | None = None
+    """The id of the child run."""
     event: int | None = None
+    """The number of the event or message that it received."""
     rejected: int = 0
-    """Events or messages that did not fit the model of the wait; `entries` has the last of them."""
+    """How many events or messages did not fit the model of the wait; `entries` has the last 10."""
 
 
 class Timeline(Struct, frozen=True):
@@ -149,7 +158,7 @@ class Timeline(Struct, frozen=True):
     since: datetime
     until: datetime
     bars: tuple[Bar, ...]
-    """In the order in which they began."""
+    """In the order in which they started."""
 
 
 # Events and messages
@@ -168,7 +177,7 @@ class ConsumerView(Struct, frozen=True):
     run_id: str
     workflow: str
     step: str
-    """Empty for one that was started by it."""
+    """Empty if the event started the run."""
     at: datetime
 
 
@@ -182,11 +191,12 @@ class EventDetail(Struct, frozen=True):
 class ChannelView(Struct, frozen=True):
     name: str
     waiting: int
-    """Runs that wait for its next message, as far as they were counted."""
+    """Runs that wait for its next message, among the first 1,000 waits."""
     newest: datetime | None = None
+    """When its newest message was stored, if it is among the newest 1,000 messages."""
 
 
-class OutgoingView(Struct, frozen=True):
+class OutboxView(Struct, frozen=True):
     number: int
     id: str
     type: str
@@ -200,7 +210,7 @@ class OutgoingView(Struct, frozen=True):
     run_id: str | None = None
 
 
-# The whole
+# Workers, workflows, statistics
 
 
 class WorkerView(Struct, frozen=True):
@@ -220,11 +230,11 @@ class DefinitionView(Struct, frozen=True):
     seen_at: datetime
     documentation: str = ""
     schema: dict[str, Any] | None = None
-    """Of its input."""
+    """The JSON schema of the input."""
     structure: dict[str, Any] | None = None
-    """What its code does in which order; drawn as a graph."""
+    """The steps, waits, branches and loops of its code."""
     can_start: bool = False
-    """Whether this process has its code."""
+    """Whether this process has its code loaded, which starting a run needs."""
 
 
 class BucketView(Struct, frozen=True):
@@ -238,68 +248,76 @@ class BucketView(Struct, frozen=True):
 class StatsView(Struct, frozen=True):
     at: datetime
     counts: dict[str, int]
-    """By status; 10000 means that many or more."""
+    """Runs by status; counting stops at 10000."""
     buckets: tuple[BucketView, ...]
+    """The last 60 minutes, one bucket per minute."""
     median_ms: float | None
     p95_ms: float | None
     ready: int
+    """Runs that a worker can claim now."""
     oldest_ready: datetime | None
     oldest_wait: datetime | None
     parked: int
     outbox_pending: int
     outbox_dead: int
-    oldest_outgoing: datetime | None
-    dispatches: int
-    """Messages and events of runs that are not in the log yet."""
+    oldest_outbox: datetime | None
+    staged_events: int
+    """Events and messages that were sent in a transaction and are not in the event log yet."""
     workers: int
-    """That are alive."""
+    """Workers whose lease has not lapsed."""
 
 
 class AuditView(Struct, frozen=True):
     number: int
     at: datetime
     who: str
+    """The name of the token, or the user of the command line."""
     action: str
     subject: str
     origin: str = ""
+    """The client's address, or "command line"."""
     details: str = ""
 
 
-# What is asked for
+# Requests
 
 STATUS_GROUPS = {"open": OPEN, "waiting": WAITING, "ended": ENDED}
 
-# Described for programs only: what is none of these is refused with words of our own.
+# The enum and the pattern are for OpenAPI only: the controller checks the values and raises errors with more detail.
 StatusWord = Annotated[str, Meta(extra_json_schema={"enum": [*STATUS_GROUPS, *RunStatus]})]
 Action = Annotated[str, Meta(extra_json_schema={"enum": ["cancel", "retry", "resume", "delete"]})]
 PathAndValue = Annotated[str, Meta(extra_json_schema={"pattern": "^[^=]+="})]
 
 
 class RunSearch(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which runs; as it stands in the address of a page."""
+    """Selects runs: all conditions must match."""
 
     status: tuple[StatusWord, ...] = ()
     workflow: str | None = None
     id: str | None = None
-    """The beginning of an id."""
+    """The first characters of the id."""
     q: str | None = None
-    """Somewhere in the id or in what it waits for; or the whole id, however old."""
+    """A part of the id, of what the run waits for, or the whole id of a run of any age."""
     input: tuple[PathAndValue, ...] = ()
-    """`path=value`, compared by value: `order.id=A-17`."""
+    """`path=value`: an argument has this value, such as `order.id=A-17`."""
     since: datetime | None = None
+    """Created at this time or later."""
     until: datetime | None = None
+    """Created before this time."""
     parent: str | None = None
+    """The id of the parent run."""
     cursor: str | None = None
+    """`next` of the previous page."""
     limit: int = 50
 
 
 class HistorySearch(Struct, frozen=True, forbid_unknown_fields=True):
     generation: int | None = None
-    """Of a run that recurs; without it, the newest."""
+    """The number of a generation, the first is 0; without it, the newest."""
     step: str | None = None
-    """Only lines that speak of it."""
+    """Only entries of this step."""
     cursor: str | None = None
-    """The number of a line: those behind it."""
+    """`next` of the previous page, or the `seq` of an entry: the entries after it."""
     limit: int = 50
 
 
@@ -308,10 +326,15 @@ class EventSearch(Struct, frozen=True, forbid_unknown_fields=True):
     source: str | None = None
     id: str | None = None
     q: str | None = None
+    """A part of the type, the source or the id."""
     since: datetime | None = None
+    """Received at this time or later."""
     until: datetime | None = None
+    """Received before this time."""
     messages: bool = False
+    """Messages of channels instead of events."""
     cursor: str | None = None
+    """`next` of the previous page."""
     limit: int = 50
 
 
@@ -319,57 +342,65 @@ class StartRequest(Struct, frozen=True, forbid_unknown_fields=True):
     workflow: str
     input: dict[str, Any] = field(default_factory=dict)
     id: str | None = None
+    """The id of the run; if a run has it, the request starts nothing. Without it, a new id."""
 
 
-class RetryOrder(Struct, frozen=True, forbid_unknown_fields=True):
+class RetryRequest(Struct, frozen=True, forbid_unknown_fields=True):
     from_start: bool = False
-    """Run every step again, also those that succeeded."""
+    """Run every step again, including those that succeeded."""
 
 
-class CancelOrder(Struct, frozen=True, forbid_unknown_fields=True):
+class CancelRequest(Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = "cancelled"
 
 
-class BulkOrder(Struct, frozen=True, forbid_unknown_fields=True):
-    """What to do with the runs of these ids, or with all that the search finds."""
+class BulkRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """An action on the runs with these ids, or on all runs that the search finds."""
 
     action: Action
     ids: tuple[str, ...] = ()
     search: RunSearch | None = None
     count_only: bool = False
+    """Count the runs and change nothing."""
     from_start: bool = False
+    """As in `RetryRequest`."""
     reason: str = "cancelled"
 
 
-class EventOrder(Struct, frozen=True, forbid_unknown_fields=True):
+class EventRequest(Struct, frozen=True, forbid_unknown_fields=True):
     type: str
     source: str = "/edda/control"
     data: Any = None
     id: str | None = None
+    """A second event with the same id and source is ignored. Without it, a new id."""
     subject: str | None = None
     target: str | None = None
-    """A run that alone may receive it."""
+    """The id of the only run that may receive it."""
     extensions: dict[str, Any] = field(default_factory=dict)
 
 
-class MessageOrder(Struct, frozen=True, forbid_unknown_fields=True):
+class MessageRequest(Struct, frozen=True, forbid_unknown_fields=True):
     channel: str
     data: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
     target: str | None = None
-    """A run that alone may receive it."""
+    """The id of the only run that may receive it."""
 
 
-class OutboxOrder(Struct, frozen=True, forbid_unknown_fields=True):
+class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True):
     ids: tuple[str, ...] = ()
     every: bool = False
+    """All dead events, instead of those with the ids."""
 
 
 class ActionResult(Struct, frozen=True):
-    """What came of an action."""
+    """The result of an action."""
 
     done: bool
+    """Whether it changed anything."""
     words: str
+    """The result as text."""
     count: int = 0
+    """How many runs or events it changed, or would change."""
     subject: str | None = None
-    """The id of what was made or acted on."""
+    """The id of the run, event or message."""

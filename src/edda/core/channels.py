@@ -1,8 +1,8 @@
-"""Channels: how a message finds those who receive it, and how it is kept.
+"""Messages of channels: their keys in the event log, and how they are stored.
 
-A message is kept in the log of events, where receivers ask for it by key: one key for all who get every message, one
-for those who share them, and one for each run that is written to. Events of the outside world have other keys, and
-their sources are never empty, so the two cannot be taken for each other.
+A message is stored in the event log, under one key for broadcast subscribers, one for competing subscribers, or one
+for the run that it is sent to. CloudEvents have other keys, and their source is never empty, so that messages and
+events cannot be confused.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from edda.errors import PayloadError
 from .codec import Codec
 from .model import Event, EventKey, RunId
 
-LONGEST_CHANNEL = 200
+MAX_CHANNEL_LENGTH = 200
 DIRECT = "__direct__"
-"""The channel of `send_to`, if it is not told another one."""
+"""The default channel of `send_to`."""
 
 _SOURCE = ""
 _MARK = "message"
-_LOG = "channel/"
+_TYPE_PREFIX = "channel/"
 
 
 class ChannelMode(StrEnum):
     BROADCAST = "broadcast"
-    """Every subscriber gets every message."""
+    """Every subscriber receives every message."""
     COMPETING = "competing"
     """Every message goes to one of the subscribers."""
     DIRECT = "direct"
-    """Only what is sent to this run."""
+    """Only messages that are sent to this run."""
 
 
 class Message(Struct, frozen=True):
@@ -44,17 +44,17 @@ class Message(Struct, frozen=True):
     metadata: dict[str, Any]
     published_at: int
     offer: int = 0
-    """How often it was given back by a receiver that did not take it after all."""
+    """How often a receiver released it without using it."""
 
 
 def check_channel(channel: str) -> str:
-    if not isinstance(channel, str) or not 0 < len(channel) <= LONGEST_CHANNEL or not is_storable_text(channel):
-        raise ValueError(f"channel {channel!r}: expected a text of 1 to {LONGEST_CHANNEL} characters")
+    if not isinstance(channel, str) or not 0 < len(channel) <= MAX_CHANNEL_LENGTH or not is_storable_text(channel):
+        raise ValueError(f"channel {channel!r}: expected a text of 1 to {MAX_CHANNEL_LENGTH} characters")
     return channel
 
 
 def is_storable_text(text: str) -> bool:
-    """By every database."""
+    """Whether all databases can store it: no NUL, no half of a surrogate pair."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -66,7 +66,7 @@ def check_mode(mode: str) -> ChannelMode:
 
 
 def channel_key(channel: str, mode: ChannelMode, run_id: str = "") -> bytes:
-    """Under which a subscriber asks for messages; the run counts only if it is written to directly."""
+    """The key of a subscriber's waits; `run_id` is part of it in direct mode only."""
     digest = blake2b(digest_size=16, person=b"edda-channel")
     for part in (mode, channel, run_id if mode is ChannelMode.DIRECT else ""):
         encoded = part.encode()
@@ -78,11 +78,11 @@ def message_keys(message: Message) -> tuple[EventKey, ...]:
     if message.target is not None:
         key = channel_key(message.channel, ChannelMode.DIRECT, message.target)
         return (EventKey(key, key),)
-    shared = channel_key(message.channel, ChannelMode.COMPETING)
-    if message.offer:  # who gets every message has it already
-        return (EventKey(shared, shared, once=True),)
-    everybody = channel_key(message.channel, ChannelMode.BROADCAST)
-    return (EventKey(everybody, everybody), EventKey(shared, shared, once=True))
+    competing = channel_key(message.channel, ChannelMode.COMPETING)
+    if message.offer:  # broadcast subscribers have received it before its redelivery
+        return (EventKey(competing, competing, exclusive=True),)
+    broadcast = channel_key(message.channel, ChannelMode.BROADCAST)
+    return (EventKey(broadcast, broadcast), EventKey(competing, competing, exclusive=True))
 
 
 def message_event(message: Message, body: bytes) -> Event:
@@ -92,12 +92,12 @@ def message_event(message: Message, body: bytes) -> Event:
 
 
 def event_type(channel: str) -> str:
-    """The type that its messages have in the log of events."""
-    return _LOG + channel
+    """The type of its messages in the event log."""
+    return _TYPE_PREFIX + channel
 
 
 def is_message(event: Event) -> bool:
-    """Whether it is a message, not an event of the outside world."""
+    """Whether it is a message, not a CloudEvent."""
     return event.source == _SOURCE
 
 
@@ -115,7 +115,7 @@ def unpack_message(codec: Codec, body: bytes) -> Message:
 
 
 def for_redelivery(message: Message) -> Message:
-    """As it is offered to the others."""
+    """The message with a new id in the event log, for the other competing receivers."""
     return Message(
         message.id,
         message.channel,
@@ -128,5 +128,5 @@ def for_redelivery(message: Message) -> Message:
 
 
 def is_message_body(data: bytes) -> bool:
-    """Whether a body of the log, unsealed, is a message."""
+    """Whether a decrypted body of the event log is a message."""
     return data.startswith(b'["message",')

@@ -1,28 +1,28 @@
-"""How a wait finds its event by one key.
+"""Keys that connect a wait with its event through one index lookup.
 
-A match names paths and the values expected there: `{"order.id": "A-17", "@subject": "x"}`. Its paths are its shape, and
-a wait's key is a digest of the event type, the shape and the values. An event gets one key for every shape that waits
-for its type are known to have, so wait and event meet in an index, however many wait.
+A match has paths and the values expected there: `{"order.id": "A-17", "@subject": "x"}`. The key of a wait is a digest
+of the event type, the sorted paths (the match paths) and the values. An event is stored under one key for each known
+list of match paths of its type, so that a lookup does not depend on the number of waits.
 
 A path goes into the event's data: `a.b` is `b` in `a`, `a.0` is the first item of a list, `a\\.b` is one name with a
 dot. `@subject` is an attribute of the event (`\\@subject` is data of that name).
 
-Values are compared as JSON. Numbers are equal by value, as written: 1 = 1.0 = 1e0, and no digit is lost; a float in a
-match means what Python prints for it. `"1"`, `1` and `true` are three things, `null` is not a missing path, and text is
-equal by its characters, case and accents included. Attributes are compared as text, for an HTTP header has nothing
-else: there 5 and `"5"` are equal, and so are `True` and `"true"`.
+Values are compared as JSON. Numbers are compared by their decimal value: 1 = 1.0 = 1e0, and no digit is lost; a float
+in a match has the value that Python prints. `"1"`, `1` and `true` are different, `null` is not a missing path, and text
+is compared exactly, case and accents included. Attributes are compared as text, because an HTTP header has only text:
+there 5 and `"5"` are equal, and so are `True` and `"true"`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 from zlib import crc32
 
@@ -32,11 +32,11 @@ from msgspec import Struct
 from .model import EventKey
 from .value_path import path_part, repr_short, truncate
 
-MAX_SHAPE_BYTES = 1_600
+MAX_PATHS_BYTES = 1_600
 MAX_DEPTH = 64
-"""No event has data that is nested deeper."""
+"""Events with deeper data are refused."""
 MAX_DIGITS = 4_300
-"""No event has longer numbers."""
+"""Events with longer numbers are refused."""
 BUCKETS = 256
 
 _MISSING = object()
@@ -47,7 +47,7 @@ _write = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def parse_match(match: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The match as JSON values and decimals; what no event can have is refused."""
+    """The match as JSON values and decimals; raises for values that no event can have."""
     if match is None:
         return {}
     if not isinstance(match, Mapping):
@@ -56,37 +56,44 @@ def parse_match(match: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def match_paths(match: Mapping[str, Any]) -> str:
-    """What two matches have in common that look at the same paths."""
+    """The sorted paths of a match as a JSON array."""
     text = json.dumps(sorted(match), separators=(",", ":"))
-    if len(text) > MAX_SHAPE_BYTES:
+    if len(text) > MAX_PATHS_BYTES:
         raise ValueError(
-            f"match: its paths take {len(text):,} bytes, more than the limit of {MAX_SHAPE_BYTES:,}; "
-            "match on fewer or shorter paths and look at the rest in the event you get"
+            f"match: its paths take {len(text):,} bytes, more than the limit of {MAX_PATHS_BYTES:,}; "
+            "match on fewer or shorter paths, and compare the rest in the received event"
         )
     return text
 
 
 def wait_key(type: str, match: Mapping[str, Any], target: str | None = None) -> bytes:
-    """Takes a match as `normalize` gives it. With a target: the key of events for this run alone."""
+    """The key of a wait; `match` comes from `parse_match`. With a target: the key of events for that run alone."""
     paths = sorted(match)
     values = [_canonical_text(match[path]) if path[0] == "@" else _canonical(match[path]) for path in paths]
     return _digest(_address(type, match_paths(match), values), target)
 
 
 def event_keys(
-    type: str, attributes: Mapping[str, Any], data: Any, shapes: Iterable[str], target: str | None
+    type: str, attributes: Mapping[str, Any], data: Any, known_paths: Iterable[str], target: str | None
 ) -> tuple[EventKey, ...]:
-    """One for each shape whose paths are all there. The fractions in the data have to be decimals."""
-    return tuple(_keys(type, attributes, data, shapes, target))
+    """One key for each list of match paths that the event has values for. Fractions in `data` must be decimals."""
+    keys: list[EventKey] = []
+    for paths in known_paths:
+        values = [path.read(attributes, data) for path in _parse_paths(paths)]
+        if None not in values:
+            address = _address(type, paths, cast(list[str], values))
+            key = _digest(address)
+            keys.append(EventKey(key, key if target is None else _digest(address, target)))
+    return tuple(keys)
 
 
 def bucket(key: bytes) -> int:
-    """Waits and events of one key exclude each other by the lock of its bucket."""
+    """The number of the lock that transactions on waits and events of this key take."""
     return crc32(key) % BUCKETS
 
 
 def describe(type: str, match: Mapping[str, Any]) -> str:
-    """For people: `payment.completed where order_id = "A-17"`."""
+    """Text for users: `payment.completed where order_id = "A-17"`."""
     terms = [f"{path} = {truncate(_write(value).decode())}" for path, value in match.items()]
     return f"{type} where {' and '.join(terms)}" if terms else type
 
@@ -100,7 +107,7 @@ def _check_path(path: Any) -> str:
         )
     if path[0] == "@" and not _ATTRIBUTE.fullmatch(path):
         raise ValueError(
-            f"match: {repr_short(path)} is no attribute, whose name has only lowercase letters and digits; "
+            f"match: {repr_short(path)} is not an attribute, whose name has only lowercase letters and digits; "
             "a path into the data has no @ (or \\@, if the field's name has one)"
         )
     return _normal_text(f"match[{repr_short(path)}]", path)
@@ -166,11 +173,11 @@ def _normal_number(where: str, value: int | float | Decimal) -> int | float | De
 
 
 class _MatchPath(Struct, frozen=True):
-    """A path, taken apart. An attribute has no steps."""
+    """A parsed path: the name of an attribute, or steps into the data."""
 
     attribute: str
     steps: tuple[tuple[str, int | None], ...]
-    """The name in an object, and the index in a list if it can be one."""
+    """The key of an object, and the same as an index of a list if it is a number."""
 
     def read(self, attributes: Mapping[str, Any], data: Any) -> str | None:
         if self.attribute:
@@ -187,9 +194,9 @@ class _MatchPath(Struct, frozen=True):
 
 
 @lru_cache(maxsize=4096)
-def _places(shape: str) -> tuple[_MatchPath, ...]:
+def _parse_paths(paths: str) -> tuple[_MatchPath, ...]:
     return tuple(
-        _MatchPath(path[1:], ()) if path[0] == "@" else _MatchPath("", _steps(path)) for path in json.loads(shape)
+        _MatchPath(path[1:], ()) if path[0] == "@" else _MatchPath("", _steps(path)) for path in json.loads(paths)
     )
 
 
@@ -203,30 +210,9 @@ def _steps(path: str) -> tuple[tuple[str, int | None], ...]:
     return tuple((name, int(name) if _INDEX.fullmatch(name) else None) for name in names)
 
 
-def _keys(
-    type: str, attributes: Mapping[str, Any], data: Any, shapes: Iterable[str], target: str | None
-) -> Iterator[EventKey]:
-    for known in shapes:
-        values = _read(_places(known), attributes, data)
-        if values is not None:
-            address = _address(type, known, values)
-            plain = _digest(address)
-            yield EventKey(plain, plain if target is None else _digest(address, target))
-
-
-def _read(places: tuple[_MatchPath, ...], attributes: Mapping[str, Any], data: Any) -> list[str] | None:
-    values: list[str] = []
-    for place in places:
-        value = place.read(attributes, data)
-        if value is None:
-            return None
-        values.append(value)
-    return values
-
-
-def _address(type: str, shape: str, values: Iterable[str]) -> str:
-    """Every part tells its own end, so no two addresses run into one another."""
-    return f"{_text(type)}{_text(shape)}{','.join(values)}"
+def _address(type: str, paths: str, values: Iterable[str]) -> str:
+    """The text that is hashed. Every part has its length or its end in it, so that different parts differ in it."""
+    return f"{_text(type)}{_text(paths)}{','.join(values)}"
 
 
 def _digest(address: str, target: str | None = None) -> bytes:
@@ -235,7 +221,7 @@ def _digest(address: str, target: str | None = None) -> bytes:
 
 
 def _canonical(value: Any) -> str:
-    """Equal for equal values, and only for them; it tells its own end."""
+    """A text that is equal for equal values only, and from which its end can be told."""
     if isinstance(value, str):
         return _text(value)
     if value is None:
@@ -248,7 +234,7 @@ def _canonical(value: Any) -> str:
         return f"[{','.join(map(_canonical, value))}]"
     if isinstance(value, dict):
         return f"{{{','.join(_text(key) + _canonical(value[key]) for key in sorted(value))}}}"
-    raise TypeError(f"{type(value).__qualname__} is no JSON value")
+    raise TypeError(f"{type(value).__qualname__} is not a JSON value")
 
 
 def _canonical_text(value: str | int | bool) -> str:
@@ -260,10 +246,10 @@ def _text(text: str) -> str:
 
 
 def _number(value: int | float | Decimal) -> str:
-    """Its digits and its exponent, which is never written out: 1e999999999 is a short number."""
+    """Digits and exponent; not written out, because 1e999999999 would be a long text."""
     decimal = _decimal(value)
     if not decimal.is_finite():
-        return f"n{decimal}"  # found by nobody, for no match has it
+        return f"n{decimal}"  # matches nothing: `parse_match` refuses such numbers
     sign, digits, exponent = decimal.as_tuple()
     written = "".join(map(str, digits)).lstrip("0")
     short = written.rstrip("0")

@@ -1,7 +1,10 @@
-"""The records that travel between engine and storage.
+"""The records that the engine and the storages exchange.
 
-Times are integers: microseconds since 1970 in UTC, on the database's clock. Payloads are bytes that
-only the codec reads. Records are `msgspec` structs because thousands are made every second.
+Times are integers: microseconds since 1970 in UTC, on the database's clock. Payloads are bytes that only the codec
+reads. Records are `msgspec` structs because thousands are made every second.
+
+The records of this module, in order: what one run writes in a batch (`RunWrite` and its parts), what a worker claims
+(`ClaimedRun`), what callers read (`RunRecord`), workers, and events.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import NewType
 
 from msgspec import Struct
 
-from .states import RunStatus
+from .states import ENDED, OPEN, RunStatus
 
 RunId = NewType("RunId", str)
 WorkerId = NewType("WorkerId", str)
@@ -21,42 +24,44 @@ MICROSECONDS = 1_000_000
 
 
 class EntryKind(StrEnum):
-    """What was delivered to a run's loop."""
+    """What an entry of the history delivers to the run's event loop."""
 
     STEP = "step"
-    """An activity's outcome."""
+    """The outcome of an activity."""
     TIMER = "timer"
     RETRY = "retry"
-    """An attempt failed and another one is due; moves the driver, not the code."""
+    """An attempt of an activity failed, and the next one is due. The workflow function does not see it."""
     CANCEL = "cancel"
     TIMEOUT = "timeout"
-    """The run's own deadline passed."""
+    """The run's deadline has passed."""
     LATE = "late"
-    """The outcome of an activity that nobody waited for any more; moves no code."""
+    """The outcome of an activity after the workflow stopped waiting for it. The workflow function does not see it."""
     EVENT = "event"
-    """An event that was waited for, or, if not ok, the end of waiting for it."""
+    """An event for a wait, or, if not ok, the time-out of the wait."""
     MESSAGE = "message"
-    """A message of a channel that was waited for, or, if not ok, the end of waiting for it."""
-    STRAY = "stray"
-    """An event or a message whose wait was over when it came; moves no code, and it is free for the next wait."""
+    """A channel's message for a wait, or, if not ok, the time-out of the wait."""
+    LATE_EVENT = "late_event"
+    """An event or message whose wait was over when it arrived. The workflow function does not see it, and the next wait
+    may receive it."""
     REJECTED = "rejected"
-    """An event or a message whose data does not fit the model of its wait; moves no code, and the wait goes on."""
+    """An event or message whose data does not fit the model of its wait. The workflow function does not see it, and the
+    wait continues."""
     START = "start"
-    """Another run was started, or is watched now: its end will be told to this step."""
+    """Another run was started, or is watched from now on: this step will receive its end."""
     CHILD = "child"
-    """The end of another run that was waited for."""
+    """The end of another run that a step waited for."""
     HEARTBEAT = "heartbeat"
-    """How far an activity's body has come; moves no code, its next attempt sees it."""
+    """The progress that an activity reported. The workflow function does not see it; the next attempt does."""
     SETTLED = "settled"
-    """No body of the run is under way any more: undoing can begin."""
+    """No activity of the run is running any more: compensation can begin."""
     LIMIT = "limit"
-    """The history is too long to go on."""
+    """The history has reached its maximal length."""
     RECUR = "recur"
-    """The first of a generation: what it takes over from the one before."""
+    """The first entry of a new generation: what it takes over from the one before."""
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """One line of a run's history: an input delivered to its loop, in the order of delivery."""
+    """A row of `edda_history`: one input of the run's event loop, numbered in the order of delivery."""
 
     seq: int
     kind: EntryKind
@@ -67,27 +72,30 @@ class Entry(Struct, frozen=True, gc=False):
     input: bytes = b""
     value: bytes = b""
     attempt: int = 1
-    n: int | None = None
-    """Its number in the run's inbox, if it came from outside."""
+    inbox_no: int | None = None
+    """Its number in the run's inbox, if it came through the inbox."""
     event: int | None = None
-    """The number of the event in the log, if it brought one."""
+    """The number of the event in the log, if it delivers one."""
 
 
 class Fence(Struct, frozen=True):
-    """What a worker believes of its own fence row; a batch is written only if the row says the same."""
+    """What a worker knows of its own rows in `edda_fence` and `edda_claim`. `Journal.write` changes the fence row only
+    if it is the same: this is the condition that every batch carries."""
 
     worker: WorkerId
     batch_no: int
-    moves: int
+    """Raised by each batch of this worker."""
+    ownership_version: int
+    """Raised by another process that takes runs away from this worker."""
     token: int = 0
-    """A random number that the last batch wrote: it tells that batch from any other one with the same number."""
+    """A random number that the last batch wrote: it tells that batch from another one with the same number."""
     claims: int = 0
-    """How many claims of this worker were committed. A batch is written only if the row of `edda_claim` says at least
-    so many: less means that the database lost a claim which it had acknowledged."""
+    """How many claims of this worker were committed. The batch is written only if `edda_claim` counts at least as many:
+    fewer means that the database lost a claim which it had acknowledged."""
 
 
 class Start(Struct, frozen=True):
-    """A new run. With `ready_at` it is anybody's from then on; without, it is born owned by the writer."""
+    """A new run. With `ready_at` any worker may claim it from then on; without, the writing worker owns it."""
 
     run_id: RunId
     workflow: str
@@ -98,51 +106,62 @@ class Start(Struct, frozen=True):
     parent: RunId | None = None
     """The run that started it."""
     parent_step: str | None = None
-    """The parent's step that its end is told to; None: nobody waits for it."""
+    """The parent's step that receives its end; None if no step waits for it."""
     depth: int = 0
-    """How many parents it has, one above the other."""
+    """The number of its ancestors."""
 
 
 class AckInbox(Struct, frozen=True):
-    """The run stays; its inbox is read up to `absorbed`."""
+    """The worker keeps the run; its inbox is read up to item `inbox_read`."""
 
-    absorbed: int
+    inbox_read: int
 
 
 class Suspend(Struct, frozen=True):
-    """The run leaves memory until `ready_at` (None: until something arrives).
+    """The worker gives up the run until `ready_at` (None: until an inbox item arrives).
 
-    If mail came in meanwhile (`delivered` is not `absorbed`) it is ready at once instead, unless it is parked: a parked
-    run is left alone until `ready_at` (None: until `Steering.resume`), and reads its inbox when it goes on.
+    If an item arrived meanwhile (`inbox_count` is not `inbox_read`) the run is ready at once instead, and
+    `BatchResult.ready` names it. A parked run is not: it stays parked until `ready_at` (None: until `Admin.resume`),
+    and reads its inbox when it continues.
     """
 
-    absorbed: int
+    inbox_read: int
     ready_at: int | None
     status: RunStatus
     reason: str | None = None
     """For people: what it waits for, or why it is parked."""
 
+    def __post_init__(self) -> None:
+        if self.status not in OPEN:
+            raise ValueError(f"a suspended run cannot be {self.status}")
+
 
 class End(Struct, frozen=True):
-    """Happens only if exactly so many others watch the run, for the bundle has a letter for each of them."""
+    """The run ends. Condition: it has exactly `watchers` watchers, because the same write signals each of them; and its
+    `inbox_count` is `expected_inbox_count`, if that is given. Otherwise `BatchResult.refused` names the run."""
 
     status: RunStatus
     value: bytes
     at: int
     watchers: int = 0
-    absorbed: int | None = None
-    """How far the inbox is read by the entries of its bundle, if they read any: that holds even if this does not."""
-    settled: int | None = None
-    """Happens only if nothing was put into the inbox after this number: an unread message would be lost with it."""
+    inbox_read: int | None = None
+    """How far the entries of this write read the inbox, if they read any; stored even if the end is refused."""
+    expected_inbox_count: int | None = None
+    """Given if an unread message would be lost with the run."""
+
+    def __post_init__(self) -> None:
+        if self.status not in ENDED:
+            raise ValueError(f"an ended run cannot be {self.status}")
 
 
 class Recur(Struct, frozen=True):
     """The generation ends and the next begins, with the same owner, inbox and id, and without waits.
 
-    Happens only if the inbox is read to its end (`delivered` is `absorbed`).
+    Condition: the inbox is read to its end (`inbox_count` is `inbox_read`). Otherwise `BatchResult.refused` names the
+    run.
     """
 
-    absorbed: int
+    inbox_read: int
     input: bytes
     at: int
     entry: Entry
@@ -153,7 +172,7 @@ Transition = AckInbox | Suspend | End | Recur
 
 
 class RunSignal(Struct, frozen=True):
-    """What a run puts into the inbox of another; dropped if that one has ended. A cancel goes in once at most."""
+    """An item for the inbox of another run. Dropped if that run has ended, or if it is a second cancel."""
 
     run_id: RunId
     kind: EntryKind
@@ -162,38 +181,40 @@ class RunSignal(Struct, frozen=True):
 
 
 class EndWatcher(Struct, frozen=True):
-    """A step of another run that is told how this one ends."""
+    """A step of another run that receives the end of the watched one."""
 
     run_id: RunId
     step: str
 
 
 class Wait(Struct, frozen=True):
-    """A run asks for the next event under a key, or under the same key addressed to this run alone."""
+    """A step waits for the next event under a key, or under the same key for this run alone."""
 
     step: str
     key: bytes
-    own_key: bytes
+    target_key: bytes
     type: str
     match: bytes
     """For people, with the type: what it waits for."""
     due: int | None = None
-    """For people: when it stops waiting. The run itself keeps the time."""
-    floor: int | None = None
-    """Only events with a higher number; None: those since the run was started."""
-    once: bool = False
-    """What it asks for is given to one run only: it takes the lowest number under the key away, whatever its floor."""
+    """For people: when the wait ends. The run itself keeps the timer."""
+    cursor: int | None = None
+    """Only events with a higher number; None: those accepted after the run was started."""
+    exclusive: bool = False
+    """One run only receives the message: the wait takes the lowest number under the key, without regard to a cursor,
+    and deletes the row of the key."""
 
 
 class StagedKind(StrEnum):
     EVENT = "event"
     MESSAGE = "message"
-    OFFER = "offer"
-    """A message that somebody had taken from the others, and did not use."""
+    REDELIVERY = "redelivery"
+    """A message that a step took and did not use."""
 
 
 class StagedEvent(Struct, frozen=True):
-    """Decided in one commit, and on its way into the log of events: who takes it there needs locks of its own."""
+    """An event that a commit decided and that is not in the event log yet. `Events.accept` moves it there: that needs
+    locks which this commit does not hold."""
 
     kind: StagedKind
     body: bytes
@@ -206,16 +227,16 @@ class StagedEventRow(Struct, frozen=True):
 
 
 class OutboxEvent(Struct, frozen=True):
-    """An event for others, on its way out through the outbox."""
+    """An event for other systems, to be sent by the outbox relayer."""
 
     id: str
     key: str
-    """Those of one key go out in the order in which they were stored."""
+    """Events of one key are sent in the order in which they were stored."""
     type: str
     source: str
     """Type and source are for people."""
     body: bytes
-    """The whole event: every try sends the same."""
+    """The whole event: every attempt sends the same."""
     created_at: int
     run_id: RunId | None = None
 
@@ -224,7 +245,7 @@ class OutboxState(StrEnum):
     PENDING = "pending"
     SENT = "sent"
     DEAD = "dead"
-    """The receiver will never take it; people can have it tried again."""
+    """The receiver rejects it for good; an operator can have it sent again."""
 
 
 class OutboxRow(Struct, frozen=True):
@@ -233,9 +254,9 @@ class OutboxRow(Struct, frozen=True):
     state: OutboxState
     attempts: int
     due: int
-    """When it is tried next; a claim moves it to the end of its lease."""
+    """When it is sent next; a claim sets it to the end of the lease."""
     reason: str | None
-    """Why it could not be sent the last time."""
+    """Why the last attempt failed."""
     ended_at: int | None
 
 
@@ -244,7 +265,8 @@ class Sent(Struct, frozen=True):
 
 
 class Rejected(Struct, frozen=True):
-    """Will never be taken. Counts only for who still holds the claim: `attempts` is what the claim said."""
+    """The receiver will never take it. Condition: the row's `attempts` are those of the claim, so the claim still
+    holds."""
 
     seq: int
     attempts: int
@@ -252,7 +274,7 @@ class Rejected(Struct, frozen=True):
 
 
 class SendLater(Struct, frozen=True):
-    """To be tried again at `due`, and nothing of its key before that. Counts only for who still holds the claim."""
+    """To be sent again at `due`, and no event of its key before. Condition as for `Rejected`."""
 
     seq: int
     attempts: int
@@ -264,7 +286,8 @@ SendResult = Sent | Rejected | SendLater
 
 
 class StepCommit(Struct, frozen=True):
-    """A step whose effect was committed together with this row, and whose entry is not in the history yet."""
+    """A row of `edda_step_commit`: the step's effect was committed in the same transaction as this row, and the step's
+    entry is not in the history yet."""
 
     step: str
     attempt: int
@@ -273,87 +296,89 @@ class StepCommit(Struct, frozen=True):
 
 
 class RunValue(Struct, frozen=True):
-    """What a run says of itself to whoever asks; the newest of a name counts."""
+    """A value that the run publishes under a name; a later one replaces it."""
 
     name: str
     value: bytes
 
 
 class RunWrite(Struct, frozen=True):
-    """All that one run puts into one batch. Move None: the history grows, nothing else changes.
+    """All that one run writes in one batch. Without a transition only the history grows.
 
-    Waits are registered only if the inbox is read to its end (`delivered` is `absorbed`), and one that finds its
-    event in the log gets it as a letter instead. A Release with waits happens only if all of them were registered;
-    else the run stays with its worker, who has mail to read. So a bundle with waits, drops or frees has a start or
-    a move, frees never come with waits, and the waits of a bundle with a start have no floor.
+    Waits are registered only if the inbox is read to its end (`inbox_count` is `inbox_read`). A wait that finds its
+    event in the log is not registered; the event goes into the inbox. A Suspend with waits happens only if all of them
+    are registered; otherwise `BatchResult.refused` names the steps, and the worker keeps the run and reads the inbox.
+    So a write with waits, `cancelled_waits` or `released_items` has a start or a transition; `released_items` never
+    come with waits; and the waits of a write with a start have no cursor.
 
-    An End or a Recur that cannot happen leaves the run with its worker; the entries are written all the same, but no
-    letters. Letters go only to runs that have no bundle of their own in the batch.
+    A refused End or Recur leaves the run with its worker: the entries are written, the signals are not. Signals go only
+    to runs that have no write of their own in the batch.
     """
 
     run_id: RunId
     epoch: int
-    gen: int
+    generation: int
     entries: tuple[Entry, ...] = ()
     start: Start | None = None
-    move: Transition | None = None
+    transition: Transition | None = None
     waits: tuple[Wait, ...] = ()
-    drops: tuple[str, ...] = ()
+    cancelled_waits: tuple[str, ...] = ()
     """Steps that wait no longer."""
-    frees: tuple[int, ...] = ()
-    """Letters whose event is given back to the log, for the next wait that asks for it."""
+    released_items: tuple[int, ...] = ()
+    """Inbox items whose event the next wait may receive again."""
     children: tuple[Start, ...] = ()
-    """Runs that it starts, for anybody to claim; one whose id exists is left alone."""
-    letters: tuple[RunSignal, ...] = ()
-    undoing: bool = False
-    """From now on it undoes what it did. A bundle with letters or this has a start or a move."""
-    dispatches: tuple[StagedEvent, ...] = ()
-    outgoing: tuple[OutboxEvent, ...] = ()
-    facts: tuple[RunValue, ...] = ()
+    """Runs that it starts, for any worker to claim; one whose id exists is not changed."""
+    signals: tuple[RunSignal, ...] = ()
+    compensating: bool = False
+    """Compensation begins. A write with signals or with this has a start or a transition."""
+    staged_events: tuple[StagedEvent, ...] = ()
+    outbox_events: tuple[OutboxEvent, ...] = ()
+    values: tuple[RunValue, ...] = ()
     """At most one of each name."""
-    recorded: tuple[str, ...] = ()
-    """Steps whose `Done` rows go, because their entries are here. These four belong to the entries: they are written
-    with them even if the move does not happen, and need neither a start nor a move."""
+    recorded_steps: tuple[str, ...] = ()
+    """Steps whose rows in `edda_step_commit` are deleted, because their entries are in this write. These four are
+    written with the entries even if the transition is refused, and need neither a start nor a transition."""
 
     @property
     def size(self) -> int:
+        """Bytes of its payloads."""
         size = len(self.start.input) if self.start is not None else 0
         for entry in self.entries:
             size += len(entry.input) + len(entry.value)
         for child in self.children:
             size += len(child.input)
-        for letter in self.letters:
-            size += len(letter.value)
-        for dispatch in self.dispatches:
-            size += len(dispatch.body)
-        for outgoing in self.outgoing:
-            size += len(outgoing.body)
-        for fact in self.facts:
-            size += len(fact.value)
+        for signal in self.signals:
+            size += len(signal.value)
+        for staged in self.staged_events:
+            size += len(staged.body)
+        for event in self.outbox_events:
+            size += len(event.body)
+        for value in self.values:
+            size += len(value.value)
         return size
 
 
 class BatchResult(Struct, frozen=True):
-    """What became of a batch that is in."""
+    """The answer to a batch that was written; the worker acts on both fields."""
 
     ready: frozenset[RunId] = frozenset()
-    """Released, and ready again at once: mail had come in."""
-    unmet: Mapping[RunId, frozenset[str]] = {}
-    """Steps whose waits were not registered, because there is mail. Their runs were not released.
-    Without steps: an End or a Recur that did not happen."""
+    """Suspended, and ready again at once: their inboxes had unread items."""
+    refused: Mapping[RunId, frozenset[str]] = {}
+    """Runs that the worker still owns, with the steps whose waits were not registered because there are inbox items to
+    read. Without steps: a refused End or Recur."""
 
 
 class InboxItem(Struct, frozen=True):
-    """One numbered letter in a run's inbox, written by somebody who does not own the run."""
+    """A numbered item in a run's inbox, written by another process or run than the one that owns the run."""
 
     run_id: RunId
-    n: int
+    inbox_no: int
     kind: EntryKind
     at: int
     step: str = ""
     value: bytes = b""
     event: int | None = None
-    """The number of the event it brings; its body is then the value."""
+    """The number of the event it delivers, whose body is then the value."""
 
 
 PROGRESS = frozenset(
@@ -368,28 +393,28 @@ PROGRESS = frozenset(
         EntryKind.RECUR,
     }
 )
-"""Entries after which other steps are in flight than before. Timers, events and heartbeats are not among them: beside a
-step that kills its process they may be recorded before every death."""
+"""Entries after which other steps are in flight than before. Timers, events and heartbeats are not among them: they may
+be recorded before every death of a process that one step kills."""
 
 SUSPECT_DEATHS = 2
-"""From this many process deaths on, a run is a suspect: only `claim_suspects` gives it out."""
+"""From this many process deaths on, a run is a suspect: only `ClaimQueue.claim_suspects` claims it."""
 
 
 class Crashes(Struct, frozen=True):
     """How often a worker died, or lost its lease, while it owned a run.
 
-    The owner of the run clears them once every step has ended that was in flight at the first of them: only the owner
-    knows those steps, from the replay."""
+    The owner of the run clears them (`Workers.clear_deaths`) once every step has ended that was in flight at the first
+    of them: only the owner knows those steps, from the replay."""
 
     deaths: int = 0
     alone: int = 0
     """Deaths while the run was the only one of its process."""
     seq: int | None = None
-    """The number of the last entry before the first death: a step that is pending now, and was issued before this
-    entry or right behind it, may have been in flight at each of the deaths."""
+    """The number of the last entry before the first death. A step that is pending now, and was issued before this entry
+    or right after it, may have been in flight at each of the deaths."""
 
     def after_death(self, seq: int, is_alone: bool) -> Crashes:
-        """One more, of a run whose last entry has this number."""
+        """With one death more, of a run whose last entry has the number `seq`."""
         return Crashes(self.deaths + 1, self.alone + is_alone, self.seq if self.deaths else seq)
 
     @property
@@ -400,30 +425,31 @@ class Crashes(Struct, frozen=True):
 NO_CRASHES = Crashes()
 
 SUSPECT_GROUPS = 4
-"""Suspects that died together are next run in so many groups. With more there are fewer deaths until one is alone, but
-more turns in which the others wait."""
+"""Suspects that died together are next run in so many groups, one after the other. More groups need fewer deaths until
+one suspect is alone, but the last groups wait longer."""
 
 
 def suspect_groups(crashes: Sequence[Crashes]) -> list[int]:
-    """Into which groups to divide the runs that one dead process had, in the order of their ids; group 0 is run first.
+    """The group of each run that one dead process owned, in the order of their ids; group 0 is run first.
 
-    Those are together that died equally often. First come those that died alone, then those with fewer deaths: a run
-    with a long step gathers deaths of others. The order rotates from death to death, because a group after one that
-    outlives its window is run in company, and would never be alone if it was never the first."""
+    Runs that died equally often are in groups together. Runs that died alone come first, then those with fewer deaths,
+    because a run with a long step also collects deaths that other runs caused. The order rotates from death to death:
+    a group that follows one which outlives its time is run in company, and would never be alone if it was never the
+    first."""
     levels: dict[tuple[int, int], list[int]] = {}
-    for place, one in enumerate(crashes):
-        levels.setdefault((-one.alone, one.deaths), []).append(place)
+    for position, one in enumerate(crashes):
+        levels.setdefault((-one.alone, one.deaths), []).append(position)
     groups, first = [0] * len(crashes), 0
-    for (_, deaths), places in sorted(levels.items()):
-        for number, place in enumerate(places):
-            groups[place] = first + (number + deaths) % len(places) * SUSPECT_GROUPS // len(places)
+    for (_, deaths), positions in sorted(levels.items()):
+        for number, position in enumerate(positions):
+            groups[position] = first + (number + deaths) % len(positions) * SUSPECT_GROUPS // len(positions)
         first += SUSPECT_GROUPS
     return groups
 
 
 def unpark_pause(attempts: int) -> int:
-    """Microseconds after a run was parked in which new workers do not try it: processes that are restarted in a loop
-    would else replay every parked run at each start. None after the first two times, 25.6 s from the eighth on."""
+    """Microseconds after a run was parked in which new workers do not try it: processes that restart in a loop would
+    replay every parked run at each start. None after the first two times, 25.6 s from the eighth on."""
     return 0 if attempts < 3 else 100_000 << min(attempts, 8)
 
 
@@ -432,52 +458,54 @@ def last_progress(entries: Iterable[Entry]) -> int:
 
 
 class ClaimedRun(Struct, frozen=True):
-    """A run that is now ours, with all that is needed to replay it."""
+    """A run that the claiming worker owns now, with all that it needs to replay the run."""
 
     run_id: RunId
     workflow: str
-    gen: int
+    generation: int
     epoch: int
     input: bytes
     created_at: int
     deadline: int | None
-    absorbed: int
+    inbox_read: int
     attempts: int
-    """How often it was parked in a row; decides how long it rests next time."""
+    """How often it was parked in a row; decides how long it is parked next time."""
     entries: tuple[Entry, ...]
-    mail: tuple[InboxItem, ...]
+    inbox: tuple[InboxItem, ...]
+    """The unread items."""
     waits: tuple[tuple[str, bytes], ...] = ()
-    """The steps that are registered, with the keys they wait under."""
-    start_seq: int = 0
-    """The newest event when it was started; it sees those after it."""
+    """The registered steps, each with the key it waits under."""
+    event_cursor: int = 0
+    """The newest event when the run was started; it receives events after that one."""
     parent: RunId | None = None
     parent_step: str | None = None
     depth: int = 0
     watchers: tuple[EndWatcher, ...] = ()
-    """Who else is told its end."""
-    done: tuple[StepCommit, ...] = ()
-    """Steps of this generation that are done and not in the history."""
-    undoing: bool = False
-    """It had begun to undo what it did."""
+    """The steps of other runs, besides the parent's, that receive its end."""
+    step_commits: tuple[StepCommit, ...] = ()
+    """Steps of this generation that are committed and not in the history."""
+    compensating: bool = False
+    """Its compensation has begun."""
     end_if_parked: bool = False
-    """It was cancelled while it was parked: if it cannot go on now either, it ends as cancelled."""
+    """It was cancelled while it was parked: if it cannot continue now either, it ends as cancelled."""
     crashes: Crashes = NO_CRASHES
 
 
 class Claim(Struct, frozen=True):
     now: int
+    """The database's time."""
     runs: tuple[ClaimedRun, ...]
     number: int | None = None
-    """Of this claim, counted per worker; None if the worker may claim nothing: it was taken over, or the database has
-    lost one of its earlier claims."""
+    """The number of this claim, counted per worker. None if the worker may claim nothing: it was taken over, or the
+    database has lost one of its earlier claims."""
 
 
 class RunRecord(Struct, frozen=True):
-    """What is known of one run, for people and for callers who wait for its result."""
+    """The newest generation of a run, for people and for callers that wait for its result."""
 
     run_id: RunId
     workflow: str
-    gen: int
+    generation: int
     status: RunStatus
     input: bytes
     created_at: int
@@ -490,13 +518,14 @@ class RunRecord(Struct, frozen=True):
     """The result, or the error of a failed run; None while it is open."""
     parent: RunId | None = None
     deaths: int = 0
-    """Workers that died while they owned it, before the steps that were in flight had ended."""
+    """`Crashes.deaths`."""
     has_cancel: bool = False
-    """A cancel is stored, nothing is being undone, and the run does not end yet if its code still does not fit."""
+    """A cancel is stored that has not taken effect: the run neither compensates, nor will it end if it cannot continue
+    after being parked."""
 
 
 class RunFilter(Struct, frozen=True):
-    """Newest first. `before` is the key of the last row of the page before."""
+    """Newest first. `before` is the (created_at, run_id) of the last record of the page before."""
 
     status: RunStatus | None = None
     workflow: str | None = None
@@ -516,57 +545,59 @@ class WorkerInfo(Struct, frozen=True):
 class WorkerStatus(Struct, frozen=True):
     info: WorkerInfo
     is_lapsed: bool
-    """Its lease is over, or it is known to be dead."""
+    """Its lease is over, or its process has certainly ended."""
 
 
 class Takeover(Struct, frozen=True):
     worker: WorkerId
     moved: int
+    """How many of its runs were made ready for other workers."""
 
 
 class CancelOutcome(StrEnum):
     REQUESTED = "requested"
     ALREADY = "already"
-    """Somebody asked before."""
+    """The run was cancelled before."""
     ENDED = "ended"
     MISSING = "missing"
 
 
 class Event(Struct, frozen=True):
-    """An event as it is stored. `body` holds all of it; the rest is what it is found by."""
+    """An event as it is stored. `body` holds all of it; the other fields are indexed."""
 
     source: str
     id: str
     type: str
     target: RunId | None
-    """The only run that may get it."""
+    """The only run that may receive it."""
     body: bytes
 
 
 class EventKey(Struct, frozen=True):
-    """Under which key waits are looked for, and under which one the event is kept for waits to come.
+    """The key under which registered waits are searched, and the key under which the event is stored for later waits.
 
     The two differ only for an event with a target.
     """
 
-    plain: bytes
-    kept: bytes
-    once: bool = False
-    """Only one wait gets it, and it is kept only if there is none: whoever takes it later takes the row of the key."""
+    wait_key: bytes
+    stored_key: bytes
+    exclusive: bool = False
+    """One wait only receives it. The event is stored under the key only if there is no such wait; a later wait takes it
+    by deleting the row of the key."""
 
 
 class NewEvent(Struct, frozen=True):
     event: Event
     keys: tuple[EventKey, ...] = ()
     starts: tuple[Start, ...] = ()
-    """Runs that it starts if it is new."""
+    """Runs to start if the event is new."""
 
 
 class AcceptResult(Struct, frozen=True):
-    fresh: frozenset[int]
-    """Positions in the post of those that were not known before."""
+    new: frozenset[int]
+    """The positions, in the accepted sequence, of the events that were not stored before."""
     woke: bool
-    """Somebody has something to do because of it."""
+    """Whether a run received one of the events or was started by one."""
 
 
 class StoredEvent(Struct, frozen=True):
@@ -576,7 +607,7 @@ class StoredEvent(Struct, frozen=True):
 
 
 class MatchPaths(Struct, frozen=True):
-    """The sets of paths that waits for a type match on; a new one raises the version."""
+    """The sets of paths that waits for an event type match on; each new set raises the version."""
 
     version: int = 0
     known: tuple[str, ...] = ()

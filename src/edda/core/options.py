@@ -1,4 +1,4 @@
-"""Options by name: one that does not exist is refused together with those that do."""
+"""Errors for unknown keyword options, with the options that exist and the closest match."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from edda.core.types.adapters import did_you_mean
+from edda.core.value_path import did_you_mean
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 _OTHER_NAMES = {"max_retries": "max_attempts", "retries": "max_attempts", "attempts": "max_attempts"}
-"""Options as other libraries call them, which no likeness of names finds."""
+"""Names of options in other libraries, which are too different for `did_you_mean`."""
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -22,13 +22,10 @@ def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Non
     known = sorted(known)
     for name in given:
         if name not in known:
-            hint = _suggest(name, known) or f"; it takes {', '.join(known)}"
+            other = _OTHER_NAMES.get(name)
+            hint = f"; did you mean {other!r}?" if other in known else did_you_mean(name, known)
+            hint = hint or f"; it takes {', '.join(known)}"
             raise TypeError(f"{what} has no option {name!r}{hint}")
-
-
-def _suggest(name: str, known: list[str]) -> str:
-    other = _OTHER_NAMES.get(name)
-    return f"; did you mean {other!r}?" if other in known else did_you_mean(name, known)
 
 
 def known_options(fn: Callable[..., Any]) -> list[str]:
@@ -36,35 +33,26 @@ def known_options(fn: Callable[..., Any]) -> list[str]:
 
 
 def hide_unknown(fn: Callable[..., Any]) -> None:
-    """`**unknown` is there to be refused: `help()` and editors need not show it."""
+    """Removes `**unknown`, which exists only for the error message, from the signature that `help()` shows."""
     shown = inspect.signature(fn)
     known = [one for one in shown.parameters.values() if one.kind is not one.VAR_KEYWORD]
     vars(fn)["__signature__"] = shown.replace(parameters=known)
 
 
-def explained(fn: F) -> F:
-    """A function or method with options by name, that refuses others with the names it knows."""
+def explained(fn: F, name: str | None = None) -> F:
+    """Decorator for a function with keyword options: unknown ones raise `TypeError` with the known names."""
     known = known_options(fn)
 
     @wraps(fn)
     def call(*args: Any, **options: Any) -> Any:
         if not options.keys() <= set(known):
-            refuse_unknown(f"{fn.__name__}()", options, known)
+            refuse_unknown(f"{name or fn.__name__}()", options, known)
         return fn(*args, **options)
 
     return cast(F, call)
 
 
 def explained_class(cls: C) -> C:
-    """A dataclass whose fields are given by name."""
-    make: Callable[..., None] = vars(cls)["__init__"]
-    known = known_options(make)
-
-    @wraps(make)
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        if not options.keys() <= set(known):
-            refuse_unknown(f"{cls.__name__}()", options, known)
-        make(self, *args, **options)
-
-    type.__setattr__(cls, "__init__", init)
+    """Like `explained`, for a dataclass with keyword fields."""
+    type.__setattr__(cls, "__init__", explained(vars(cls)["__init__"], cls.__name__))
     return cls

@@ -1,4 +1,4 @@
-"""What people ask of a database when they look at it and steer it: never needed by a run itself."""
+"""The records of the `Queries` and `Admin` ports: what the viewer and the CLI read and do. Runs do not need them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .model import RunId, Wait, WorkerInfo
 from .states import RunStatus
 
 MAX_COUNT = 10_000
-"""Counting goes no further: nobody reads more, and a page must not wait for it."""
+"""Counts stop here: a larger number tells people no more, and a page must not wait for it."""
 
 
 class RunQuery(Struct, frozen=True):
@@ -20,19 +20,19 @@ class RunQuery(Struct, frozen=True):
     workflow: str | None = None
     id_prefix: str | None = None
     text: str | None = None
-    """Somewhere in the id or in the reason, without regard to case; or the whole id."""
+    """A part of the id or of the reason, without regard to case; or the whole id."""
     ids_after: tuple[int, RunId] | None = None
-    """The text is looked for within the ids of runs behind this key alone: no index knows what is in an id."""
+    """The text is searched as a part of the ids of runs newer than this key only: no index contains parts of ids."""
     created_from: int | None = None
     created_to: int | None = None
     parent: RunId | None = None
     after: tuple[int, RunId] | None = None
-    """The key of the last row of the page before."""
+    """The (created_at, id) of the last record of the page before."""
     limit: int = 50
 
 
 class Generation(Struct, frozen=True):
-    gen: int
+    generation: int
     created_at: int
     entries: int
 
@@ -44,22 +44,21 @@ class EventQuery(Struct, frozen=True):
     source: str | None = None
     id: str | None = None
     text: str | None = None
-    """Somewhere in the type, the source or the id, without regard to case."""
+    """A part of the type, the source or the id, without regard to case."""
     received_from: int | None = None
     received_to: int | None = None
     messages: bool = False
-    """Messages of channels instead of events of the outside world."""
+    """Messages of channels instead of other events."""
     before: int | None = None
     limit: int = 50
 
 
 class EventReceiver(Struct, frozen=True):
-    """Who got an event: a run that waited for it, or one that was started by it."""
+    """A run that waited for an event and received it."""
 
     run_id: RunId
     workflow: str
     step: str
-    """Empty for one that was started by it."""
     at: int
 
 
@@ -75,11 +74,11 @@ class WorkerRecord(Struct, frozen=True):
     expires_at: int
     is_lapsed: bool
     runs: int
-    """That it owns now."""
+    """How many it owns now."""
 
 
 class EventSchema(Struct, frozen=True):
-    """The JSON schema of an event's data, as a workflow's wait for it says."""
+    """The JSON schema of the data of an event that a workflow waits for."""
 
     workflow: str
     type: str
@@ -87,7 +86,7 @@ class EventSchema(Struct, frozen=True):
 
 
 class Definition(Struct, frozen=True):
-    """A workflow as its code says, told by the last process that knew it."""
+    """What the code says about a workflow, stored by the process that started last with it."""
 
     workflow: str
     service: str
@@ -97,7 +96,7 @@ class Definition(Struct, frozen=True):
 
 
 class Audit(Struct, frozen=True):
-    """Who did what, when, and from where."""
+    """An operator's action: who did what, when, and from where."""
 
     at: int
     who: str
@@ -110,7 +109,7 @@ class Audit(Struct, frozen=True):
 
 
 class TimeBucket(Struct, frozen=True):
-    """What happened within one stretch of time."""
+    """The runs that started and ended within one bucket of time, which begins at `since`."""
 
     since: int
     started: int = 0
@@ -120,7 +119,7 @@ class TimeBucket(Struct, frozen=True):
 
 
 class Latency(Struct, frozen=True):
-    """Of the runs that ended last: from their creation to their end, in microseconds."""
+    """How long the runs that ended last took, from creation to end, in microseconds."""
 
     runs: int
     median: int
@@ -128,19 +127,19 @@ class Latency(Struct, frozen=True):
 
 
 class Backlog(Struct, frozen=True):
-    """What has to be done, and for how long it has been waiting; moments, or None if there is nothing."""
+    """What is left to do, and since when; times are None if there is nothing."""
 
     ready: int
-    """Runs that nobody has though they are due; at most `MOST_COUNTED`."""
+    """Runs that are due and have no owner. As all numbers here, at most `MAX_COUNT`."""
     oldest_ready: int | None
     waiting: int
     oldest_wait: int | None
-    """When the run that has been open longest of those that wait was created."""
+    """When the oldest waiting run was created."""
     parked: int
     outbox_pending: int
     outbox_dead: int
-    oldest_outgoing: int | None
-    dispatches: int
+    oldest_outbox: int | None
+    staged_events: int
 
 
 class ReopenOutcome(StrEnum):
@@ -148,4 +147,4 @@ class ReopenOutcome(StrEnum):
     MISSING = "missing"
     """There is no such run."""
     OPEN = "open"
-    """It has not ended, or somebody else opened it again meanwhile."""
+    """It has not ended, or another caller has opened it again."""

@@ -1,4 +1,4 @@
-"""When to try an activity again. Pure: the jitter comes from the step, so a replay computes the same delays."""
+"""RetryPolicy: when a failed attempt of an activity is repeated. The jitter is a hash of the step, not random."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ from edda.errors import AppError, EventDeliveryError, EventError, NotInWorkflowE
 
 from .options import explained_class
 
-_HOPELESS = (TerminalError, EventError, NotInWorkflowError, AppError)
-"""Another try would meet the same."""
+_NEVER_RETRIED = (TerminalError, EventError, NotInWorkflowError, AppError)
+"""Another attempt would fail in the same way."""
 
 
 @explained_class
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Exponential backoff. `max_attempts` and `max_duration` (seconds since the first try) may be None: no limit."""
+    """Exponential backoff between the attempts of an activity."""
 
     initial_interval: float = 1.0
+    """Seconds between the first and the second attempt."""
     backoff_coefficient: float = 2.0
+    """Factor by which each further delay grows."""
     max_interval: float = 60.0
+    """Upper limit of a delay, in seconds."""
     max_attempts: int | None = 5
+    """Attempts including the first; None: no limit."""
     max_duration: float | None = 300.0
+    """Seconds after the first attempt until which a new one may begin; None: no limit."""
     retryable_error_types: tuple[type[BaseException], ...] = (Exception,)
+    """Errors of these classes are retried."""
     non_retryable_error_types: tuple[type[BaseException], ...] = ()
+    """Errors of these classes are not retried; checked first."""
     jitter: float = 0.1
-    """The part of each delay that is spread, so that many failures at once do not come back at once."""
+    """Fraction of each delay, 0 to 1, that varies by step, so that steps that fail together do not retry together."""
     count_crashes: bool = False
-    """A death of the process with this run alone in it counts as a failed attempt. Without it the step is tried again
+    """Count a death of the process, with this run alone in it, as a failed attempt. If False, the step is repeated
     until `Settings.max_process_deaths` parks the run."""
 
     def __post_init__(self) -> None:
@@ -41,8 +48,8 @@ class RetryPolicy:
             raise ValueError(f"RetryPolicy(jitter={self.jitter!r}): must be at most 1")
 
     def covers(self, error: BaseException) -> bool:
-        """Whether this kind of error is worth another try at all."""
-        if isinstance(error, (*_HOPELESS, *self.non_retryable_error_types)):
+        """Whether errors of this class are retried."""
+        if isinstance(error, (*_NEVER_RETRIED, *self.non_retryable_error_types)):
             return False
         if isinstance(error, EventDeliveryError) and not error.retryable:
             return False
@@ -59,7 +66,7 @@ class RetryPolicy:
         return delay * (1 - self.jitter / 2 + self.jitter * spread)
 
     def allows(self, attempt: int, elapsed: float) -> bool:
-        """Whether there may be a try after number `attempt`, `elapsed` seconds after the first one was due."""
+        """Whether another attempt may follow number `attempt`, `elapsed` seconds after the first one was due."""
         if self.max_attempts is not None and attempt >= self.max_attempts:
             return False
         return self.max_duration is None or elapsed < self.max_duration

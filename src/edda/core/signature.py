@@ -1,60 +1,50 @@
-"""A function's parameters: what a caller may pass, what is stored of it, and how it comes back.
+"""Signature: binds, checks, encodes and decodes the arguments of workflows and activities.
 
-The input is stored by name, in the order of the parameters, so that it can be read and compared. Defaults are applied
-when the call is made and stored with it: a default that changes later does not change a run that has begun.
+The input is stored by name, in the order of the parameters. Defaults are applied at the call and stored with it: a
+default that changes later does not affect runs that exist.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cached_property
 from inspect import Parameter
 from typing import Any, NoReturn, Unpack, get_origin
 
-from msgspec import Struct
-
-from edda.core.types.adapters import ANYTHING, ARGUMENT, TypeAdapter, did_you_mean
-from edda.core.types.build import shape_of
-from edda.core.types.hints import Namespace, hints_of
-from edda.core.types.models import TypeMismatchError
+from edda.core.type_adapters import ANYTHING, ARGUMENT, TypeAdapter, adapter_of
+from edda.core.type_models import TypeMismatchError, hints_of
+from edda.core.value_path import did_you_mean
 from edda.errors import ArgumentError
 
-from .codec import Codec, decode_as, fit_recorded, fits
-from .json_values import Untyped, is_storable
+from .codec import Codec, Untyped, decode_as, fit_recorded, fits, is_storable
 
 _PLAIN = (str, int, float, bool, bytes, dict, list, tuple, set)
 _PLAIN_NAMES = tuple(kind.__name__ for kind in _PLAIN)
 _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
 
-class BoundArguments(Struct, frozen=True):
-    """The arguments of one call by name; what `*args` and `**kwargs` take is under these names, stars included."""
-
-    values: dict[str, Any]
-
-
 class Signature:
-    """The first parameter is the context and no part of the input.
+    """The parameters of a function after the first, which is the context."""
 
-    `namespace` has the names that string annotations may use beside the module's own: a function that is defined
-    inside another one may need the other's variables.
-    """
-
-    def __init__(self, fn: Callable[..., Any], namespace: Namespace | None = None) -> None:
+    def __init__(self, fn: Callable[..., Any]) -> None:
         self.name = getattr(fn, "__name__", repr(fn))
-        self._fn, self._namespace = fn, namespace
+        self._fn = fn
         parameters = self._without_context(list(inspect.signature(fn).parameters.values()))
         named = [parameter for parameter in parameters if parameter.kind not in _STARS]
         self._parameters = parameters
-        self._names = tuple(one.name for one in named)
+        self.names = tuple(one.name for one in named)
         self._positional = tuple(one.name for one in named if one.kind is not Parameter.KEYWORD_ONLY)
         self._only_positional = sum(one.kind is Parameter.POSITIONAL_ONLY for one in named)
         self._keywords = frozenset(one.name for one in named if one.kind is not Parameter.POSITIONAL_ONLY)
         self._rest, self._extra = (_starred(parameters, kind) for kind in _STARS)
-        self._defaults = {one.name: one.default for one in named if one.default is not Parameter.empty}
-        # A default that cannot be stored is left to the function.
-        self._stored_defaults = {name: value for name, value in self._defaults.items() if is_storable(value)}
+        self.defaults = {one.name: one.default for one in named if one.default is not Parameter.empty}
+        self.required = tuple(name for name in self.names if name not in self.defaults)
+        """The names of parameters without a default."""
+        self.takes_any = self._extra is not None
+        """Whether it has `**kwargs`."""
+        # A default that cannot be stored is applied by the function itself.
+        self._stored_defaults = {name: value for name, value in self.defaults.items() if is_storable(value)}
 
     def _without_context(self, parameters: list[Parameter]) -> list[Parameter]:
         if not parameters or parameters[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
@@ -63,84 +53,73 @@ class Signature:
         if first.annotation in _PLAIN or first.annotation in _PLAIN_NAMES:
             kind = getattr(first.annotation, "__name__", first.annotation)
             self._refuse(
-                f"has {first.name!r}, {kind}, as its first parameter, where the context belongs: "
+                f"has {first.name!r}, {kind}, as its first parameter, which must be the context: "
                 f"def {self.name}(ctx: WorkflowContext, {first.name}: {kind}, ...)"
             )
         return parameters[1:]
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], check: bool = True) -> BoundArguments:
-        """Match the arguments with the parameters and, if `check` says so, with their types."""
-        given = self._match_simply(args, kwargs)
-        if given is not None:
-            return BoundArguments(self._check(given) if check else given)
-        given = self._match(args, kwargs)
-        return BoundArguments(self._arrange(self._check(given) if check else given))
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], check: bool = True) -> dict[str, Any]:
+        """The arguments by name, in the order of the parameters; those of `*args` and `**kwargs` are under these names,
+        stars included. With `check` they are converted to the types of the parameters."""
+        names, count = self.names, len(args)
+        is_exact = (
+            count + len(kwargs) == len(names)
+            and self._only_positional <= count <= len(self._positional)
+            and (not kwargs or all(name in kwargs for name in names[count:]))
+        )
+        if is_exact:  # the common case: one argument for each parameter
+            given = dict(zip(names, args, strict=False))
+            for name in names[count:]:
+                given[name] = kwargs[name]
+        else:
+            given = self._match(args, kwargs)
+        if check:
+            key = ""
+            try:
+                for key, value in given.items():
+                    given[key] = self._adapters[key].fit(value, ARGUMENT)
+            except TypeMismatchError as mismatch:
+                raise ArgumentError(f"{self.name}() argument {key!r}{mismatch.path}: {mismatch.reason}") from None
+        return given if is_exact else self._arrange(given)
 
-    def encode(self, codec: Codec, bound: BoundArguments) -> bytes:
-        return codec.encode(bound.values)
-
-    def encode_input(self, codec: Codec, bound: BoundArguments) -> bytes:
-        """Of a run, for `decode_input`: defaults and the fields of dataclasses need not be what their annotations
-        say, and are marked then."""
-        data = codec.encode(bound.values)
-        untyped = [key for key, value in bound.values.items() if not fits(value, self._shapes[key])]
-        if not untyped:
-            return data
-        return codec.encode(bound.values | {key: Untyped(bound.values[key]) for key in untyped})
+    def encode_input(self, codec: Codec, bound: dict[str, Any]) -> bytes:
+        """Encode the input of a run for `decode_input`: values that do not fit their annotation, such as defaults, are
+        marked as `Untyped`."""
+        data = codec.encode(bound)
+        untyped = {key: Untyped(value) for key, value in bound.items() if not fits(value, self._adapters[key])}
+        return codec.encode(bound | untyped) if untyped else data
 
     def decode(self, codec: Codec, data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call the function with; an argument that does not fit its annotation is passed as it is."""
+        """The arguments for the function; one that does not fit its annotation is passed as plain data."""
         stored = codec.decode(data)
-        self._check_stored(stored)
-        shapes = self._shapes
-        values = {key: decode_as(value, shapes[key]) if key in shapes else value for key, value in stored.items()}
-        return self._spread(values)
+        return self._restore(stored, stored)
 
     def decode_input(self, codec: Codec, data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call a workflow's function with. Raises `NonDeterminismError` if an argument fitted its annotation
-        when the run was started, and does not now."""
-        stored, untyped = codec.decode_input(data)
-        self._check_stored(stored)
-        shapes, what = self._shapes, f"the input of {self.name}(), argument"
-        values = {
-            key: decode_as(value, shapes.get(key, ANYTHING))
-            if key in untyped
-            else fit_recorded(value, shapes.get(key, ANYTHING), what, key)
-            for key, value in stored.items()
-        }
-        return self._spread(values)
+        """The arguments for a workflow's function. Raises `NonDeterminismError` if an argument fitted its annotation
+        when the run was started and does not now."""
+        return self._restore(*codec.decode_input(data))
 
-    def _check_stored(self, stored: Any) -> None:
-        if not isinstance(stored, dict) or (stored.keys() != self._shapes.keys() and self._has_changed(stored)):
+    def _restore(self, stored: Any, untyped: Container[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        adapters, what, values = self._adapters, f"the input of {self.name}(), argument", {}
+        if not isinstance(stored, dict) or (stored.keys() != adapters.keys() and self._has_changed(stored)):
             self._refuse_stored(stored)
+        for key, value in stored.items():
+            adapter = adapters.get(key, ANYTHING)
+            values[key] = decode_as(value, adapter) if key in untyped else fit_recorded(value, adapter, what, key)
+        rest = values.pop(self._rest, ()) if self._rest else ()
+        extra = values.pop(self._extra, {}) if self._extra else {}
+        args = [values.pop(name) if name in values else self.defaults[name] for name in self._positional]
+        return (*args, *rest), values | extra
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
-        """The annotations of the named parameters, the context left out."""
-        return {name: self._hints.get(name, Any) for name in self._names}
+        """The annotations of the named parameters, without the context."""
+        return {name: self._hints.get(name, Any) for name in self.names}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._names
-
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        return self._defaults
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Those without a default."""
-        return tuple(name for name in self._names if name not in self._defaults)
-
-    def spread_names(self, bound: BoundArguments) -> dict[str, Any]:
-        """All that has a name, with what `**kwargs` took."""
-        extra = bound.values.get(self._extra, {}) if self._extra else {}
-        return {name: value for name, value in bound.values.items() if name in self._names} | extra
-
-    @property
-    def takes_any(self) -> bool:
-        """Whether it has `**kwargs`."""
-        return self._extra is not None
+    def spread_names(self, bound: dict[str, Any]) -> dict[str, Any]:
+        """All named arguments, including those of `**kwargs`."""
+        extra = bound.get(self._extra, {}) if self._extra else {}
+        return {name: value for name, value in bound.items() if name in self.names} | extra
 
     @cached_property
     def returns(self) -> Any:
@@ -148,25 +127,12 @@ class Signature:
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
-        """Read when first needed: annotations may name classes that are defined later."""
-        return hints_of(self._fn, self._namespace)
+        """Evaluated at the first use: annotations may name classes that are defined later."""
+        return hints_of(self._fn)
 
     @cached_property
-    def _shapes(self) -> dict[str, TypeAdapter]:
-        return {_key(one): shape_of(_annotation(one, self._hints.get(one.name, Any))) for one in self._parameters}
-
-    def _match_simply(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Each parameter has its argument and there are no others, as in most calls; None if that is not so."""
-        count = len(args)
-        if count + len(kwargs) != len(self._names) or not self._only_positional <= count <= len(self._positional):
-            return None
-        given = dict(zip(self._names, args, strict=False))
-        try:
-            for name in self._names[count:]:
-                given[name] = kwargs[name]
-        except KeyError:
-            return None
-        return given
+    def _adapters(self) -> dict[str, TypeAdapter]:
+        return {_key(one): adapter_of(_annotation(one, self._hints.get(one.name, Any))) for one in self._parameters}
 
     def _match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         rest = args[len(self._positional) :]
@@ -175,10 +141,10 @@ class Signature:
                 f"takes {len(self._positional)} positional arguments beside the context ({_listed(self._positional)})"
             )
             is_context = any(hasattr(one, "instance_id") and hasattr(one, "workflow_name") for one in args)
-            self._refuse(f"{takes}, got {len(args)}{': the context is among them, leave it out' if is_context else ''}")
+            self._refuse(f"{takes}, got {len(args)}{': do not pass the context' if is_context else ''}")
         given = dict(zip(self._positional, args, strict=False))
         extra = self._match_names(given, kwargs)
-        if missing := [name for name in self._names if name not in given and name not in self._defaults]:
+        if missing := [name for name in self.names if name not in given and name not in self.defaults]:
             self._refuse(f"needs {_listed(missing)}")
         if rest and self._rest:
             given[self._rest] = list(rest)
@@ -187,12 +153,13 @@ class Signature:
         return given
 
     def _match_names(self, given: dict[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the arguments that were passed by name; returns those that are no parameter."""
+        """Add the arguments that were passed by name; returns those without a parameter."""
         extra: dict[str, Any] = {}
         for name, value in kwargs.items():
             if name not in self._keywords:
                 if self._extra is None:
-                    self._refuse_unexpected(name)
+                    hint = did_you_mean(name, self.names) or f"; it takes {_listed(self.names)}"
+                    self._refuse(f"has no parameter {name!r}{hint}")
                 extra[name] = value
             elif name in given:
                 self._refuse(f"got {name!r} twice, by position and by name")
@@ -200,41 +167,21 @@ class Signature:
                 given[name] = value
         return extra
 
-    def _check(self, given: dict[str, Any]) -> dict[str, Any]:
-        shapes, fitted, key = self._shapes, {}, ""
-        try:
-            for key, value in given.items():
-                fitted[key] = shapes[key].fit(value, ARGUMENT)
-        except TypeMismatchError as misfit:
-            raise ArgumentError(f"{self.name}() argument {key!r}{misfit.path}: {misfit.reason}") from None
-        return fitted
-
     def _arrange(self, given: dict[str, Any]) -> dict[str, Any]:
-        """In the order of the parameters, whatever the order of the call, and with the defaults."""
+        """In the order of the parameters, with the defaults."""
         known = self._stored_defaults | given
         return {key: known[key] for key in map(_key, self._parameters) if key in known}
 
-    def _spread(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        rest = values.pop(self._rest, ()) if self._rest else ()
-        extra = values.pop(self._extra, {}) if self._extra else {}
-        args = [values.pop(name) if name in values else self._defaults[name] for name in self._positional]
-        return (*args, *rest), values | extra
-
     def _has_changed(self, stored: dict[str, Any]) -> bool:
-        unknown = any(key not in self._shapes for key in stored) and self._extra is None
-        return unknown or any(name not in stored and name not in self._defaults for name in self._names)
+        unknown = any(key not in self._adapters for key in stored) and self._extra is None
+        return unknown or any(name not in stored and name not in self.defaults for name in self.names)
 
     def _refuse_stored(self, stored: Any) -> NoReturn:
         has = _listed(stored) if isinstance(stored, dict) else type(stored).__qualname__
         takes = _listed(map(_key, self._parameters))
         raise ArgumentError(
             f"the stored input of {self.name}() has {has}, but the function takes {takes}; "
-            "keep old parameters, and give new ones a default, as long as runs with the old ones are open"
-        )
-
-    def _refuse_unexpected(self, name: str) -> NoReturn:
-        self._refuse(
-            f"has no parameter {name!r}{did_you_mean(name, self._names) or f'; it takes {_listed(self._names)}'}"
+            "keep old parameters, and give new ones a default, while runs with the old ones are open"
         )
 
     def _refuse(self, reason: str) -> NoReturn:
@@ -242,7 +189,7 @@ class Signature:
 
 
 def returns_of(fn: Callable[..., Any]) -> Any:
-    """The return annotation of anything that can be called."""
+    """The return annotation of a callable."""
     return hints_of(fn).get("return", Any)
 
 
@@ -257,14 +204,9 @@ def _starred(parameters: Iterable[Parameter], kind: Any) -> str | None:
 def _annotation(parameter: Parameter, hint: Any) -> Any:
     if parameter.kind is Parameter.VAR_POSITIONAL:
         return list[hint]
-    if parameter.kind is Parameter.VAR_KEYWORD and not _is_unpacked(hint):
+    if parameter.kind is Parameter.VAR_KEYWORD and get_origin(hint) is not Unpack:  # Unpack[Options] types all of them
         return dict[str, hint]
     return hint
-
-
-def _is_unpacked(hint: Any) -> bool:
-    """`**kwargs: Unpack[Options]` describes all of them at once."""
-    return get_origin(hint) is Unpack
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,10 +1,12 @@
-"""Data from outside as the model that the code asks for.
+"""Validates data of events and messages against a model, and makes JSON schemas of annotations.
 
-Pydantic does it, for its own models and for everything else it knows: dataclasses, TypedDicts, unions, plain types.
-It reads the JSON itself, since JSON has to be forgiven what Python has not: a date there is text. What it does not
-know, such as a msgspec struct, is fitted like an argument of that type.
+Pydantic validates its own models and all other types that it knows: dataclasses, TypedDicts, unions, plain types. It
+reads the JSON text itself, because its JSON mode accepts conversions that its Python mode does not, such as text for a
+date. Types that it does not know, such as msgspec structs, are converted like an argument of that type.
 
-Decimals come from JSON numbers as pydantic reads them, with the precision of a float; from text they are exact.
+A type that pydantic does not know has no schema.
+
+Pydantic reads a decimal from a JSON number with the precision of a float; a decimal from text is exact.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ from typing import TYPE_CHECKING, Any, NewType, NotRequired, Required, get_args,
 
 import msgspec
 
-from edda.core.types.adapters import ARGUMENT
-from edda.core.types.build import shape_of
-from edda.core.types.hints import alias_target, hints_of, substitute, type_arguments
-from edda.core.types.models import TypeMismatchError, record_of
+from edda.core.type_adapters import ARGUMENT, adapter_of
+from edda.core.type_models import TypeMismatchError, alias_target, hints_of, record_of, substitute, type_arguments
 
+from .signature import Signature
 from .value_path import path_part, truncate
 
 if TYPE_CHECKING:
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema, ErrorDetails, ValidationError
 
 MAX_ERRORS = 100
-"""Of a long list in which every item is wrong, the first hundred say enough."""
+"""Further errors of a long list are only counted."""
 MAX_MESSAGE = 300
 _MAYBE_HUGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
-"""In JSON with a number that may be beyond a float; text may look so too."""
+"""Finds JSON that may have a number beyond a float; text can match as well."""
 
 
-class ValidationFailure(Exception):  # noqa: N818 - no error yet: who asked for the model makes one of it
-    """Every part of the data that is not as the model says: its path, and what is wrong with it."""
+class ValidationFailure(Exception):  # noqa: N818 - callers turn it into an error of their own
+    """`errors` has the path and the problem of every invalid part of the data."""
 
     def __init__(self, errors: tuple[tuple[str, str], ...]) -> None:
         super().__init__("\n".join(f"{path}: {message}" for path, message in errors))
@@ -46,14 +47,14 @@ class ValidationFailure(Exception):  # noqa: N818 - no error yet: who asked for 
 
 
 def validate(data: Any, raw_json: bytes | None, model: Any) -> Any:
-    """Takes the JSON if there is any, else the data."""
+    """Validate `raw_json` if there is any, else `data`."""
     adapter = find_adapter(model)
     if adapter is None:
         return _fit(data, model)
     from pydantic import ValidationError
 
     try:
-        if raw_json is None:  # a model that was stored has its fields' own names
+        if raw_json is None:  # a stored model has the names of its fields, not their aliases
             return adapter.validate_python(data, by_alias=True, by_name=True)
         if _MAYBE_HUGE.search(raw_json):
             _refuse_infinite(raw_json)
@@ -63,8 +64,8 @@ def validate(data: Any, raw_json: bytes | None, model: Any) -> Any:
 
 
 def _refuse_infinite(raw_json: bytes) -> None:
-    """Pydantic reads 1e400 as the float infinity, which no JSON can say and no sender meant."""
-    with suppress(msgspec.DecodeError):  # pydantic says what is wrong with it
+    """Pydantic reads 1e400 as the float infinity, which JSON does not have."""
+    with suppress(msgspec.DecodeError):  # pydantic reports invalid JSON
         _FINITE.decode(raw_json)
 
 
@@ -77,9 +78,9 @@ def _read_finite(text: str) -> float:
 
 def _fit(data: Any, model: Any) -> Any:
     try:
-        return shape_of(model).fit(data, ARGUMENT)
-    except TypeMismatchError as misfit:
-        raise ValidationFailure(((misfit.path.removeprefix(".") or "$", misfit.reason),)) from None
+        return adapter_of(model).fit(data, ARGUMENT)
+    except TypeMismatchError as mismatch:
+        raise ValidationFailure(((mismatch.path.removeprefix(".") or "$", mismatch.reason),)) from None
 
 
 def _errors(error: ValidationError) -> tuple[tuple[str, str], ...]:
@@ -94,24 +95,24 @@ def _path(keys: tuple[str | int, ...]) -> str:
 
 
 def _message(detail: ErrorDetails) -> str:
-    """Without the value: this text is logged, stored and sent to callers, and the field may be one that is redacted."""
+    """Without the value: the text is logged, stored and sent to callers, and the field may be secret."""
     message = _WITHOUT_VALUE.get(detail["type"]) or truncate(detail["msg"], MAX_MESSAGE)
-    return message if detail["type"] in _ABOUT_NOTHING else f"{message}, got {type(detail['input']).__qualname__}"
+    return message if detail["type"] in _WITHOUT_INPUT else f"{message}, got {type(detail['input']).__qualname__}"
 
 
 _WITHOUT_VALUE = {"union_tag_invalid": "Input tag is none of those expected"}
-"""For the messages of pydantic that repeat what they got."""
-_ABOUT_NOTHING = frozenset({"missing", "missing_argument", "json_invalid"})
-"""There is no input to tell of: these come with the object around it, or with all of the text."""
+"""Replaces messages of pydantic that repeat the value."""
+_WITHOUT_INPUT = frozenset({"missing", "missing_argument", "json_invalid"})
+"""Errors whose `input` is not the invalid value: it is the object around it, or the whole text."""
 
 
 def find_adapter(model: Any) -> TypeAdapter[Any] | None:
-    """None if pydantic does not know what this is."""
+    """Pydantic's adapter of a type; None if pydantic does not know it."""
     try:
         hash(model)
-    except TypeError:  # an `Annotated` with a `Field`, say
+    except TypeError:  # unhashable, such as an `Annotated` with a `Field`
         return _make_adapter(model)
-    # With its text, because to Python `A | B` equals `B | A`, but the order decides which one is tried first.
+    # `repr` is part of the key, because `A | B == B | A`, but the order decides which one is tried first.
     return _known_adapter(model, repr(model))
 
 
@@ -133,7 +134,7 @@ def _make_adapter(model: Any) -> TypeAdapter[Any] | None:
 
 
 def _replace_typed_dicts(annotation: Any, seen: set[Any]) -> None:
-    """Before Python 3.12 pydantic refuses the TypedDicts of `typing`, so they get a hook that it asks first."""
+    """Before Python 3.12 pydantic refuses `typing.TypedDict`: add a hook with the schema of a copy."""
     for part in _parts(annotation, seen):
         _replace_typed_dicts(part, seen)
     origin = get_origin(annotation) or annotation
@@ -160,7 +161,7 @@ def _twin_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
 
 @lru_cache(maxsize=1024)
 def _adapted_type(source: Any) -> Any:
-    """The same TypedDict, of the kind that pydantic takes. One for each, since a TypedDict may contain itself."""
+    """The same TypedDict from `typing_extensions`. Cached, because a TypedDict may contain itself."""
     import typing_extensions
 
     cls, known = get_origin(source) or source, type_arguments(source)
@@ -179,3 +180,51 @@ def _item(cls: Any, key: str, hint: Any) -> Any:
 
 
 _FINITE = msgspec.json.Decoder(float_hook=_read_finite)
+
+
+# JSON schemas
+
+
+def load_pydantic() -> None:
+    """Import pydantic, which is slow: call it in a thread before the first schema is made."""
+    import pydantic.json_schema
+    import pydantic.type_adapter  # noqa: F401 - loaded for later imports
+
+
+def schema_of(annotation: Any) -> dict[str, Any] | None:
+    """The schema of one JSON value, such as the data of an event."""
+    from pydantic.errors import PydanticUserError
+
+    adapter = find_adapter(annotation)
+    if adapter is None:
+        return None
+    try:
+        return adapter.json_schema(by_alias=True)
+    except PydanticUserError:  # it can be validated but has no schema, such as a callable
+        return None
+
+
+def input_schema(signature: Signature) -> dict[str, Any]:
+    """The schema of an object with the arguments of a function by name."""
+    properties: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
+    for name, annotation in signature.parameters.items():
+        # A parameter without a schema accepts anything in the form.
+        described = {} if annotation is Any else schema_of(annotation) or {}
+        definitions |= described.pop("$defs", {})
+        properties[name] = described | _default(signature, name)
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "required": list(signature.required)}
+    if not signature.takes_any:
+        schema["additionalProperties"] = False
+    return schema | ({"$defs": definitions} if definitions else {})
+
+
+def _default(signature: Signature, name: str) -> dict[str, Any]:
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+    if name not in signature.defaults:
+        return {}
+    try:
+        return {"default": to_jsonable_python(signature.defaults[name])}
+    except (PydanticSerializationError, ValueError):
+        return {}

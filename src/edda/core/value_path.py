@@ -1,12 +1,14 @@
-"""Where in a nested value something is wrong: `$.items[3].price`."""
+"""Paths into nested values for error messages: `$.items[3].price`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
 class LocatedError(Exception):
-    """Learns its place on the way out: every level it passes adds its own step. Never reaches a user as it is."""
+    """Each level of the recursion that it passes adds its key to `path`. Callers convert it to a public error."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -32,5 +34,10 @@ def truncate(text: str, limit: int = 60) -> str:
 def repr_short(value: Any) -> str:
     try:
         return truncate(repr(value))
-    except Exception:  # a __repr__ of the user's may raise anything, and Python's own does for very long integers
+    except Exception:  # a user's __repr__ may raise anything, and `repr` of a very long integer raises ValueError
         return f"<{type(value).__qualname__}>"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

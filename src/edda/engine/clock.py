@@ -1,6 +1,6 @@
-"""Time, as the engine sees it: the database's clock, estimated between two looks at it.
+"""The engine's clock: the database's clock, estimated between two answers.
 
-Every reading of time in the engine goes through a `Clock`, so that tests can own it.
+The engine reads the time through a `Clock` only, so that tests can set it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 from edda.core.model import MICROSECONDS
 
 SET_BACK = 0.5
-"""Seconds that the database's clock has to fall behind its earlier answers to have been set back. Two clocks that only
-run at different speeds do not drift apart that far within eight answers."""
+"""Seconds that the database's clock has to fall behind its earlier answers to have been set back. Clocks that run at
+different speeds do not drift that far within eight answers."""
 
 
 class TimerHandle(Protocol):
@@ -28,7 +28,7 @@ class Clock(Protocol):
         ...
 
     def observe(self, database_now: int, sent: float, received: float) -> None:
-        """Learn from an answer of the database that was asked for at `sent` and arrived at `received`, both on the
+        """Use an answer of the database to a statement that was sent at `sent`, and arrived at `received`, both on the
         monotonic clock."""
         ...
 
@@ -38,14 +38,14 @@ class Clock(Protocol):
 
 
 class DatabaseClock:
-    """A lower bound of the database's clock: what it said, plus the time since the answer arrived.
+    """A lower bound of the database's clock: its last answer, plus the time since that arrived.
 
-    The answer was younger when it was made than when it arrived, so the estimate is late by at most a
-    round trip and never early: no timer fires before the database would say that it is due.
+    The database read its clock before the answer arrived, so the estimate is late by at most a round trip and never
+    early: no timer fires before it is due on the database's clock.
 
-    The clock was read after the question was sent, so each answer is an upper bound as well. A lower bound that is
+    The database read its clock after the statement was sent, so each answer is an upper bound as well. A lower bound
     above a newer upper bound means that the clock was set back, and the estimate falls at once. A slow answer alone
-    never proves that.
+    does not prove that.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -66,11 +66,11 @@ class DatabaseClock:
             self._offsets.clear()
             self._last = 0
         self._offsets.append(lower)
-        self._offset = max(self._offsets)  # the tightest lower bound of the last few
+        self._offset = max(self._offsets)  # the tightest lower bound of the last eight
 
     def call_at(self, when: int, callback: Callable[[], object]) -> TimerHandle:
         delay = max(0.0, (when - self.now()) / MICROSECONDS)
-        # A loop's timers may fire up to a clock tick early; callers look at now() again and come back.
+        # A loop's timers may fire up to a clock tick early; callers compare with now() and set the timer again.
         return asyncio.get_running_loop().call_later(min(delay, 86400.0), callback)
 
     async def sleep(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The log lines of the engine: a message for people, and the same facts as fields of the record for programs.
+"""The log lines of the engine: a message for people, and the same information as fields of the record for programs.
 
 `LINES` has each line once: its logger, its level and its text. The fields are attributes of the record, prefixed with
 `edda_`, so that a JSON formatter finds `edda_run` beside the message; `edda_line` is the line's name. Arguments and
@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from msgspec import Struct, field
+
 from edda.core.codec import Codec
-from edda.core.exceptions import tell
-from edda.core.logs import censor, secrets_in
-from edda.core.model import MICROSECONDS
-from edda.core.redact import redact_credentials
+from edda.core.exceptions import format_exception
+from edda.core.model import MICROSECONDS, RunId
+from edda.core.redact import censor, redact_credentials, secrets_in
 from edda.core.value_path import truncate
 
 DEBUG, INFO, WARNING, ERROR = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
@@ -29,18 +31,18 @@ runs = logging.getLogger("edda.run")
 workers = logging.getLogger("edda.worker")
 outbox = logging.getLogger("edda.outbox")
 
-MOST_CHARACTERS = 2_000
+MAX_CHARACTERS = 2_000
 """Of one field."""
 
 _FREE_TEXT = frozenset({"error", "reason", "waits_for"})
-"""Fields that users, libraries and callers write: the others are names and ids."""
+"""Fields with text of users, libraries and callers; the others are names and ids."""
 
 
 class Line(NamedTuple):
     logger: logging.Logger
     level: int
     text: str
-    """With the fields that it needs, as `%(run)s`."""
+    """With its fields, as `%(run)s`."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -129,6 +131,12 @@ LINES: dict[str, Line] = {
     "retries_exhausted": Line(
         runs, WARNING, f"{_RUN}: %(step)s failed on attempt %(attempt)d, which was the last: %(error)s"
     ),
+    "result_mismatch": Line(
+        runs,
+        WARNING,
+        f"{_RUN}: the result%(path)s of %(step)s does not fit the return annotation, it is passed on as plain data: "
+        "%(error)s",
+    ),
     "misfit_rejected": Line(
         runs,
         WARNING,
@@ -149,66 +157,67 @@ LINES: dict[str, Line] = {
 
 
 def write(name: str, secrets: Callable[[], Iterable[str]] = frozenset, /, **fields: Any) -> None:
-    """Log the line of this name, if its logger wants it. `secrets` are hidden in what others wrote."""
+    """Log the line of this name, if its level is enabled. `secrets` are removed from the free texts."""
     logger, level, text = LINES[name]
     if logger.isEnabledFor(level):
         for field in _FREE_TEXT.intersection(fields):
-            # Here and not only in the filter of `core.logs`, which sees the message and not the record's own fields.
-            fields[field] = censor(truncate(fields[field], 10 * MOST_CHARACTERS), secrets())
-        told = {field: one_line(value) if isinstance(value, str) else value for field, value in fields.items()}
-        extra = {f"edda_{field}": value for field, value in told.items()}
-        logger.log(level, text, told, extra={"edda_line": name, **extra})
+            # Here and not only in the filter of `core.redact`, which does not see the record's own fields.
+            fields[field] = censor(truncate(fields[field], 10 * MAX_CHARACTERS), secrets())
+        values = {field: one_line(value) if isinstance(value, str) else value for field, value in fields.items()}
+        extra = {f"edda_{field}": value for field, value in values.items()}
+        logger.log(level, text, values, extra={"edda_line": name, **extra})
 
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def one_line(text: str) -> str:
-    """Without what would break a line or be obeyed by a terminal: that is written as Python writes it."""
-    text = truncate(text, MOST_CHARACTERS)
+    """With line breaks and control characters escaped as Python writes them."""
+    text = truncate(text, MAX_CHARACTERS)
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def tell_error(error: BaseException) -> str:
-    return redact_credentials(tell(error))
+def format_error(error: BaseException) -> str:
+    return redact_credentials(format_exception(error))
 
 
-def tell_moment(microseconds: int) -> str:
+def format_time(microseconds: int) -> str:
     """ISO 8601 in UTC."""
     return datetime.fromtimestamp(microseconds / MICROSECONDS, UTC).isoformat(timespec="milliseconds")
 
 
-class RunLog:
+class RunLog(Struct, eq=False):
     """The lines about one run. Those about an entry of its history wait until the entry is committed: a replay
     appends no entries, so it writes none of them again."""
 
-    __slots__ = ("_codec", "_input", "_run", "_waiting", "is_verbose")
-
-    def __init__(self, run_id: str, workflow: str, codec: Codec, input: bytes) -> None:
-        self._run = (run_id, workflow)
-        self._codec = codec
-        self._input = input
-        self._waiting: deque[tuple[int, str, bytes, dict[str, Any]]] | None = None
-        self.is_verbose = runs.isEnabledFor(DEBUG)
-        """Asked once per claim, so that a step of a quiet run costs one look at an attribute."""
+    run_id: str
+    workflow: str
+    codec: Codec
+    input: bytes
+    is_verbose: bool = field(default_factory=lambda: runs.isEnabledFor(DEBUG))
+    """Read once per claim: a step of a quiet run costs one attribute access."""
+    _waiting: deque[tuple[int, str, bytes, dict[str, Any]]] | None = None
 
     def write(self, name: str, given: bytes = b"", /, **fields: Any) -> None:
-        """`given` are the arguments of the step that it is about."""
-        run, workflow = self._run
+        """`given` are the arguments of the step: their secrets are removed, too."""
         write(
-            name, lambda: self._secrets_in(self._input) | self._secrets_in(given), run=run, workflow=workflow, **fields
+            name,
+            lambda: self._secrets_in(self.input) | self._secrets_in(given),
+            run=self.run_id,
+            workflow=self.workflow,
+            **fields,
         )
 
     def write_at(self, seq: int, name: str, given: bytes = b"", /, **fields: Any) -> None:
-        """When the entry of this number is committed."""
+        """Write it when the entry of this number is committed."""
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.append((seq, name, given, fields))
 
     def _secrets_in(self, data: bytes) -> frozenset[str]:
         try:
-            return secrets_in(self._codec.decode(data)) if data else frozenset()
-        except Exception:  # the user's transform may raise anything; a log line is no reason to fail a run
+            return secrets_in(self.codec.decode(data)) if data else frozenset()
+        except Exception:  # the user's transform may raise any error; a log line must not fail a run
             return frozenset()
 
     def flushed(self, length: int) -> None:
@@ -216,3 +225,42 @@ class RunLog:
         while waiting and waiting[0][0] <= length:
             _, name, given, fields = waiting.popleft()
             self.write(name, given, **fields)
+
+
+PARKED_INTERVAL = 60.0
+"""Seconds in which one workflow and reason get one full log line, and one with the number of further runs."""
+
+
+class _ParkedRuns(Struct):
+    """Runs of one workflow that were parked for one reason."""
+
+    run_id: RunId
+    until: float
+    others: set[RunId] = field(default_factory=set)
+
+
+class ParkingLog:
+    """The log lines of one worker about parked runs: a bad deploy parks a thousand runs for one reason."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._parked: dict[tuple[str, str], _ParkedRuns] = {}
+
+    def write(self, log: RunLog, run_id: RunId, workflow: str, reason: str, next_try: str) -> None:
+        self.summarize()
+        # The reason without what differs from run to run.
+        key = workflow, re.sub(r"\d+", "#", reason.replace(run_id, ""))
+        first = self._parked.get(key)
+        if first is None:
+            self._parked[key] = _ParkedRuns(run_id, self._monotonic() + PARKED_INTERVAL)
+        elif run_id != first.run_id:
+            first.others.add(run_id)
+        log.write("run_parked" if first is None else "run_parked_too", error=reason, next_try=next_try)
+
+    def summarize(self, *, all: bool = False) -> None:
+        """Log how many further runs were parked, for the reasons whose minute is over, or for all."""
+        now = self._monotonic()
+        for key in [key for key, first in self._parked.items() if all or now >= first.until]:
+            first = self._parked.pop(key)
+            if first.others:
+                write("more_runs_parked", run=first.run_id, workflow=key[0], runs=len(first.others))

@@ -1,4 +1,4 @@
-"""Why a run has not ended, in a sentence for a caller who waited for its result in vain."""
+"""Why a run has not ended, as a sentence for a caller whose wait for its result timed out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from edda.workflow.context import as_datetime
 
 def explain(record: RunRecord, now: int, workers: Sequence[WorkerRecord]) -> str:
     if record.status is RunStatus.PARKED:
-        return _explain_parked(record)
-    if record.owner is not None and (lost := say_lost(record.owner, now, workers)):
+        reason = (record.reason or "no reason is known").rstrip(".")
+        parked = f"it is parked and does not go on by itself with this code: {reason}."
+        if record.ready_at is None:
+            return f"{parked} It is not tried again before `edda runs resume {record.run_id}`"
+        return (
+            f"{parked} Fix the code and start a worker with it, or cancel the run, which then ends without compensation"
+        )
+    if record.owner is not None and (lost := describe_lost_owner(record.owner, now, workers)):
         return f"its worker {record.owner} {lost}; another worker takes the run over as soon as one is running"
     if record.deaths >= SUSPECT_DEATHS:
         return (
@@ -21,7 +27,7 @@ def explain(record: RunRecord, now: int, workers: Sequence[WorkerRecord]) -> str
             "from other runs; if the process goes on to die, it is parked"
         )
     is_due = record.owner is None and record.ready_at is not None and record.ready_at <= now
-    if is_due and not any(not worker.is_lapsed for worker in workers):
+    if is_due and all(worker.is_lapsed for worker in workers):
         return f"it is ready, but no worker is alive: start a process that has the workflow {record.workflow!r}"
     if is_due:
         waited = (now - (record.ready_at or record.created_at)) / MICROSECONDS
@@ -34,22 +40,14 @@ def explain(record: RunRecord, now: int, workers: Sequence[WorkerRecord]) -> str
     return "it goes on"
 
 
-def say_lost(owner: WorkerId, now: int, workers: Sequence[WorkerRecord]) -> str | None:
-    """Why the owner of a run does not drive it, or None if it is alive. The workers have to be read after the run: in
-    the other order the owner may have registered, and claimed the run, in between."""
+def describe_lost_owner(owner: WorkerId, now: int, workers: Sequence[WorkerRecord]) -> str | None:
+    """Why the owner of a run does not drive it; None if it is alive. The workers have to be read after the run: else
+    the owner may have registered, and claimed the run, in between."""
     found = next((worker for worker in workers if worker.info.id == owner), None)
     if found is None:
         return "is no longer registered"
     if not found.is_lapsed:
         return None
-    if found.expires_at > now:  # a process that ended on this host is not waited for
+    if found.expires_at > now:  # its process ended on this host, so its lease need not lapse
         return "has died"
     return f"has renewed no lease since {as_datetime(found.expires_at):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _explain_parked(record: RunRecord) -> str:
-    reason = (record.reason or "no reason is known").rstrip(".")
-    parked = f"it is parked and does not go on by itself with this code: {reason}."
-    if record.ready_at is None:
-        return f"{parked} It is not tried again before `edda runs resume {record.run_id}`"
-    return f"{parked} Mend the code and start a worker with it, or cancel the run, which then ends without compensation"

@@ -1,4 +1,4 @@
-"""Task helpers: start, cancel and wait, back off, grace timers, rechecks of claims, outages."""
+"""Task helpers: start, cancel and wait, retry, back off, grace timers, outages."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from edda.core.model import RunId, WorkerId
-from edda.errors import StorageConflictError
+from edda.errors import MigrationError, StorageConflictError, StorageUnavailableError
 
 from . import log
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+RETRYABLE_ERRORS = (StorageUnavailableError, StorageConflictError)
+"""The database is away, or rolled a transaction back: the same call may succeed later."""
+TRANSIENT_ERRORS = (*RETRYABLE_ERRORS, MigrationError)
+"""Tables that are missing come back, too, as when a backup is being restored."""
 
 
 def start_task(
@@ -26,140 +35,69 @@ def start_task(
     context: Context | None = None,
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> asyncio.Task[T]:
-    """A task that begins in a later turn of the loop, whatever factory for tasks the user's loop has.
+    """A task that starts in a later turn of the loop, with any task factory of the user's loop.
 
-    With `asyncio.eager_task_factory` (Python 3.12) `create_task` would run it at once, inside its maker: bodies of
-    steps inside each other until the stack is full, and a task that is over before its maker has noted that it began.
+    With `asyncio.eager_task_factory` (Python 3.12) `create_task` would run it at once, inside its caller: attempts of
+    steps nested in each other until the stack is full, and a task that is over before its caller has stored it.
     """
     return asyncio.Task(work, loop=loop or asyncio.get_running_loop(), name=name, context=context)
 
 
-class Backoff:
-    def __init__(self, first: float = 0.01, most: float = 1.0) -> None:
-        self._next = first
-        self._most = most
-        self._warned = False
+class Backoff(Struct):
+    seconds: float = 0.01
+    """The next pause is at most this long."""
+    limit: float = 1.0
+    has_warned: bool = False
 
     async def pause(self) -> None:
         await asyncio.sleep(self.next())
 
     def next(self) -> float:
-        """Seconds of the next pause, for who waits by itself."""
-        seconds = self._next * random.uniform(0.5, 1.0)
-        self._next = min(self._next * 2, self._most)
+        """Seconds of the next pause, for callers that sleep otherwise."""
+        seconds = self.seconds * random.uniform(0.5, 1.0)
+        self.seconds = min(self.seconds * 2, self.limit)
         return seconds
 
     def warn(self, logger: logging.Logger, message: str, *args: object) -> bool:
-        """The first time as a warning, and True; a database that is away for an hour need not fill the log. An error
-        without a text, such as a `TimeoutError`, is told by its class."""
-        told = [type(one).__name__ if isinstance(one, BaseException) and not str(one) else one for one in args]
-        is_first, self._warned = not self._warned, True
-        logger.log(logging.WARNING if is_first else logging.DEBUG, message, *told)
+        """The first call logs a warning and returns True, later ones log debug lines: an outage of an hour must not
+        fill the log. An error without a text, such as a `TimeoutError`, is logged as its class."""
+        texts = [type(one).__name__ if isinstance(one, BaseException) and not str(one) else one for one in args]
+        is_first, self.has_warned = not self.has_warned, True
+        logger.log(logging.WARNING if is_first else logging.DEBUG, message, *texts)
         return is_first
 
 
 RECANCEL_AFTER = 5.0
-"""Seconds after which a task that goes on is cancelled once more: time enough to tidy up after the first one."""
+"""Seconds after which a task that has not ended is cancelled again: time for its clean-up after the first cancel."""
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel them, and wait until they are over.
+    """Cancel the tasks, and wait until they have ended.
 
-    One cancel is not enough: what a task awaits may swallow it. Up to Python 3.11 `asyncio.wait_for` does if the cancel
-    comes in the very moment of the answer, and database drivers use it.
+    One cancel is not enough: up to Python 3.11 `asyncio.wait_for`, which database drivers use, swallows a cancel that
+    arrives together with the answer.
     """
-    going = {task for task in tasks if task is not None}
-    while going:
-        for task in going:
+    running = {task for task in tasks if task is not None}
+    while running:
+        for task in running:
             task.cancel()
-        over, going = await asyncio.wait(going, timeout=RECANCEL_AFTER)
-        for task in over:
+        ended, running = await asyncio.wait(running, timeout=RECANCEL_AFTER)
+        for task in ended:
             if not task.cancelled():
-                task.exception()  # looked at: whoever dismisses a task does not care how it ended
+                task.exception()  # else asyncio logs that it was never retrieved
 
 
-class GraceTimer:
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, lost: Callable[[], None]) -> None:
-        self._loop = loop
-        self._seconds = seconds
-        self._on_expired = lost
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_over = False
-
-    def has_expired(self) -> bool:
-        """Asked for the first time it begins."""
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._seconds, self._end)
-        return self._is_over
-
-    def _end(self) -> None:
-        self._is_over = True
-        self._on_expired()
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-
-class ClaimRecheck:
-    """When to look whether it did. Nobody knows how long a server that was cut off goes on with a statement, so that
-    one look is not enough: it is looked at once, and then ever more rarely, for good.
-
-    Without any sign of trouble it is looked at rarely, too: after a failover the database may say again that a run is
-    ours which we had given up, and no connection need have told us of the failover."""
-
-    def __init__(self, soonest: float, rarest: float) -> None:
-        self._soonest = soonest
-        self._rarest = rarest
-        self._pause = soonest
-        self._due = time.monotonic() + rarest
-
-    @property
-    def is_due(self) -> bool:
-        return time.monotonic() >= self._due
-
-    def start(self) -> None:
-        self._pause, self._due = self._soonest, 0.0
-
-    def checked(self) -> None:
-        self._due = time.monotonic() + self._pause
-        self._pause = min(self._pause * 2, self._rarest)
-
-
-class Drops:
-    """Runs that were dropped because another worker had written for them. They are freed for anybody to claim: at once
-    the first time, then ever later. A record that no worker can write must not be tried in a tight loop."""
-
-    LONGEST = 60.0
-
-    def __init__(self) -> None:
-        self._returns: dict[RunId, tuple[float, float]] = {}
-        """Since when it may be freed, and how long it rests the next time."""
-
-    def __contains__(self, run_id: RunId) -> bool:
-        return run_id in self._returns
-
-    def add(self, run_id: RunId) -> None:
-        _, rest = self._returns.get(run_id, (0.0, 0.0))
-        self._returns[run_id] = (time.monotonic() + rest, min(max(1.0, rest * 2), self.LONGEST))
-
-    def may_return(self, run_id: RunId) -> bool:
-        since, _ = self._returns.get(run_id, (0.0, 0.0))
-        return time.monotonic() >= since
-
-    def discard(self, run_id: RunId) -> None:
-        self._returns.pop(run_id, None)
-
-
-EVERY = 30.0
+OUTAGE_LOG_INTERVAL = 30.0
 """Seconds between two lines: a thousand steps that wait for an hour must not fill the log."""
 
 
 class Outage:
+    """The log lines of one worker about a database that does not answer."""
+
     def __init__(self, worker: WorkerId) -> None:
         self._worker = worker
         self._waiting = 0
-        self._tell_at = 0.0
+        self._log_at = 0.0
         self._began: float | None = None
 
     def begin(self, error: BaseException) -> None:
@@ -168,7 +106,7 @@ class Outage:
             self._began = time.monotonic()
 
     def end(self, sent: float) -> None:
-        """What was sent at this moment was answered."""
+        """A statement that was sent at this time was answered."""
         if self._began is not None and sent > self._began:
             log.write("database_back", worker=self._worker, seconds=time.monotonic() - self._began)
             self._began = None
@@ -178,15 +116,54 @@ class Outage:
         """While a step waits because of the error."""
         self._waiting += 1
         try:
-            self._tell(run_id, step, error)
+            now = time.monotonic()
+            if now >= self._log_at:
+                self._log_at = now + OUTAGE_LOG_INTERVAL
+                self.begin(error)
+                fields = {"run": run_id, "step": step, "error": log.format_error(error), "steps": self._waiting}
+                log.write("database_away", worker=self._worker, **fields)
             yield
         finally:
             self._waiting -= 1
 
-    def _tell(self, run_id: RunId, step: str, error: BaseException) -> None:
-        now = time.monotonic()
-        if now >= self._tell_at:
-            self._tell_at = now + EVERY
-            told = log.tell_error(error)
-            self.begin(error)
-            log.write("database_away", worker=self._worker, run=run_id, step=step, error=told, steps=self._waiting)
+
+async def retry_transient(call: Callable[[], Awaitable[T]], doing: str = "", outage: Outage | None = None) -> T:
+    """For a call that may be sent twice: until the database answers. Without `doing` it logs nothing."""
+    backoff = Backoff()
+    while True:
+        try:
+            return await call()
+        except TRANSIENT_ERRORS as error:
+            is_first = bool(doing) and backoff.warn(logger, "%s failed (%s), trying again", doing, error)
+            if is_first and outage is not None:
+                outage.begin(error)
+            await backoff.pause()
+
+
+def halves(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """For a batch that the database refuses as a whole: each half is sent by itself until the bad item is alone."""
+    middle = len(items) // 2
+    return items[:middle], items[middle:]
+
+
+_swap_current_task: Any = getattr(asyncio.tasks, "_swap_current_task", None)
+
+
+class _NoCurrentTask:
+    """Workflow code may only run while no task of the real loop is current (Python 3.14 insists)."""
+
+    __slots__ = ("_loop", "_task")
+
+    def __enter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = _swap_current_task(self._loop, None)
+
+    def __exit__(self, *_: object) -> None:
+        _swap_current_task(self._loop, self._task)
+
+
+_NO_CHANGE = nullcontext()
+
+
+def no_current_task() -> AbstractContextManager[None]:
+    return _NO_CHANGE if _swap_current_task is None else _NoCurrentTask()

@@ -1,12 +1,12 @@
-"""Traces with OpenTelemetry, by its API alone: `EddaApp(..., hooks=TracingHooks())`.
+"""Traces with OpenTelemetry, through its API package only: `EddaApp(..., hooks=TracingHooks())`.
 
-All spans of a run are in one trace, whichever processes it runs in and however long it takes: the trace's id is made
-from the run's. Replay makes no spans.
+All spans of a run are in one trace, in whichever processes it runs, because the trace id is a hash of the run's id.
+Replay creates no spans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from traceback import format_exception
 from typing import Any
@@ -35,12 +35,16 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class TracingHooks(HooksBase):
-    """One span for each attempt of a step whose outcome was recorded, and short ones where a run begins and ends, and
-    where an event comes to it that carries a trace: that one has a link to who sent it.
+    """Creates a span for each attempt of a step, and short spans when a run starts, ends, or receives an event with a
+    `traceparent`; that span is linked to the sender's.
 
-    The body of a step has its span as the current one, and events that it sends carry it as `traceparent`. A `share`
-    below 1 traces so many of the runs, each as a whole. The texts of errors are without secrets: the passwords of URLs,
-    and what stands beside a name such as `token`, or one of `redact`.
+    During an attempt its span is the current one, and events that the activity sends carry it as `traceparent`.
+    Passwords in URLs and values beside secret names (`token`, ...) are removed from error texts.
+
+    Args:
+        tracer_provider: Provider of the tracer. Default None: the global provider.
+        share: Fraction of runs that are traced, 0 to 1; a run is traced completely or not at all. Default 1.
+        redact: Further names of secret fields. Default: none.
     """
 
     def __init__(
@@ -60,30 +64,33 @@ class TracingHooks(HooksBase):
                 "edda.attempt": attempt.number,
             },
         )
-        # Never detached: the context is the attempt's own, and goes with it.
+        # Not detached: the attempt has its own contextvars context, which ends with it.
         context.attach(trace.set_span_in_context(span))
-        inherited_extensions.set(_written(span))
+        carrier: dict[str, str] = {}
+        _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
+        inherited_extensions.set(carrier)
         return lambda error: self._end(span, error)
 
     async def on_workflow_start(self, instance_id: str, workflow_name: str, input_data: dict[str, Any]) -> None:
-        self._mark(instance_id, workflow_name, f"{workflow_name} started")
+        self._add_span(instance_id, workflow_name, f"{workflow_name} started")
 
     async def watch_arrival(self, arrival: EventReceived) -> None:
-        """Where an event came from that says so: the run has a trace of its own, linked to that of the sender."""
-        sender = _read(arrival.extensions)
+        """Links the run's trace to the trace of the event's sender."""
+        carrier = {name: text for name, text in arrival.extensions.items() if isinstance(text, str)}
+        sender = trace.get_current_span(_PROPAGATOR.extract(carrier, Context())).get_span_context()
         if sender.is_valid:
-            self._mark(arrival.run_id, arrival.workflow, f"{arrival.type} received", links=[Link(sender)])
+            self._add_span(arrival.run_id, arrival.workflow, f"{arrival.type} received", links=[Link(sender)])
 
     async def on_workflow_complete(self, instance_id: str, workflow_name: str, result: Any) -> None:
-        self._mark(instance_id, workflow_name, f"{workflow_name} completed")
+        self._add_span(instance_id, workflow_name, f"{workflow_name} completed")
 
     async def on_workflow_failed(self, instance_id: str, workflow_name: str, error: Exception) -> None:
-        self._mark(instance_id, workflow_name, f"{workflow_name} failed", error)
+        self._add_span(instance_id, workflow_name, f"{workflow_name} failed", error)
 
     async def on_workflow_cancelled(self, instance_id: str, workflow_name: str) -> None:
-        self._mark(instance_id, workflow_name, f"{workflow_name} cancelled")
+        self._add_span(instance_id, workflow_name, f"{workflow_name} cancelled")
 
-    def _mark(
+    def _add_span(
         self, run_id: str, workflow: str, name: str, error: Exception | None = None, links: Sequence[Link] = ()
     ) -> None:
         attributes = _run_attributes(run_id, workflow)
@@ -104,7 +111,7 @@ class TracingHooks(HooksBase):
 
 
 def trace_of(run_id: str, share: float = 1.0) -> SpanContext:
-    """Where the spans of a run hang; there is no span with this id itself, for a run may be too long for one."""
+    """The parent of all spans of a run. No span with this id is exported: a run may take longer than a span can."""
     digest = blake2b(run_id.encode(), digest_size=24).digest()
     is_sampled = int.from_bytes(digest[8:16]) < share * (1 << 64)
     flags = TraceFlags(TraceFlags.SAMPLED if is_sampled else TraceFlags.DEFAULT)
@@ -113,14 +120,3 @@ def trace_of(run_id: str, share: float = 1.0) -> SpanContext:
 
 def _run_attributes(run_id: str, workflow: str) -> dict[str, str | int]:
     return {"edda.run_id": run_id, "edda.workflow": workflow}
-
-
-def _written(span: Span) -> Mapping[str, str]:
-    carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
-    return carrier
-
-
-def _read(extensions: Mapping[str, Any]) -> SpanContext:
-    carrier = {name: text for name, text in extensions.items() if isinstance(text, str)}
-    return trace.get_current_span(_PROPAGATOR.extract(carrier, Context())).get_span_context()

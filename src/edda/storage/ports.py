@@ -1,8 +1,13 @@
-"""What the engine asks of a database.
+"""What the engine needs from a database.
 
-Each adapter implements all of these; the conformance suite is the same for every one. Three errors
-matter to callers: `StorageUnavailableError` (no answer; it may be in), `StorageConflictError` (rolled
-back; send it again) and `StorageRejectedError` (the data itself is refused).
+Each storage implements all of these protocols, and one conformance suite tests them all. Every write that matters has
+its condition in the statement; the method's answer says whether the condition held, and the caller checks it.
+
+Three errors matter to callers:
+
+- `StorageUnavailableError`: no answer came; the transaction may have been committed.
+- `StorageConflictError`: the transaction was rolled back; the caller may try it again.
+- `StorageRejectedError`: the database refuses the data itself; trying again does not help.
 """
 
 from __future__ import annotations
@@ -62,13 +67,13 @@ if TYPE_CHECKING:
     from edda.storage.shared.session_target import SessionTarget
 
 RECLAIM = 60 * MICROSECONDS
-"""Longer than any lease of an outgoing event or of a message on offer."""
+"""Longer than any lease of an outbox event or of a redelivery."""
 AT_ONCE = 5 * MICROSECONDS
-"""A new run whose due time is no further than this from its start was to begin at once."""
+"""A new run that is due no later than this after its creation was started without a delay."""
 
 
 class StatementProbe(Protocol):
-    """Stands beside every statement; tests crash or cut the connection there by raising."""
+    """Called around every statement; tests crash or cut the connection there by raising an error."""
 
     def before(self, statement: str) -> None: ...
 
@@ -76,103 +81,122 @@ class StatementProbe(Protocol):
 
 
 class Journal(Protocol):
-    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
-        """Write the batch in one commit if the fence row still says `fence`; None if it does not.
+    """What a worker writes for the runs it owns."""
 
-        The same statement stores `token` in the fence row, so that the writer can tell after a lost answer whether it
-        was this very batch that went in.
+    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
+        """Write the batch in one commit. Condition: the worker's fence row is still `fence`.
+
+        None if it is not: another process has taken runs of this worker, and nothing was written. The statement that
+        checks the fence also raises its `batch_no` and stores `token` in it, so that after a lost answer the worker can
+        read whether this very batch was written. The caller acts on `BatchResult.ready` and `refused`.
         """
         ...
 
-    async def read_fence(self, worker: WorkerId) -> Fence | None: ...
+    async def read_fence(self, worker: WorkerId) -> Fence | None:
+        """None if the worker was taken over. Sees every write that was sent before."""
+        ...
 
     async def owned_runs(self, worker: WorkerId) -> dict[RunId, int]:
-        """The runs this worker owns, with their epochs."""
+        """The runs that this worker owns, with their epochs. Sees every write that was sent before."""
         ...
 
     async def locked(self, runs: Collection[RunId]) -> frozenset[RunId]:
-        """Those of them whose rows another transaction has locked just now; it does not wait for any."""
+        """Those of the runs whose rows another transaction has locked now; does not wait for the locks."""
         ...
 
 
 class Workers(Protocol):
+    """Registration, leases and deaths of workers, and which runs they own."""
+
     async def register(self, worker: WorkerInfo, lease: int) -> int:
-        """Insert fence and worker rows in one commit; returns the database's time."""
+        """Insert the rows of the worker, its fence and its count of claims in one commit; returns the database's
+        time. `StorageDuplicateError` if the id is registered."""
         ...
 
     async def remove_worker(self, worker: WorkerId, died: bool = False) -> None:
-        """A worker leaves for good, or its process died: what it still owns is ready for others at once.
+        """Delete the worker's rows and make the runs it still owns ready for others at once.
 
-        A death is counted in each of those runs (`Crashes`), here and in the two methods below; a run with
-        `SUSPECT_DEATHS` is a suspect from then on, and waits for `claim_suspects` in one of the `suspect_groups`.
+        `died`: its process died. The death is counted in each of those runs (`Crashes`), as in `take_over` and
+        `free_orphans`. A run with `SUSPECT_DEATHS` is a suspect from then on, and waits in one of the
+        `suspect_groups` for `claim_suspects`.
         """
         ...
 
-    async def registered_workers(self) -> tuple[WorkerStatus, ...]:
-        """Everybody who is registered."""
-        ...
+    async def registered_workers(self) -> tuple[WorkerStatus, ...]: ...
 
     async def take_over(self, me: WorkerId) -> Takeover | None:
-        """Free the runs of one worker whose lease has lapsed, in one transaction."""
+        """Remove one other worker and free its runs, in one transaction. Condition: its lease has lapsed. None if no
+        worker's has."""
         ...
 
     async def free_orphans(self) -> int:
-        """Free runs owned by a worker without a fence row (a taker died between two transactions)."""
+        """Free the runs whose owner has no fence row: a take-over frees a limited number in its transaction, and the
+        process may die before it frees the rest. Returns how many."""
         ...
 
     async def release_run(self, run_id: RunId) -> bool:
-        """Take one run away from its live owner, behind a bump of the owner's `moves`."""
+        """Take one run away from its live owner, whose `ownership_version` is raised in the same transaction: its next
+        batch is refused. False if the run has no owner."""
         ...
 
     async def is_ahead(self) -> bool:
-        """Whether a run was started later than the database's clock says now: then that clock was set back."""
+        """Whether a run was created later than the database's clock says now: then the clock was set back."""
         ...
 
     async def mend_times(self, lease: int) -> int:
-        """After the database's clock was set back, bring near what was stored by the time before: leases end after
-        `lease` at the latest, runs that were ready at once are so again, and what is claimed of the outbox and of the
-        messages on offer is due within `RECLAIM`. Timers keep their time. Returns how many runs it made ready.
+        """After the database's clock was set back, bring stored times near: leases end after `lease` at the latest,
+        runs that were ready at once are so again, and claimed outbox events and redeliveries are due within `RECLAIM`.
+        Timers keep their time. Returns how many runs it made ready.
 
-        It may be called at any time and any number of times: what is as it should be stays so.
+        It may be called at any time and any number of times: correct rows are not changed.
         """
         ...
 
     async def keep_company(self, worker: WorkerId) -> None:
-        """No run of this worker counts as alone in its process any more: the worker is about to claim others."""
+        """Record that the worker owns more than one run from now on: none of its runs counts as alone any more. Called
+        before the worker claims others."""
         ...
 
     async def clear_deaths(self, run_id: RunId, epoch: int) -> None:
-        """Forget the deaths of a run whose steps in flight have ended since, if its owner still holds this epoch."""
+        """Forget the deaths of a run whose steps in flight have ended since. Condition: the run is owned and has this
+        epoch."""
         ...
 
     async def open_heartbeat(self) -> HeartbeatConnection:
-        """A heartbeat connection of its own, for the thread and loop that calls this."""
+        """A connection for heartbeats alone, to be used in the thread and event loop that call this."""
         ...
 
 
 class HeartbeatConnection(Protocol):
     async def beat(self, worker: WorkerId, lease: int) -> int | None:
-        """Prolong the lease; the database's time, or None if the worker was taken over."""
+        """Prolong the worker's lease. Returns the database's time, or None if the worker was taken over."""
         ...
 
     async def hand_over(self, worker: WorkerId, keep: RunId | None) -> int:
-        """Make all runs of a live worker ready for others, except one, behind a bump of its `moves`; how many."""
+        """Make all runs of a live worker ready for others, except `keep`, and raise its `ownership_version` in the same
+        transaction: its next batch is refused. Returns how many runs."""
         ...
 
     async def close(self) -> None: ...
 
 
 class ClaimQueue(Protocol):
-    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, seen: int = 0) -> Claim:
-        """Take due runs, and count the claim in the same commit. Nothing is claimed if fewer than `seen` claims of
-        this worker are counted: the database has lost some of them, and with them the runs they brought."""
+    """Which runs a worker gets."""
+
+    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, known_claims: int = 0) -> Claim:
+        """Make the worker the owner of runs that are due, and count the claim in the same commit.
+
+        Condition: the worker has a fence row, and at least `known_claims` of its claims are counted. Fewer means that
+        the database has lost claims, and with them the ownership of the runs they brought. `Claim.number` is None if
+        the condition does not hold, and nothing is claimed.
+        """
         ...
 
     async def claim_suspects(
-        self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0
+        self, worker: WorkerId, workflows: Sequence[str], limit: int, alone: bool, known_claims: int = 0
     ) -> Claim:
-        """Up to `few` of one group (`suspect_groups`), the first of those that died last. With `alone`, a run that is
-        the only one counts as the only run of its process until `keep_company`. Counted as any claim."""
+        """Claim runs of one group (`suspect_groups`), the first group of the process that died last. `alone`: if it is
+        one run, it counts as the only run of its process until `keep_company`. Condition and count as for `claim`."""
         ...
 
     async def has_suspects(self, workflows: Sequence[str]) -> bool:
@@ -180,134 +204,137 @@ class ClaimQueue(Protocol):
         ...
 
     async def next_due(self, workflows: Sequence[str]) -> int | None:
-        """Microseconds (on the database's clock) until the first unowned run is due; None if there is none. Suspects
-        are not counted."""
+        """Microseconds until the first run without an owner is due; None if there is none. Without suspects."""
         ...
 
     async def wake_parked(self, workflows: Sequence[str]) -> int:
-        """Make the parked runs of these workflows ready, not sooner than `unpark_pause` after they were parked: a new
-        worker may bring the code they need. Those parked without a `ready_at` stay. Returns how many it moved."""
+        """Make the parked runs of these workflows ready, each no sooner than `unpark_pause` after it was parked: a new
+        worker may have the code they need. Those parked without a `ready_at` stay. Returns how many it changed."""
         ...
 
     async def read_inboxes(self, worker: WorkerId) -> tuple[InboxItem, ...]:
-        """Letters not absorbed yet, for runs this worker owns."""
+        """The unread inbox items of all runs that this worker owns."""
         ...
 
 
 class Runs(Protocol):
+    """What clients do with runs."""
+
     async def start(self, starts: Sequence[Start]) -> frozenset[RunId]:
-        """Insert unowned runs, skipping ids that exist; returns the ids that are new."""
+        """Insert runs without an owner. Condition, for each: its id is new. Returns the ids that were inserted."""
         ...
 
     async def cancel(self, run_id: RunId, value: bytes) -> CancelOutcome:
-        """Put a cancel into the inbox, once. A parked run that is not undoing is due at once and marked
-        `end_if_parked`, even if it was cancelled before it was parked."""
+        """Put a cancel into the inbox. Condition: the run is open, and this is its first cancel. A parked run that does
+        not compensate is due at once and marked `end_if_parked`, even if it was cancelled before it was parked."""
         ...
 
     async def get(self, run_id: RunId) -> RunRecord | None: ...
 
     async def add_watcher(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
-        """Have the end of a run told to a step of another one, once however often it is asked.
-
-        Returns the run as it is now: if it has ended already, nobody is told. None if there is no such run.
-        """
+        """Let a step of another run receive the end of this one. Condition: the run is open; the same watcher counts
+        once. Returns the run as it is now: if it has ended, no signal will follow. None if there is no such run."""
         ...
 
     async def watchers(self, run_id: RunId) -> tuple[EndWatcher, ...]:
-        """Who asked to be told; the parent is not among them."""
+        """Without the parent's step."""
         ...
 
     async def history(
         self,
         run_id: RunId,
-        gen: int | None = None,
+        generation: int | None = None,
         *,
         step: str | None = None,
         after: int = -1,
         limit: int | None = None,
     ) -> tuple[Entry, ...]:
-        """All of it, or of one step, or some from behind a number on."""
+        """By number: of the newest generation or the given one, of all steps or one, those above `after`."""
         ...
 
     async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]: ...
 
 
 class Events(Protocol):
-    """The log of events, and who waits for which.
+    """The event log, and the waits for its events.
 
-    Whoever stores an event holds the locks of its keys alone, whoever registers a wait shares them, and both take
-    them before they look: one of the two sees the other. Numbers are given out under these locks, so the events of
-    one key appear in the order of their numbers.
+    `accept` holds the locks of the events' keys exclusively, `Journal.write` shares the locks of its waits' keys, and
+    both take them before they read: one of the two sees the other's rows. Event numbers are given out under these
+    locks, so the events of one key are committed in the order of their numbers.
     """
 
     async def accept(
-        self, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+        self, events: Sequence[NewEvent], versions: Mapping[str, int], staged: Sequence[int] = ()
     ) -> AcceptResult | None:
-        """Store the events that are new by (source, id), give each to the waits under its keys (at most one of a
-        run, and of a key that is `once` one of all), and start their runs, in one commit; numbered in the order of
-        the post. The dispatches it was made of go in the same commit.
+        """Store the events whose (source, id) is new, numbered in the order given; put each into the inboxes of runs
+        that wait under its keys (once per run; one run for an exclusive key); start their runs; and delete the staged
+        events they came from. All in one commit.
 
-        None, and nothing stored, if the shapes of a type no longer have this version (0 if the type is unknown).
-        `StorageConflictError`, and nothing stored, if a dispatch is gone: somebody else has forwarded it.
+        Condition: the match paths of each event's type still have the given version (0 for an unknown type). None if
+        they do not, and nothing is stored: the caller computes the keys again.
+
+        `StorageConflictError`, and nothing is stored, if a staged event is gone: another process has moved it.
         """
         ...
 
     async def staged_events(self, limit: int) -> tuple[StagedEventRow, ...]:
-        """What is due to be forwarded, the lowest numbers first."""
+        """Those that are due, the lowest numbers first."""
         ...
 
     async def match_paths(self, types: Sequence[str]) -> dict[str, MatchPaths]:
-        """Of the types that have any."""
+        """Without the types that have none."""
         ...
 
-    async def register_match_paths(self, type: str, shape: str) -> int:
-        """Make a shape known, alone with its type; events after the returned number have their keys."""
+    async def register_match_paths(self, type: str, paths: str) -> int:
+        """Store a set of paths, with the lock of its type held exclusively. Events after the returned number have their
+        keys of these paths; `backfill_keys` adds those of older events."""
         ...
 
-    async def backfill_keys(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
-        """Add the keys of older events; all after this number have theirs now."""
+    async def backfill_keys(self, type: str, paths: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+        """Store (key, event number) pairs of older events; all events after the number `after` have their keys now."""
         ...
 
     async def events_of_type(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
-        """Events of a type by number, `after` < number <= `upto`."""
+        """By number: `after` < number <= `upto`."""
         ...
 
     async def events_under_key(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
-        """Events under a key by number, those above `after`; who reads on from there misses none."""
+        """By number, those above `after`. A caller that continues after the last one it read misses none."""
         ...
 
     async def last_event(self, before: int | None = None) -> int:
-        """The number of the newest event, or of the newest one received before a moment; 0 if there is none."""
+        """The number of the newest event, or of the newest one received before a time; 0 if there is none."""
         ...
 
     async def find_event(self, source: str, id: str) -> StoredEvent | None: ...
 
     async def waits(self, run_id: RunId) -> tuple[Wait, ...]:
-        """What a run is registered for."""
+        """The registered waits of a run, by step."""
         ...
 
 
 class Outbox(Protocol):
-    """Events for others. Whoever sends them claims them for a while; who dies lets go of them by that."""
+    """Events for other systems. A relayer claims events for the time of a lease; if it dies, they are due again."""
 
     async def enqueue(self, events: Sequence[OutboxEvent]) -> None:
-        """Store events that no run's commit brings; due at once."""
+        """Store events that belong to no run's write; due at once."""
         ...
 
     async def claim_outbox(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
-        """Those that are due, lowest numbers first, and none whose key has an earlier one that is not due yet.
+        """Claim events that are due, the lowest numbers first. Condition, for each: no earlier event of its key is
+        pending and not due. A claimed event is due again after the lease (microseconds), and its attempts are raised.
 
-        Each is then due again after the lease (microseconds), with one attempt more. Claimers go one after another, so
-        that nobody gets an event while somebody else is getting one before it.
+        Claims of several processes exclude each other: none gets an event while another gets an earlier one.
         """
         ...
 
-    async def record_send_results(self, receipts: Sequence[SendResult]) -> None:
-        """What became of claimed events, in one commit; one that is no longer pending is left alone."""
+    async def record_send_results(self, results: Sequence[SendResult]) -> None:
+        """In one commit. Condition, for each: the event is pending, and for `Rejected` and `SendLater` the claim still
+        holds; a result whose condition does not hold changes nothing."""
         ...
 
     async def next_outbox_due(self) -> int | None:
-        """Microseconds until the first pending one is due; None if there is none."""
+        """Microseconds until the first pending event is due; None if there is none."""
         ...
 
     async def find_outbox(
@@ -317,13 +344,13 @@ class Outbox(Protocol):
         ...
 
     async def retry_outbox(self, ids: Sequence[str] | None) -> int:
-        """Make dead ones pending and due, those with these ids or all; how many there were."""
+        """Make dead events pending and due, those with these ids or all; returns how many."""
         ...
 
 
 class RunValues(Protocol):
     async def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
-        """What a run has said of itself, all of it or under one name; by name."""
+        """The values that a run has published, all or one, by name."""
         ...
 
 
@@ -333,16 +360,16 @@ Dialect = Literal["sqlite", "postgresql", "mysql"]
 class SharedTransaction(Protocol):
     """An open transaction that the user's code and Edda share. Parameters are written `:name` for every database.
 
-    Errors of the driver are passed on as they are, for the user's statements go the same way; only `commit` raises
-    `StorageUnavailableError` if nobody can say what became of it.
+    Errors of the driver are not translated, because the user's statements go the same way. Only `commit` raises
+    `StorageUnavailableError`, if it is unknown whether the transaction was committed.
     """
 
     dialect: Dialect
     connection: Any
-    """What the user's code works with."""
+    """The connection or session that the user's code works with."""
     is_certified: bool
-    """Whether the database is a cluster with several writable nodes: only what is written in a transaction, not what is
-    locked, keeps transactions of other nodes from committing."""
+    """Whether the database is a cluster with several writable nodes. There a row lock does not keep a transaction of
+    another node from committing; only a write to the row does."""
 
     @property
     def is_lost(self) -> bool:
@@ -355,7 +382,7 @@ class SharedTransaction(Protocol):
         ...
 
     async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
-        """How many rows it touched."""
+        """Returns how many rows the statement changed."""
         ...
 
     async def fetch(self, sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]: ...
@@ -368,25 +395,25 @@ class SharedTransaction(Protocol):
 class Transactions(Protocol):
     @property
     def is_certified(self) -> bool:
-        """As for a joint."""
+        """As in `SharedTransaction`."""
         ...
 
     async def begin(self, holder: str = "") -> SharedTransaction:
-        """A transaction on a connection of its own; on SQLite it holds the file's turn until it ends, and `holder` is
-        what the log calls it if others wait for it."""
+        """A transaction on a connection of its own. On SQLite it holds the file's write lock until it ends; `holder` is
+        its name in the log line of a writer that waits for it."""
         ...
 
     async def acquire_write_lock(self, holder: str = "") -> WriteLock:
-        """The right to write on SQLite, for somebody else's connection; elsewhere nothing."""
+        """The file's write lock on SQLite, for a connection that is not Edda's; on a server it does nothing."""
         ...
 
-    async def find_step_commit(self, run_id: RunId, gen: int, step: str) -> StepCommit | None: ...
+    async def find_step_commit(self, run_id: RunId, generation: int, step: str) -> StepCommit | None: ...
 
     async def take_message(self, key: bytes, lease: int) -> StagedEventRow | None:
-        """Take the first message under a `once` key away from the others; None if there is none.
+        """Take the first message under an exclusive key; None if there is none.
 
-        In the same commit it becomes a dispatch that is due after the lease (microseconds): unless somebody deletes it
-        until then, the message is offered again.
+        In the same commit it becomes a staged event that is due after the lease (microseconds): unless the step's
+        commit deletes that row before, the message is delivered again.
         """
         ...
 
@@ -396,56 +423,58 @@ class WriteLock(Protocol):
 
 
 class Pruning(Protocol):
-    """Removing what is old, a little at a time; each returns how many it removed, 0 when there is no more."""
+    """Deleting old rows, at most `limit` per call. Each method returns how many it deleted; 0: there are no more."""
 
     async def prune_events(self, before: int, limit: int) -> int:
-        """Events received before the moment stop being found; an hour older ones go, unless a letter with one is
-        unread. The newest event stays: numbers must not be given out twice."""
+        """Delete the keys of events received before the time, so that waits no longer find them. An event that is an
+        hour older is deleted itself, unless it is in an unread inbox item. The newest event stays: its number must not
+        be given out again."""
         ...
 
     async def prune_inbox(self, before: int, limit: int) -> int:
-        """Letters from before the moment that were read, or whose runs have ended."""
+        """Inbox items from before the time that were read, or whose runs have ended."""
         ...
 
     async def prune_runs(self, before: int, limit: int) -> int:
-        """Runs that ended before the moment, with everything of theirs, and the generations of open runs that the next
-        one followed before it."""
+        """Runs that ended before the time, with all their rows, and generations of open runs that the next generation
+        followed before it."""
         ...
 
     async def prune_outbox(self, before: int, limit: int) -> int:
-        """Events that were sent before the moment."""
+        """Events that were sent before the time."""
         ...
 
 
 class Notifications(Protocol):
     async def notify(self) -> None:
-        """Tell the other processes that there is something to claim or to read."""
+        """Wake the tasks of other processes that wait in `wait_for_notification`: there are runs to claim or inbox
+        items to read."""
         ...
 
     async def wait_for_notification(self, timeout: float) -> None:
-        """Return when another process announced something, or after `timeout` seconds."""
+        """Return when another process called `notify`, or after `timeout` seconds. It may return without a reason."""
         ...
 
 
 class Queries(Protocol):
-    """For people who look: nothing here takes a lock that a run would wait for, and each page is one of a keyset."""
+    """Read-only queries of the viewer and the CLI. None takes a lock that a run would wait for. Pages are by keyset."""
 
     async def search(self, query: RunQuery) -> tuple[RunRecord, ...]:
         """The newest generation of each run that fits."""
         ...
 
     async def count(self, query: RunQuery) -> dict[RunStatus, int]:
-        """How many fit, by status, each counted up to `MOST_COUNTED`; statuses without any are left out. The query's
-        `after` and `limit` do not matter."""
+        """How many fit, by status, each counted up to `MAX_COUNT`; statuses without any are left out. The query's
+        `after` and `limit` have no effect."""
         ...
 
-    async def scan_boundary(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
-        """The key of the first one behind the newest so many of the query's workflow and time; None if there is none.
-        Each generation of a run counts."""
+    async def scan_boundary(self, query: RunQuery, scan_limit: int) -> tuple[int, RunId] | None:
+        """The key of the first run behind the newest `scan_limit` of the query's workflow and time; None if there is
+        none. Each generation of a run counts."""
         ...
 
     async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
-        """Those that were not pruned, the first first."""
+        """Those that were not pruned, the first one first."""
         ...
 
     async def find_events(self, query: EventQuery) -> tuple[StoredEvent, ...]: ...
@@ -453,69 +482,70 @@ class Queries(Protocol):
     async def event(self, seq: int) -> StoredEvent | None: ...
 
     async def consumers(self, seq: int, limit: int) -> tuple[EventReceiver, ...]:
-        """Runs to which the event was given, in the order they got it."""
+        """The runs that received the event, in the order in which they did."""
         ...
 
     async def list_waits(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
-        """All that is waited for, by (run, step)."""
+        """The registered waits of all runs, by (run, step)."""
         ...
 
     async def list_workers(self) -> tuple[WorkerRecord, ...]:
-        """Everybody who is registered, the newest first."""
+        """The registered workers, the newest first."""
         ...
 
     async def backlog(self) -> Backlog: ...
 
     async def throughput(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
-        """One for each stretch of `width` microseconds from `since` on, also where nothing happened."""
+        """`count` buckets of `width` microseconds from `since` on, empty ones too."""
         ...
 
-    async def latency(self, since: int, most: int) -> Latency:
-        """Of at most so many runs that ended last, after the moment."""
+    async def latency(self, since: int, limit: int) -> Latency:
+        """Of the runs that ended last, after the time, and of at most `limit` of them."""
         ...
 
     async def event_schemas(self, workflow: str) -> tuple[EventSchema, ...]: ...
 
     async def definitions(self) -> tuple[Definition, ...]:
-        """By name."""
+        """By workflow name."""
         ...
 
     async def change_token(self) -> str:
-        """Another text as soon as anything has changed that a page shows; cheap enough to be asked every second."""
+        """A text that differs as soon as anything has changed that a page shows; cheap enough for one call a second."""
         ...
 
 
 class Admin(Protocol):
-    """For people who act."""
+    """What operators do."""
 
-    async def reopen(self, run_id: RunId, gen: int, keep: int) -> ReopenOutcome:
-        """Begin the next generation of a run that ended, with the input and the first `keep` entries of that one.
+    async def reopen(self, run_id: RunId, generation: int, keep: int) -> ReopenOutcome:
+        """Begin the next generation of an ended run, with the same input and the first `keep` entries of the old one.
+        Condition: this generation has a result; the statement that deletes it decides between several callers.
 
-        Its inbox is taken to be read; what ended it is forgotten; whoever waited for its end was told and stays so.
+        Its inbox counts as read. Runs that received its end keep it.
         """
         ...
 
     async def resume(self, run_id: RunId) -> bool:
-        """Make a run ready now that waits or is parked, and forget its deaths; its waits stay. False if it is owned,
-        ready or delayed, or not open."""
+        """Make a run ready at once and forget its deaths; its waits stay. Condition: it waits or is parked, and has no
+        owner. False if the condition does not hold."""
         ...
 
     async def delete(self, run_id: RunId) -> bool:
-        """A run that has ended, with everything of its; False if it is open or unknown."""
+        """Delete a run with all its rows. Condition: it has ended. False if it is open or unknown."""
         ...
 
     async def delete_outbox(self, ids: Sequence[str]) -> int:
-        """Forget dead events; how many there were."""
+        """Delete those of the events that are dead; returns how many."""
         ...
 
     async def add_audit(self, audit: Audit) -> None: ...
 
     async def audits(self, before: int | None, limit: int) -> tuple[Audit, ...]:
-        """Newest first, those with lower numbers."""
+        """The newest first, with numbers below `before`."""
         ...
 
-    async def save_definitions(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
-        """Keep what the code says of its workflows; the newest word counts."""
+    async def save_definitions(self, definitions: Sequence[Definition], schemas: Sequence[EventSchema]) -> None:
+        """Store what the code says about its workflows; a later call replaces the rows of the same workflow."""
         ...
 
 
@@ -535,7 +565,7 @@ class Storage(
     Admin,
     Protocol,
 ):
-    """All of it, plus a life of its own."""
+    """All of these, and the connections to one database."""
 
     @property
     def url(self) -> str:
@@ -551,13 +581,15 @@ class Storage(
     async def close(self) -> None: ...
 
     def kill(self) -> None:
-        """Drop every connection at once, as a dying process would."""
+        """Close every connection at once, as the death of the process would."""
         ...
 
     async def migrate(self) -> tuple[str, ...]:
-        """Apply what is missing, under a lock that a second migrator waits for; returns what was applied."""
+        """Apply the missing migrations, with a lock that a second migrating process waits for; returns their names."""
         ...
 
     async def pending_migrations(self) -> tuple[str, ...]: ...
 
-    async def now(self) -> int: ...
+    async def now(self) -> int:
+        """The database's time."""
+        ...

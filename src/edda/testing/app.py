@@ -1,9 +1,12 @@
-"""An app whose time is virtual: a workflow that sleeps for 30 days is tested in milliseconds."""
+"""An app with virtual time: a workflow that sleeps for 30 days is tested in milliseconds."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from itertools import count
 from typing import Any
 
 from edda.app import EddaApp
@@ -11,13 +14,65 @@ from edda.core.model import MICROSECONDS
 from edda.engine.tasks import start_task
 from edda.workflow.context import as_datetime, as_microseconds
 
-from .clock import NEW_YEAR_2030, VirtualClock
+NEW_YEAR_2030 = 1_893_456_000_000_000
+
+
+class VirtualAlarm:
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class VirtualClock:
+    """`advance_to` calls the callbacks of `call_at` in order of their time, then of their registration."""
+
+    def __init__(self, now: int = NEW_YEAR_2030) -> None:
+        self._now = now
+        self._alarms: list[tuple[int, int, VirtualAlarm]] = []
+        self._order = count()
+
+    def now(self) -> int:
+        return self._now
+
+    def observe(self, database_now: int, sent: float, received: float) -> None:
+        pass  # the memory and SQLite storages take their time from this clock
+
+    def call_at(self, when: int, callback: Callable[[], object]) -> VirtualAlarm:
+        alarm = VirtualAlarm(callback)
+        if when <= self._now:
+            asyncio.get_running_loop().call_soon(self._fire, alarm)
+        else:
+            heapq.heappush(self._alarms, (when, next(self._order), alarm))
+        return alarm
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def advance_to(self, time: int) -> None:
+        while self._alarms and self._alarms[0][0] <= time:
+            when, _, alarm = heapq.heappop(self._alarms)
+            self._now = max(self._now, when)
+            self._fire(alarm)
+        self._now = max(self._now, time)
+
+    @staticmethod
+    def _fire(alarm: VirtualAlarm) -> None:
+        callback, alarm.callback = alarm.callback, None
+        if callback is not None:
+            callback()
 
 
 class VirtualApp(EddaApp):
-    """In memory by default, or on a SQLite file. Whenever nothing can go on, time skips to the next timer.
+    """An `EddaApp` in memory, or on a SQLite file, whose clock moves to the next timer whenever all runs wait.
 
-    With `auto_skip=False` time stands still until `await app.advance(seconds)`.
+    Args:
+        service_name: As in `EddaApp`. Default "test".
+        db_url: "memory://" (the default) or "sqlite:///...".
+        auto_skip: Move the clock automatically. Default True; with False it moves only in `await app.advance(seconds)`.
+        start: First time of the clock, an aware datetime. Default: 1 January 2030, 00:00 UTC.
+        **options: The other options of `EddaApp`.
     """
 
     def __init__(
@@ -35,15 +90,19 @@ class VirtualApp(EddaApp):
         self._skipper: asyncio.Task[None] | None = None
 
     def now(self) -> datetime:
+        """The time of the virtual clock, in UTC."""
         return as_datetime(self.clock.now())
 
     async def initialize(self, *, worker: bool | None = None) -> None:
         await super().initialize(worker=worker)
         if self._auto_skip and self._skipper is None:
-            self._skipper = start_task(self._skip_for_ever(), name="edda-time-skipper")
+            self._skipper = start_task(self._skip_forever(), name="edda-time-skipper")
 
     async def shutdown(self, grace: float | None = None) -> None:
-        await self._stop_skipping()
+        if self._skipper is not None:
+            self._skipper.cancel()
+            await asyncio.gather(self._skipper, return_exceptions=True)
+            self._skipper = None
         await super().shutdown(grace)
 
     def kill(self) -> None:
@@ -53,7 +112,7 @@ class VirtualApp(EddaApp):
         super().kill()
 
     async def advance(self, duration: float | timedelta) -> None:
-        """Let so much time pass; every timer on the way fires at its own moment, in order."""
+        """Move the clock by `duration` seconds; every timer in between fires at its own time, in order."""
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
         end = self.clock.now() + round(seconds * MICROSECONDS)
         await self.settle()
@@ -63,51 +122,45 @@ class VirtualApp(EddaApp):
         self._move_to(end)
 
     async def settle(self) -> None:
-        """Wait until nothing can go on without time passing."""
-        calm = 0
-        while calm < 3:  # a loop turn or two may lie between two pieces of work
-            await asyncio.sleep(0.0005 if calm else 0)
-            calm = calm + 1 if self._is_quiet() else 0
+        """Wait until all runs wait for time, events or messages."""
+        idle_checks = 0
+        while idle_checks < 3:  # the engine is idle for an iteration or two of the loop between two pieces of work
+            await asyncio.sleep(0.0005 if idle_checks else 0)
+            idle_checks = idle_checks + 1 if self._is_idle() else 0
 
-    def _is_quiet(self) -> bool:
+    def _is_idle(self) -> bool:
         worker = self.engine.worker
         engine, relayer = self.engine, self.engine.relayer
-        if not (engine.intake.is_idle and engine.forwarder.is_idle and (relayer is None or relayer.is_quiet)):
+        if not (engine.ingest.is_idle and engine.staging.is_idle and (relayer is None or relayer.is_quiet)):
             return False
         return worker is None or worker.is_idle
 
     async def _next_due(self) -> int | None:
         worker = self.engine.worker
-        moments = [] if worker is None else worker.due_times()
+        times = [] if worker is None else worker.due_times()
         due = await self.engine.storage.next_due(self._names())
         if due is not None:
-            moments.append(self.clock.now() + due)
+            times.append(self.clock.now() + due)
         if self.engine.relayer is not None:
-            # 0 may mean: due, but behind one of its key that is not. Time must not stand still for that.
+            # 0 may be an event that is due but blocked by an earlier one of its key: moving to it would not move time.
             rest = await self.engine.storage.next_outbox_due()
             if rest:
-                moments.append(self.clock.now() + rest)
-        return min(moments, default=None)
+                times.append(self.clock.now() + rest)
+        return min(times, default=None)
 
-    def _move_to(self, moment: int) -> None:
-        self.clock.advance_to(moment)
-        self.engine.forwarder.wake()
+    def _move_to(self, time: int) -> None:
+        self.clock.advance_to(time)
+        self.engine.staging.wake()
         if self.engine.relayer is not None:
             self.engine.relayer.wake()
         if self.engine.worker is not None:
             self.engine.worker.wake()
 
-    async def _skip_for_ever(self) -> None:
+    async def _skip_forever(self) -> None:
         while True:
             await self.settle()
             due = await self._next_due()
-            if due is None or not self._is_quiet():
+            if due is None or not self._is_idle():
                 await asyncio.sleep(0.001)
             else:
                 self._move_to(due)
-
-    async def _stop_skipping(self) -> None:
-        if self._skipper is not None:
-            self._skipper.cancel()
-            await asyncio.gather(self._skipper, return_exceptions=True)
-            self._skipper = None

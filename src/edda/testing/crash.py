@@ -1,9 +1,9 @@
-"""Crash points: die before or after any statement, or lose the answer to it.
+"""Crash points: simulate a crash before or after any SQL statement, or the loss of its answer.
 
-points = CrashPoints()                      # first run, undisturbed: which statements are there?
+points = CrashPoints()                      # first run without a crash: records the statements
 async with EddaApp(db_url=url, probe=points): ...
-for point in points.seen():                 # then once for each: crash there, start anew, compare
-    probe = CrashPoints(point, How.AFTER)
+for point in points.seen():                 # then once for each: crash there, start a new app, compare the results
+    probe = CrashPoints(point, CrashMode.AFTER)
     ...
 """
 
@@ -20,27 +20,33 @@ from edda.errors import StorageUnavailableError
 
 
 class SimulatedCrash(BaseException):
-    """The process is dead from here on. Not an error that code could handle."""
+    """Simulates the end of the process. A BaseException, so that `except Exception` does not catch it."""
 
 
 class CrashMode(StrEnum):
     BEFORE = "before"
-    """Die; the statement was never sent."""
+    """Crash; the statement was not sent."""
     AFTER = "after"
-    """Die; the statement had its effect, nobody saw the answer."""
+    """Crash; the statement was executed, its answer is lost."""
     UNKNOWN = "unknown"
-    """Live on; the statement had its effect, the connection broke before the answer."""
+    """No crash; the statement was executed, and the connection broke before the answer."""
 
 
 class CrashPoint(Struct, frozen=True):
-    """The n-th time a statement was sent."""
+    """The `nth` execution of a statement, counted from 1."""
 
     statement: str
     nth: int
 
 
 class CrashPoints:
-    """A probe for `EddaApp(probe=...)`. Counts statements; at the chosen point it strikes, once."""
+    """A probe for `EddaApp(probe=...)`: counts statements, and raises once at the chosen point.
+
+    Args:
+        point: Where to raise. Default None: only count.
+        how: What to simulate. Default `CrashMode.AFTER`.
+        on_strike: Called just before it raises, such as `app.kill`. Default None.
+    """
 
     def __init__(
         self,
@@ -57,6 +63,7 @@ class CrashPoints:
         self.dead = False
 
     def seen(self) -> Iterator[CrashPoint]:
+        """All executions counted so far."""
         for statement, times in sorted(self._counts.items()):
             for nth in range(1, times + 1):
                 yield CrashPoint(statement, nth)
@@ -101,4 +108,4 @@ class CrashPoints:
 
     def _refuse_if_dead(self) -> None:
         if self.dead:
-            raise SimulatedCrash("the process is dead already")
+            raise SimulatedCrash("the process has crashed already")

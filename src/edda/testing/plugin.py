@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 async def open_app() -> AsyncIterator[VirtualApp]:
     """An app in memory, with virtual time."""
-    from .app import VirtualApp  # imported when asked for: pytest loads this file for every project that has Edda
+    from .app import VirtualApp  # imported on demand: pytest loads this module in every project that installs Edda
 
     async with VirtualApp() as app:
         yield app
@@ -22,7 +22,7 @@ async def open_app() -> AsyncIterator[VirtualApp]:
 def _fixture() -> Any:
     try:
         import pytest_asyncio
-    except ImportError:  # another plugin, such as AnyIO's, takes plain fixtures
+    except ImportError:  # other plugins, such as AnyIO's, run plain async fixtures
         return pytest.fixture(name="edda_app")
     return pytest_asyncio.fixture(name="edda_app")
 

@@ -1,1 +1,1 @@
-"""The page: what every run is doing, why it waits, and what can be done about it."""
+"""The web pages: runs, events, workers, and actions on them."""

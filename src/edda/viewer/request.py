@@ -1,4 +1,4 @@
-"""What was asked of a page, and what a page can answer."""
+"""The request for a page, and what a page handler returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from edda.errors import ArgumentError
 from edda.web.responses import http_error
 
-_MOST_FIELDS = 2_000
+_MAX_FIELDS = 2_000
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -24,16 +24,16 @@ class QueryParams:
 
     @classmethod
     def read(cls, text: bytes) -> QueryParams:
-        if text.count(b"&") >= _MOST_FIELDS:  # each may become a row of a page, which is made while everybody waits
-            raise http_error(413, f"more than {_MOST_FIELDS} fields: start it by the API, or from code")
+        if text.count(b"&") >= _MAX_FIELDS:  # each may become a row, and rendering blocks the event loop
+            raise http_error(413, f"more than {_MAX_FIELDS} fields: use the API or Python instead")
         return cls(tuple(parse_qsl(text.decode("latin-1"), keep_blank_values=True, errors="replace")))
 
     def get(self, name: str) -> str | None:
-        """None also for what was left empty: a form sends every field that it has."""
+        """None also for an empty value: forms send every field."""
         return next((value.strip() or None for key, value in self.pairs if key == name), None)
 
     def raw(self, name: str) -> str | None:
-        """For ids, which may begin or end with white space."""
+        """Not stripped: an id may begin or end with white space."""
         return next((value for key, value in self.pairs if key == name), None)
 
     def number(self, name: str) -> int | None:
@@ -41,7 +41,7 @@ class QueryParams:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
     def time(self, name: str) -> datetime | None:
-        """Without a zone it is UTC."""
+        """In UTC if it has no zone."""
         text = self.get(name)
         if text is None:
             return None
@@ -58,15 +58,15 @@ class QueryParams:
         return QueryParams(tuple(pair for pair in self.pairs if pair[0] not in names and pair[1]))
 
     def with_value(self, name: str, *values: str) -> QueryParams:
-        """With these values under the name, instead of those that it had."""
+        """With these values in place of the former ones of that name."""
         return QueryParams(self.without(name).pairs + tuple((name, value) for value in values))
 
     def toggle(self, name: str, values: tuple[str, ...]) -> QueryParams:
-        """Without these values if all of them are there, else with them."""
-        there = self.all(name)
-        if set(values) <= set(there):
-            return self.with_value(name, *(value for value in there if value not in values))
-        return self.with_value(name, *there, *(value for value in values if value not in there))
+        """Without these values if all of them are present, else with them."""
+        present = self.all(name)
+        if set(values) <= set(present):
+            return self.with_value(name, *(value for value in present if value not in values))
+        return self.with_value(name, *present, *(value for value in values if value not in present))
 
     def __str__(self) -> str:
         return urlencode(self.pairs)
@@ -76,18 +76,18 @@ class QueryParams:
 class PageRequest:
     method: str
     parts: tuple[str, ...]
-    """Of the path, below the prefix."""
+    """Of the path below `/_edda`."""
     base: str
-    """The prefix with what is in front of it: where every link begins."""
+    """`Request.base`: every link begins with it."""
     query: QueryParams
     form: QueryParams
     user: str
     scopes: frozenset[str]
     """view, control, events."""
     flash: str | None = None
-    """What came of the action before this page."""
+    """The result of the action that redirected here."""
     is_secure: bool = False
-    """Came by https."""
+    """The scheme is https."""
 
     def link(self, *parts: str, query: QueryParams | None = None) -> str:
         path = "/".join((self.base, *(quote(part, safe="") for part in parts)))
@@ -103,7 +103,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """On to another page, which says what came of it."""
+    """To another page, which shows `flash`."""
 
     to: str
     flash: str | None = None

@@ -1,4 +1,4 @@
-"""Viewer: from a request to a page and back."""
+"""The viewer: routes of its pages, and their responses."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
+from edda import errors
 from edda.control.controller import Controller
-from edda.errors import EddaError
+from edda.viewer import events, overview, runs, templating
+from edda.viewer.request import Download, PageRequest, QueryParams, Redirect, Rendered, Reply
+from edda.web.access import Principal
 from edda.web.request import Request
 from edda.web.responses import Response
-from edda.web.security.callers import Principal
-
-from . import templating
-from .errors import error_page, error_page_for
-from .pages import events, forms, overview, runs
-from .request import Download, PageRequest, QueryParams, Redirect, Rendered, Reply
 
 T = TypeVar("T")
-PageMaker = Callable[[PageRequest, Controller], Awaitable[Reply]]
+PageHandler = Callable[[PageRequest, Controller], Awaitable[Reply]]
 
-_SAID = "edda_said"
-_LONGEST_SAID = 400
+_FLASH = "edda_flash"
+_MAX_FLASH_LENGTH = 400
 _HTML = (b"content-type", b"text/html; charset=utf-8")
-_KEPT = (b"cache-control", b"public, max-age=31536000, immutable")
+_IMMUTABLE = (b"cache-control", b"public, max-age=31536000, immutable")
 
-GET_ROUTES: dict[tuple[str, ...], PageMaker] = {
+GET_ROUTES: dict[tuple[str, ...], PageHandler] = {
     (): overview.show_overview,
     ("workers",): overview.show_workers,
     ("workflows",): overview.show_workflows,
@@ -37,7 +34,7 @@ GET_ROUTES: dict[tuple[str, ...], PageMaker] = {
     ("runs", "*"): runs.show_run,
     ("runs", "*", "export"): runs.export_run,
     **{("runs", "*", name): runs.action_form for name in runs.ACTIONS},
-    ("start", "*"): forms.start_form,
+    ("start", "*"): runs.start_form,
     ("events",): events.show_events,
     ("events", "send"): events.send_form,
     ("events", "*"): events.show_event,
@@ -49,11 +46,11 @@ GET_ROUTES: dict[tuple[str, ...], PageMaker] = {
     ("outbox", "retry"): events.outbox_form,
     ("outbox", "drop"): events.outbox_form,
 }
-POST_ROUTES: dict[tuple[str, ...], tuple[str, PageMaker]] = {
+POST_ROUTES: dict[tuple[str, ...], tuple[str, PageHandler]] = {
     ("runs", "bulk"): ("control", runs.submit_bulk),
     **{("runs", "*", name): ("control", runs.submit_action) for name in runs.ACTIONS},
-    ("runs", "*", "answer"): ("events", forms.submit_wait_form),
-    ("start", "*"): ("control", forms.submit_start_form),
+    ("runs", "*", "answer"): ("events", runs.submit_wait_form),
+    ("start", "*"): ("control", runs.submit_start_form),
     ("events", "send"): ("events", events.send_event),
     ("events", "*", "resend"): ("events", events.resend),
     ("channels", "publish"): ("events", events.publish),
@@ -66,42 +63,43 @@ class Viewer:
     def __init__(self, control: Callable[[Principal], Controller]) -> None:
         self._control = control
 
-    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
-        """None for what is no page. Without a caller there is a login, and nothing else."""
+    async def handle(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
+        """None if there is no such page. Without a caller, only the login page and static files are served."""
         parts = request.parts[1:]
         if parts and parts[0] == "static":
-            return _file(parts[1:])
-        visit = _read_visit(request, parts, caller, body)
+            return _static_file(parts[1:])
+        page = _page_request(request, parts, caller, body)
         if parts == ("login",):
-            return _to_response(visit, Rendered("login.html"))
+            return _to_response(page, Rendered("login.html"))
         if caller is None:
-            return _to_redirect(visit, Redirect(visit.link("login", query=_login_query(visit))))
+            query = QueryParams((("next", page.link(*page.parts, query=page.query)),))
+            return _to_response(page, Redirect(page.link("login", query=query)))
         try:
-            reply = await self._reply(visit, self._control(caller))
-        except EddaError as error:
+            reply = await self._reply(page, self._control(caller))
+        except errors.EddaError as error:
             reply = error_page_for(error)
-        return None if reply is None else _to_response(visit, reply)
+        return None if reply is None else _to_response(page, reply)
 
-    def error_page(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
-        visit = _read_visit(request, request.parts[1:], caller, b"")
-        page = _to_response(visit, error_page(refusal.status, refusal.reason))
-        kept = tuple(header for header in refusal.headers if header[0] != b"content-type")
-        return replace(page, headers=(*page.headers, *kept))
+    def error_page(self, request: Request, caller: Principal | None, error: Response) -> Response:
+        page = _page_request(request, request.parts[1:], caller, b"")
+        response = _to_response(page, error_page(error.status, error.reason))
+        kept = tuple(header for header in error.headers if header[0] != b"content-type")
+        return replace(response, headers=(*response.headers, *kept))
 
-    async def _reply(self, visit: PageRequest, control: Controller) -> Reply | None:
-        if visit.method in {"GET", "HEAD"}:
-            page = _find(GET_ROUTES, visit.parts)
-            return None if page is None else await page(visit, control)
-        found = _find(POST_ROUTES, visit.parts)
-        if visit.method != "POST" or found is None:
+    async def _reply(self, request: PageRequest, control: Controller) -> Reply | None:
+        if request.method in {"GET", "HEAD"}:
+            handler = _find(GET_ROUTES, request.parts)
+            return None if handler is None else await handler(request, control)
+        found = _find(POST_ROUTES, request.parts)
+        if request.method != "POST" or found is None:
             return None
-        scope, page = found
-        if scope not in visit.scopes:
+        scope, handler = found
+        if scope not in request.scopes:
             return error_page(403, f"your token lacks the scope {scope}")
-        return await page(visit, control)
+        return await handler(request, control)
 
 
-def _read_visit(request: Request, parts: tuple[str, ...], caller: Principal | None, body: bytes) -> PageRequest:
+def _page_request(request: Request, parts: tuple[str, ...], caller: Principal | None, body: bytes) -> PageRequest:
     return PageRequest(
         method=request.method,
         parts=tuple(part for part in parts if part),
@@ -116,62 +114,86 @@ def _read_visit(request: Request, parts: tuple[str, ...], caller: Principal | No
 
 
 def _find(table: Mapping[tuple[str, ...], T], parts: tuple[str, ...]) -> T | None:
-    """By the path itself, else with its second part as whatever it may be."""
+    """A route with exactly these parts, else one with `*` in place of the second."""
     return table.get(parts) or (table.get((parts[0], "*", *parts[2:])) if len(parts) > 1 else None)
 
 
-def _to_response(visit: PageRequest, reply: Reply) -> Response:
+def _to_response(request: PageRequest, reply: Reply) -> Response:
     match reply:
         case Rendered():
-            body = templating.render(reply.template, {"visit": visit, **reply.values})
-            return Response(reply.status, body, (_HTML, *_clear_flash(visit)))
+            body = templating.render(reply.template, {"request": request, **reply.values})
+            cleared = (_flash_cookie(request, "", 0),) if request.flash else ()
+            return Response(reply.status, body, (_HTML, *cleared))
         case Download():
             name = quote(reply.name, safe="")
             disposition = (b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode())
             return Response(200, reply.body, ((b"content-type", b"application/json"), disposition))
         case Redirect():
-            return _to_redirect(visit, reply)
+            headers = [(b"location", reply.to.encode("ascii"))]
+            if reply.flash:
+                headers.append(_flash_cookie(request, quote(reply.flash[:_MAX_FLASH_LENGTH], safe=""), 60))
+            return Response(303, b"", tuple(headers))
 
 
-def _to_redirect(visit: PageRequest, moved: Redirect) -> Response:
-    headers = [(b"location", moved.to.encode("ascii"))]
-    if moved.flash:
-        headers.append(_cookie(visit, quote(moved.flash[:_LONGEST_SAID], safe=""), 60))
-    return Response(303, b"", tuple(headers))
-
-
-def _clear_flash(visit: PageRequest) -> tuple[tuple[bytes, bytes], ...]:
-    return (_cookie(visit, "", 0),) if visit.flash else ()
-
-
-def _cookie(visit: PageRequest, value: str, seconds: int) -> tuple[bytes, bytes]:
-    """What came of an action travels in a cookie: in the address, anybody could make a page say anything."""
-    secure = "; Secure" if visit.is_secure else ""
-    text = f"{_SAID}={value}; Path={visit.base or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+def _flash_cookie(request: PageRequest, value: str, seconds: int) -> tuple[bytes, bytes]:
+    """The result of an action is shown on the next page. A query parameter would let any link show any text."""
+    secure = "; Secure" if request.is_secure else ""
+    text = f"{_FLASH}={value}; Path={request.base or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
     return b"set-cookie", text.encode("ascii")
 
 
 def _read_flash(request: Request) -> str | None:
-    if request.has(b"x-edda-live"):  # another page that keeps itself up to date must not take it away
+    if request.has(b"x-edda-live"):  # another page refreshes itself: it must not clear the cookie
         return None
     for name, value in request.headers:
         if name == b"cookie":
             try:
-                found = SimpleCookie(value.decode("latin-1")).get(_SAID)
+                found = SimpleCookie(value.decode("latin-1")).get(_FLASH)
             except CookieError:
                 continue
             if found and found.value:
-                return unquote(found.value)[:_LONGEST_SAID]
+                return unquote(found.value)[:_MAX_FLASH_LENGTH]
     return None
 
 
-def _login_query(visit: PageRequest) -> QueryParams:
-    return QueryParams((("next", visit.link(*visit.parts, query=visit.query)),))
-
-
-def _file(parts: tuple[str, ...]) -> Response | None:
+def _static_file(parts: tuple[str, ...]) -> Response | None:
     content = templating.read_file(parts[-1]) if len(parts) == 1 else None
     if content is None:
         return None
-    kind = templating.TYPES.get(parts[-1].rpartition(".")[2], "text/plain")
-    return Response(200, content, ((b"content-type", kind.encode()), _KEPT))
+    media_type = templating.TYPES.get(parts[-1].rpartition(".")[2], "text/plain")
+    return Response(200, content, ((b"content-type", media_type.encode()), _IMMUTABLE))
+
+
+_STATUSES: tuple[tuple[tuple[type[errors.EddaError], ...], int], ...] = (
+    ((errors.InstanceNotFoundError, errors.NotFoundError, errors.UnknownWorkflowError), 404),
+    ((errors.ActionRefusedError, errors.InstanceConflictError), 409),
+    ((errors.ArgumentError, errors.EventError, errors.EventValidationError, errors.PayloadError), 422),
+)
+_TEXTS = {
+    400: ("Bad request", "Go back, reload the page, and try again."),
+    401: ("Not logged in", "Log in with a token of this server."),
+    403: ("Not allowed", "Log in with a token that has the scope, or ask the operator of this server."),
+    404: ("Not found", "The address may be mistyped, or the object was deleted."),
+    405: ("Not possible here", "Go back and use the buttons of the page."),
+    408: ("Too slow", "Go back and send it again."),
+    409: ("Not possible now", "The state has changed: reload the page."),
+    413: ("Too large", "Send less, or raise max_body in the settings of this server."),
+    422: ("Invalid input", "Go back, correct it, and send it again."),
+    429: ("Too many requests", "Wait a minute, then try again."),
+    431: ("Too many headers", "Delete the cookies of this site, then try again."),
+    503: ("Not available", "Try again later. If the error remains, run `edda doctor` on the server."),
+}
+_OTHER = ("Unexpected error", "Try again. If the error remains, ask the operator of this server.")
+
+
+def error_page_for(error: errors.EddaError) -> Rendered:
+    """Raises the error again if its text is not meant for the user."""
+    for kinds, status in _STATUSES:
+        if isinstance(error, kinds):
+            return error_page(status, str(error))
+    raise error
+
+
+def error_page(status: int, reason: str) -> Rendered:
+    title, advice = _TEXTS.get(status, _OTHER)
+    return Rendered("error.html", {"title": title, "reason": reason, "advice": advice}, status)

@@ -1,55 +1,30 @@
-"""The ASGI application: routing, and the lifespan that starts and stops the app."""
+"""The ASGI application: lifespan, routing, and one response to every request."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from edda.errors import EddaError
-from edda.web.asgi import Message, Receive, Scope, Send
-from edda.web.events import EventEndpoint
+from edda.web.access import AccessPolicy
+from edda.web.api import Control
+from edda.web.endpoints import Endpoints
 from edda.web.metrics import Metrics
 from edda.web.options import WebOptions
-from edda.web.request import Request, read_request
-from edda.web.security.access import AccessPolicy
-from edda.web.service import Service, State
+from edda.web.request import BodyReader, DisconnectedError, Request, read_request
+from edda.web.service import Service, ServiceGate, State
 
-from .cancel import CancelEndpoint
-from .internal import Control, InternalRoutes, Viewer
-from .request import BodyReader, DisconnectedError
-from .responses import HTTPError, http_error, response_for_exception
-from .service import ServiceGate
+from .internal import InternalRoutes, PageViewer
+from .responses import HTTPError, Message, Receive, Scope, Send, http_error, response_for_exception
 from .sse import ASGIResponse, EventStreams
-from .webhook_endpoint import WebhookEndpoint
 
 logger = logging.getLogger("edda.web")
 
 
-async def run_lifespan(service: Service, receive: Receive, send: Send) -> None:
-    await receive()  # startup is the only thing that can come first
-    try:
-        await service.initialize()
-    except Exception as error:  # the server prints the message and gives up; it never shows whence it came
-        # The message of an error that people can do something about says all: a database that does not answer.
-        known = isinstance(error, EddaError | OSError)
-        logger.log(logging.DEBUG if known else logging.ERROR, "the app did not start", exc_info=True)
-        await send({"type": "lifespan.startup.failed", "message": str(error)})
-        return
-    await send({"type": "lifespan.startup.complete"})
-    await receive()
-    try:
-        await service.shutdown()
-    except Exception as error:
-        logger.exception("the app did not shut down in order")
-        await send({"type": "lifespan.shutdown.failed", "message": str(error)})
-        return
-    await send({"type": "lifespan.shutdown.complete"})
-
-
 class WebApp:
-    """POST to any path takes events, but for `/cancel/...`, what is below `/_edda`, and the paths of webhooks."""
+    """POST stores events at every path except `/cancel/...`, those below `/_edda`, and those of webhooks."""
 
     def __init__(
         self,
@@ -57,21 +32,21 @@ class WebApp:
         options: WebOptions | None = None,
         *,
         control: Control | None = None,
-        pages: Viewer | None = None,
+        viewer: Callable[[], PageViewer] | None = None,
     ) -> None:
         self.options = options or WebOptions()
         self._service = service
-        door = AccessPolicy(self.options)
-        backing, intake = ServiceGate(service, self.options), BodyReader(self.options)
-        self._events = EventEndpoint(self.options, door, intake, backing)
-        self._signed = WebhookEndpoint(self.options, intake, backing)
-        self._cancelling = CancelEndpoint(door, intake, backing)
+        access = AccessPolicy(self.options)
+        gate, bodies = ServiceGate(service, self.options), BodyReader(self.options)
+        self._endpoints = Endpoints(self.options, access, bodies, gate)
         self._streams = EventStreams(lambda: service.state is State.STARTED)
         self._metrics = Metrics()
-        self._inside = InternalRoutes(self.options, door, intake, backing, self._streams, self._metrics, control, pages)
+        self._internal = InternalRoutes(
+            self.options, access, bodies, gate, self._streams, self._metrics, control, viewer
+        )
 
     def end_streams(self) -> None:
-        """Servers wait for those that are connected before they stop the app: whoever stops one calls this first."""
+        """To be called before a server is stopped: it waits for open connections before it stops the app."""
         self._streams.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,12 +54,12 @@ class WebApp:
             case "http":
                 await self._serve(scope, receive, send)
             case "lifespan":
-                await run_lifespan(self._service, receive, send)
+                await _run_lifespan(self._service, receive, send)
             case "websocket":
                 await receive()
                 await send({"type": "websocket.close", "code": 1000})
             case other:
-                raise ValueError(f"this ASGI application serves http and lifespan, not {other!r}")
+                raise ValueError(f"this ASGI application supports http and lifespan, not {other!r}")
 
     @asynccontextmanager
     async def lifespan(self, host: object = None) -> AsyncIterator[None]:
@@ -98,58 +73,72 @@ class WebApp:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = read_request(scope, receive)
         try:
-            answer: ASGIResponse = await self._answer(request)
+            self._check_headers(request)
+            is_internal = request.path == "/_edda" or request.path.startswith("/_edda/")
+            handler = self._internal if is_internal else self._endpoints
+            response: ASGIResponse = await handler.handle(request)
         except DisconnectedError:
             return
-        except HTTPError as refusal:
-            answer = self._inside.error_page(request, refusal.answer)
-        except Exception as error:  # a client gets an answer whatever happens, and never a traceback
-            answer = self._inside.error_page(request, response_for_exception(error, self.options.retry_after))
-        self._metrics.count(answer.status)
+        except HTTPError as error:
+            response = self._internal.error_page(request, error.response)
+        except Exception as error:  # every request gets a response, and never a traceback
+            response = self._internal.error_page(request, response_for_exception(error, self.options.retry_after))
+        self._metrics.responses[response.status] += 1
         try:
-            await answer.send(
-                self._limited(send), private=request.query_token is not None, head=request.method == "HEAD"
+            await response.send(
+                self._with_timeout(send), private=request.query_token is not None, head=request.method == "HEAD"
             )
-        except TimeoutError:  # an OSError too, hence the first
-            logger.debug("the client does not read its answer (write_timeout); the connection is given up")
-        except OSError:  # newer servers say so when the client has gone
-            logger.debug("the client had gone before its answer")
+        except TimeoutError:  # a subclass of OSError, hence the first
+            logger.debug("the client does not read its response (write_timeout), closing the connection")
+        except OSError:  # raised by servers that report a closed connection
+            logger.debug("the client disconnected before its response was sent")
 
-    def _limited(self, send: Send) -> Send:
-        """A server's `send` waits for as long as the client does not read."""
+    def _with_timeout(self, send: Send) -> Send:
+        """A server's `send` waits until the client has read enough, without a limit of its own."""
         seconds = self.options.write_timeout
 
         async def send_in_time(message: Message) -> None:
             try:
                 async with asyncio.timeout(seconds):
                     await send(message)
-            except RuntimeError as error:  # of uvloop, which has no class of its own for it
+            except RuntimeError as error:  # uvloop has no exception class of its own for a closed transport
                 if not str(error).endswith("the handler is closed"):
                     raise
                 raise BrokenPipeError("the connection is closed") from error
 
         return send_in_time
 
-    async def _answer(self, request: Request) -> ASGIResponse:
-        self._check_headers(request)
-        path = request.path
-        if path == "/_edda" or path.startswith("/_edda/"):
-            return await self._inside.answer(request)
-        if path == "/cancel" or path.startswith("/cancel/"):
-            return await self._cancelling.answer(request)
-        if self._signed.matches(request):
-            return await self._signed.answer(request)
-        return await self._events.answer(request)
-
     def _check_headers(self, request: Request) -> None:
         count, limit = len(request.headers), self.options.max_header_count
         if request.has(b"content-length") and request.has(b"transfer-encoding"):
-            # Two proxies that believe different ones see different requests. Some servers let it pass to us.
+            # Proxies that trust different ones of the two see different requests. Some servers do not reject it.
             error = "Content-Length and Transfer-Encoding exclude each other; send one of them"
             raise http_error(400, error, headers={"Connection": "close"})
         if request.has(b"transfer-encoding") and request.header(b"transfer-encoding") != b"chunked":
-            raise http_error(400, "of Transfer-Encoding only chunked is taken", headers={"Connection": "close"})
+            raise http_error(400, "expected no Transfer-Encoding other than chunked", headers={"Connection": "close"})
         size = sum(len(name) + len(value) for name, value in request.headers)
         if count > limit or size > self.options.max_header_bytes:
-            error = f"more than {limit} headers or {self.options.max_header_bytes} bytes of them"
+            error = f"more than {limit} headers, or more than {self.options.max_header_bytes} bytes of headers"
             raise http_error(431, error, headers={"Connection": "close"})
+
+
+async def _run_lifespan(service: Service, receive: Receive, send: Send) -> None:
+    await receive()  # lifespan.startup
+    try:
+        await service.initialize()
+    except Exception as error:
+        # The server logs the message without a traceback. That suffices for an error with a known cause, such as a
+        # database that does not respond.
+        is_known = isinstance(error, EddaError | OSError)
+        logger.log(logging.DEBUG if is_known else logging.ERROR, "the app did not start", exc_info=True)
+        await send({"type": "lifespan.startup.failed", "message": str(error)})
+        return
+    await send({"type": "lifespan.startup.complete"})
+    await receive()  # lifespan.shutdown
+    try:
+        await service.shutdown()
+    except Exception as error:
+        logger.exception("the app did not shut down cleanly")
+        await send({"type": "lifespan.shutdown.failed", "message": str(error)})
+        return
+    await send({"type": "lifespan.shutdown.complete"})

@@ -1,41 +1,41 @@
-"""What is below `/_edda`: probes, metrics, the control API, logging in and out, and pages."""
+"""The routes below `/_edda`: probes, metrics, the control API, login and logout, and the pages of the viewer."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from edda.control.operations import BULK_TIMEOUT
+from edda.control.controller import BULK_TIMEOUT
+from edda.engine.tasks import start_task
+from edda.errors import EddaError
+from edda.web.access import SAFE_METHODS, AccessPolicy, Authenticator, LoginSessions, Principal, check_origin
 from edda.web.api import Control, ControlEndpoint
-from edda.web.health import Readiness, liveness
 from edda.web.metrics import Metrics
 from edda.web.options import WebOptions
-from edda.web.request import Request
-from edda.web.security.access import SAFE, AccessPolicy
-from edda.web.security.callers import Authenticator, Principal, check_origin
-from edda.web.security.login import LoginSessions
-from edda.web.security.tokens import TokenScope
+from edda.web.request import BodyReader, Request
+from edda.web.tokens import TokenScope
 
-from .request import BodyReader
-from .responses import HTTPError, Response, http_error, method_not_allowed
+from .responses import HTTPError, Response, http_error, json_response, method_not_allowed, retry_later
 from .service import ServiceGate
 from .sse import ASGIResponse, EventStreams
 
-__all__ = ["Control", "InternalRoutes", "Viewer"]
+logger = logging.getLogger("edda.web")
 
-_READ_ONLY = "GET, HEAD"
-# Under "no-referrer" a browser says `Origin: null` of our own forms, and by plain http nothing else of their origin.
+# Under "no-referrer" a browser sends `Origin: null` with our own forms, and over plain http no Sec-Fetch-Site either.
 _REFERRER_POLICY = (b"referrer-policy", b"same-origin")
 
 
-class Viewer(Protocol):
-    """What people see."""
+class PageViewer(Protocol):
+    """Implemented by `Viewer`, which is imported on the first request for a page."""
 
-    async def answer(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
-        """None if there is no such page. Without a caller there is a form to log in with, and nothing else."""
+    async def handle(self, request: Request, caller: Principal | None, body: bytes = b"") -> Response | None:
+        """None if there is no such page. Without a caller, only the login page and static files are served."""
 
-    def error_page(self, request: Request, caller: Principal | None, refusal: Response) -> Response:
-        """The same refusal as a page."""
+    def error_page(self, request: Request, caller: Principal | None, error: Response) -> Response:
+        """The error response as an HTML page."""
         ...
 
 
@@ -43,100 +43,122 @@ class InternalRoutes:
     def __init__(
         self,
         options: WebOptions,
-        door: AccessPolicy,
-        intake: BodyReader,
-        backing: ServiceGate,
+        access: AccessPolicy,
+        bodies: BodyReader,
+        gate: ServiceGate,
         streams: EventStreams,
         metrics: Metrics,
         control: Control | None,
-        pages: Viewer | None,
+        viewer: Callable[[], PageViewer] | None,
     ) -> None:
-        self._door = door
-        self._intake = intake
-        self._backing = backing
+        self._access = access
+        self._bodies = bodies
+        self._gate = gate
         self._streams = streams
         self._metrics = metrics
         self._control = control
-        self._pages = pages
-        self._readiness = Readiness(backing)
+        self._viewer = viewer
+        self._readiness = Readiness(gate)
         self._api: ControlEndpoint | None = None
         self._sessions = LoginSessions(options)
-        self._callers = Authenticator(options, door, self._sessions)
+        self._authenticator = Authenticator(options, access, self._sessions)
         if control is not None:
-            self._api = ControlEndpoint(options, self._callers, intake, backing, streams, control)
+            self._api = ControlEndpoint(options, self._authenticator, bodies, gate, streams, control)
 
-    async def answer(self, request: Request) -> ASGIResponse:
-        self._door.check_probe_access(request)
+    async def handle(self, request: Request) -> ASGIResponse:
+        self._access.check_probe_access(request)
         path = request.path
         if path in {"/_edda/livez", "/_edda/readyz"}:
             _check_safe(request)
-            return liveness() if path == "/_edda/livez" else await self._readiness.answer()
+            return _ALIVE if path == "/_edda/livez" else await self._readiness.check()
         if self._api is not None and path.startswith("/_edda/api/v1/"):
-            return await self._api.answer(request)
+            return await self._api.handle(request)
         if self._control is not None and path == "/_edda/metrics":
             return await self._metrics_response(request, self._control)
-        if self._pages is not None:
-            return await self._page_response(request, self._pages)
-        raise http_error(404, "there is nothing at this address")
+        if self._viewer is not None:
+            return await self._page_response(request, self._viewer())
+        raise http_error(404, "there is nothing at this path")
 
-    def error_page(self, request: Request, refusal: Response) -> Response:
-        """As a page if a person would read it: programs do not ask for HTML."""
-        if self._pages is None or not _wants_html(request):
-            return refusal
+    def error_page(self, request: Request, error: Response) -> Response:
+        """The error as an HTML page, if the client accepts HTML and asked for a page."""
+        is_page = request.path.startswith("/_edda/") and not request.path.startswith("/_edda/api/")
+        wants_html = any(name == b"accept" and b"text/html" in value for name, value in request.headers)
+        if self._viewer is None or not (is_page and wants_html):
+            return error
         try:
-            caller = self._callers.authenticate(request)
+            caller = self._authenticator.authenticate(request)
         except HTTPError:
             caller = None
-        return self._pages.error_page(request, caller, refusal)
+        return self._viewer().error_page(request, caller, error)
 
     async def _metrics_response(self, request: Request, control: Control) -> Response:
-        self._callers.require(request).check(TokenScope.VIEW)
+        self._authenticator.require(request).check(TokenScope.VIEW)
         _check_safe(request)
-        self._backing.check_started()
-        async with self._backing.slot():
-            return await self._metrics.answer(control().get_stats, self._streams.count)
+        self._gate.check_started()
+        async with self._gate.slot():
+            return await self._metrics.collect(control().get_stats, self._streams.count)
 
-    async def _page_response(self, request: Request, pages: Viewer) -> Response:
-        action = {"/_edda/login": self._log_in, "/_edda/logout": self._log_out}.get(request.path)
-        if action is not None and request.method == "POST":
-            return await action(request)
-        caller = self._callers.authenticate(request)
-        if caller is not None and not _is_open(request):
+    async def _page_response(self, request: Request, viewer: PageViewer) -> Response:
+        if request.method == "POST" and request.path in {"/_edda/login", "/_edda/logout"}:
+            return await self._log_in_or_out(request)
+        caller = self._authenticator.authenticate(request)
+        is_public = request.path == "/_edda/login" or request.path.startswith("/_edda/static/")
+        if caller is not None and not is_public:
             caller.check(TokenScope.VIEW)
-            self._backing.check_started()
-        is_action = caller is not None and request.method not in SAFE
-        body = await self._read(request) if is_action else b""
-        async with self._backing.slot(BULK_TIMEOUT if is_action else None):
-            found = await pages.answer(request, caller, body)
-        if found is None:
-            raise http_error(404, "there is nothing at this address")
-        return replace(found, headers=(*found.headers, _REFERRER_POLICY))
+            self._gate.check_started()
+        is_action = caller is not None and request.method not in SAFE_METHODS
+        body = b""
+        if is_action:
+            async with self._bodies.read(request) as body:
+                pass
+        async with self._gate.slot(BULK_TIMEOUT if is_action else None):
+            page = await viewer.handle(request, caller, body)
+        if page is None:
+            raise http_error(404, "there is nothing at this path")
+        return replace(page, headers=(*page.headers, _REFERRER_POLICY))
 
-    async def _log_in(self, request: Request) -> Response:
-        self._door.check_host(request)
-        check_origin(request, by_cookie=False)
-        return self._sessions.log_in(request, await self._read(request))
-
-    async def _log_out(self, request: Request) -> Response:
-        self._door.check_host(request)
-        check_origin(request, by_cookie=True)
-        return self._sessions.log_out(request)
-
-    async def _read(self, request: Request) -> bytes:
-        body = await self._intake.read(request)
-        self._intake.release(len(body))
-        return body
+    async def _log_in_or_out(self, request: Request) -> Response:
+        is_logout = request.path == "/_edda/logout"
+        self._access.check_host(request)
+        check_origin(request, by_cookie=is_logout)
+        if is_logout:
+            return self._sessions.log_out(request)
+        async with self._bodies.read(request) as body:
+            return self._sessions.log_in(request, body)
 
 
-def _is_open(request: Request) -> bool:
-    return request.path == "/_edda/login" or request.path.startswith("/_edda/static/")
+_ALIVE = json_response(200, {"status": "ok"})
+"""Sent from the event loop without the database: liveness means that the loop runs."""
 
 
-def _wants_html(request: Request) -> bool:
-    is_page = request.path.startswith("/_edda/") and not request.path.startswith("/_edda/api/")
-    return is_page and any(name == b"accept" and b"text/html" in value for name, value in request.headers)
+class Readiness:
+    """Pings the database; requests that arrive during a ping share its result."""
+
+    def __init__(self, gate: ServiceGate) -> None:
+        self._gate = gate
+        self._running: asyncio.Task[Response] | None = None
+
+    async def check(self) -> Response:
+        if self._running is None:
+            self._running = start_task(self._ping())
+            self._running.add_done_callback(self._clear)
+        return await asyncio.shield(self._running)
+
+    def _clear(self, _: asyncio.Task[Response]) -> None:
+        self._running = None
+
+    async def _ping(self) -> Response:
+        try:
+            self._gate.check_started()
+            await self._gate.ping()
+        except HTTPError as error:
+            return error.response
+        except (EddaError, OSError) as error:
+            logger.warning("readiness check failed (%s), answering 503", error)
+            return retry_later(503, "the database does not respond", self._gate.retry_after)
+        return json_response(200, {"status": "ready"})
 
 
 def _check_safe(request: Request) -> None:
     if request.method not in {"GET", "HEAD"}:
-        raise method_not_allowed(_READ_ONLY)
+        raise method_not_allowed("GET, HEAD")

@@ -1,54 +1,56 @@
-"""OpenAPI 3.1: the control API described for programs, out of the same table that it is served from."""
+"""The OpenAPI 3.1 description of the control API, made from the table of operations that serves it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import msgspec
 from msgspec import Struct, inspect
 
-from edda.control.operations import MOST_ROWS, OPERATIONS, PREFIX, Operation
+from edda.control.controller import OPERATIONS, PREFIX, Operation
+from edda.control.views import MAX_PAGE_SIZE
 from edda.version import __version__
 
 from .parsing import fields_of, is_or_contains
 
-Described = dict[str, Any]
+JSONObject = dict[str, Any]
 
 
 class Problem(Struct, frozen=True):
-    """Why something was refused."""
+    """Body of an error response."""
 
     error: str
     error_type: str
     retryable: bool
     attribute: str | None = None
-    """The field that is the matter."""
+    """The field with the error."""
 
 
-REFUSALS = {
-    400: "Not understood: not JSON, a header twice.",
-    401: "No token, or one that is not known.",
-    403: "The token lacks the scope, or the request comes from elsewhere.",
-    404: "There is no such thing.",
-    408: "The body came too slowly.",
-    409: "The state of the run does not allow it.",
+ERRORS = {
+    400: "The request is malformed: no JSON, a header twice.",
+    401: "No token, or an unknown one.",
+    403: "The token lacks the scope, or the request comes from another origin.",
+    404: "Not found.",
+    408: "The body arrived too slowly.",
+    409: "The state of the run does not allow this action.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    422: "A field is not what was expected; `attribute` says which.",
-    429: "Too many requests at once: come back.",
-    431: "Too many headers, or too long.",
-    503: "The database does not take it at the moment: come back.",
+    422: "A field is invalid; `attribute` names it, if it is one field.",
+    429: "Too many requests at once: retry after `Retry-After` seconds.",
+    431: "Too many headers, or too large ones.",
+    503: "The database is not available: retry after `Retry-After` seconds.",
 }
 _REF = "#/components/schemas/{name}"
 
 
 @cache
-def describe() -> Described:
+def describe() -> JSONObject:
     schemas, components = _schemas()
-    paths: dict[str, Described] = {}
+    paths: dict[str, JSONObject] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation, schemas, components)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas, components)
     paths["/stream"] = {"get": _stream()}
     return {
         "openapi": "3.1.0",
@@ -63,78 +65,72 @@ def describe() -> Described:
     }
 
 
-def _schemas() -> tuple[dict[Any, Described], dict[str, Described]]:
-    """By type, and those that have a name."""
+def _schemas() -> tuple[dict[Any, JSONObject], dict[str, JSONObject]]:
+    """The schema of each type, and the named schemas that they refer to."""
     kinds: list[Any] = [Problem]
     for operation in OPERATIONS:
-        kinds += [kind for kind in (operation.answer, operation.query, operation.body) if kind is not None]
+        kinds += [kind for kind in (operation.response, operation.query, operation.body) if kind is not None]
     kinds = list(dict.fromkeys(kinds))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     return dict(zip(kinds, schemas, strict=True)), components
 
 
-def _describe(operation: Operation[Any], schemas: dict[Any, Described], components: dict[str, Described]) -> Described:
-    described: Described = {
+def _operation(
+    operation: Operation[Any], schemas: dict[Any, JSONObject], components: dict[str, JSONObject]
+) -> JSONObject:
+    description: JSONObject = {
         "operationId": operation.name,
         "summary": operation.summary,
         "description": f"Needs a token with the scope `{operation.scope}`.",
-        "parameters": [*_path_parameters(operation), *_query_parameters(operation, components)],
-        "responses": _responses(schemas[operation.answer]),
+        "parameters": list(_parameters(operation, components)),
+        "responses": _responses(schemas[operation.response]),
     }
     if operation.body is not None:
         required = bool(components[operation.body.__name__].get("required"))
         content = {"application/json": {"schema": schemas[operation.body]}}
-        described["requestBody"] = {"required": required, "content": content}
-    return described
+        description["requestBody"] = {"required": required, "content": content}
+    return description
 
 
-def _path_parameters(operation: Operation[Any]) -> list[Described]:
-    names = [part.strip("{}") for part in operation.parts if part.startswith("{")]
+def _parameters(operation: Operation[Any], components: dict[str, JSONObject]) -> Iterator[JSONObject]:
     number, text = {"type": "integer", "minimum": 0}, {"type": "string", "minLength": 1}
-    return [
-        {"name": name, "in": "path", "required": True, "schema": number if name == "number" else text} for name in names
-    ]
-
-
-def _query_parameters(operation: Operation[Any], components: dict[str, Described]) -> list[Described]:
+    for part in operation.parts:
+        if part.startswith("{"):
+            schema = number if part == "{number}" else text
+            yield {"name": part.strip("{}"), "in": "path", "required": True, "schema": schema}
     if operation.query is None:
-        return []
-    return [
-        {
-            "name": field.name,
-            "in": "query",
-            "schema": _parameter(field, components[operation.query.__name__]),
-            "allowEmptyValue": True,  # as forms send what was not filled in
-        }
-        for field in fields_of(operation.query)
-    ]
+        return
+    for field in fields_of(operation.query):
+        schema = _parameter(field, components[operation.query.__name__])
+        # Forms send a field that was not filled in.
+        yield {"name": field.name, "in": "query", "schema": schema, "allowEmptyValue": True}
 
 
-def _parameter(field: inspect.Field, record: Described) -> Described:
-    """What is not given has no text: it is left out instead."""
-    schema: Described = dict(record["properties"][field.name])
+def _parameter(field: inspect.Field, record: JSONObject) -> JSONObject:
+    """A query parameter cannot be null: it is left out instead."""
+    schema: JSONObject = dict(record["properties"][field.name])
     others = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     if others:
         schema = dict(others[0])
     if field.name == "limit":
-        schema |= {"minimum": 1, "maximum": MOST_ROWS}
+        schema |= {"minimum": 1, "maximum": MAX_PAGE_SIZE}
     if is_or_contains(field.type, inspect.DateTimeType):
         schema["format"] = "date-time"
     return schema
 
 
-def _responses(answer: Described) -> Described:
-    responses: Described = {"200": {"description": "Done.", "content": {"application/json": {"schema": answer}}}}
+def _responses(answer: JSONObject) -> JSONObject:
+    responses: JSONObject = {"200": {"description": "Done.", "content": {"application/json": {"schema": answer}}}}
     problem = {"application/json": {"schema": {"$ref": _REF.format(name=Problem.__name__)}}}
-    for status, words in REFUSALS.items():
-        responses[str(status)] = {"description": words, "content": problem}
+    for status, text in ERRORS.items():
+        responses[str(status)] = {"description": text, "content": problem}
     return responses
 
 
-def _stream() -> Described:
+def _stream() -> JSONObject:
     responses = _responses({})
     responses["200"] = {
-        "description": "`event: changed` whenever something has changed; ends after a minute: ask again.",
+        "description": "Sends `event: changed` after every change; ends after a minute, then connect again.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
-    return {"operationId": "watch", "summary": "Changes, as they happen.", "responses": responses}
+    return {"operationId": "watch", "summary": "Server-sent events after every change.", "responses": responses}

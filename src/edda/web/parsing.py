@@ -1,4 +1,4 @@
-"""Reading what stands behind the question mark, and JSON bodies, into records."""
+"""Query strings and JSON bodies into records, with an error that names the field."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from msgspec import Struct, inspect, structs
 
 from edda.cloudevents.strict_json import read_raw
-from edda.control.operations import MOST_ROWS
+from edda.control.views import MAX_PAGE_SIZE
 from edda.errors import EventError
 
 from .responses import HTTPError, error_response
 
-_MOST_FIELDS = 200
-_LARGEST = 2**31 - 1
-_PLACE = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+_MAX_FIELDS = 200
+_MAX_INT32 = 2**31 - 1
+_LOCATION = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*?)`", re.DOTALL)
 _KIND = re.compile(r"Expected `(.*?)`(, got `.*`)?")
 _TIME = "a time with its zone, such as 2026-01-31T18:30:00Z"
@@ -31,28 +31,30 @@ _KINDS = {
     "object": "a JSON object",
     "datetime": _TIME,
 }
-_FORMS = (
+_FORMATS = (
     (inspect.IntType, re.compile("-?[0-9]+"), "a whole number"),
     (inspect.DateTimeType, re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}.*"), _TIME),
 )
-"""How they have to be written. The library would also take `null`, and a number for a time."""
+"""Checked before conversion: msgspec would also accept `null`, and a number for a time."""
 
 T = TypeVar("T", bound=Struct)
 
 
 def read_query(query: bytes, kind: type[T]) -> T:
-    """A field that was left empty in a form counts as not given."""
-    given: dict[str, Any] = {}
+    """An empty value, as forms send it, counts as not given."""
+    values: dict[str, Any] = {}
     for name, value in _pairs(query):
-        if name in _lists_of(kind):
-            given.setdefault(name, []).append(value)
-        elif name in given:
+        if name in _list_fields(kind):
+            values.setdefault(name, []).append(value)
+        elif name in values:
             raise field_error(name, "expected once")
         else:
-            _check_form(name, value, kind)
-            given[name] = value
+            pattern, expected = _formats_of(kind).get(name, (None, ""))
+            if pattern is not None and not pattern.fullmatch(value):
+                raise field_error(name, f"expected {expected}")
+            values[name] = value
     try:
-        found = msgspec.convert(given, kind, strict=False)
+        found = msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         raise _validation_error(error) from None
     _check_numbers(found)
@@ -60,7 +62,7 @@ def read_query(query: bytes, kind: type[T]) -> T:
 
 
 def read_body(body: bytes, kind: type[T]) -> T:
-    """An empty body is an order with nothing but defaults."""
+    """An empty body means all defaults."""
     try:
         found = msgspec.json.decode(read_raw(body or b"{}", "body"), type=kind)
     except EventError as error:
@@ -79,31 +81,25 @@ def field_error(field: str | None, expected: str) -> HTTPError:
 
 def _pairs(query: bytes) -> list[tuple[str, str]]:
     try:
-        pairs = parse_qsl(query.decode("ascii"), errors="strict", max_num_fields=_MOST_FIELDS)
+        pairs = parse_qsl(query.decode("ascii"), errors="strict", max_num_fields=_MAX_FIELDS)
     except ValueError:
-        raise field_error(None, f"expected a query of at most {_MOST_FIELDS} fields, percent-encoded UTF-8") from None
+        raise field_error(None, f"expected a query of at most {_MAX_FIELDS} fields, percent-encoded UTF-8") from None
     if any("\0" in value for _, value in pairs):
-        raise field_error(None, "expected a query without the character 0")  # which no database takes
+        raise field_error(None, "expected a query without the character U+0000")  # PostgreSQL cannot store it
     return [(name, value) for name, value in pairs if name != "access_token"]
 
 
 @cache
-def _lists_of(kind: type[Struct]) -> frozenset[str]:
+def _list_fields(kind: type[Struct]) -> frozenset[str]:
     return frozenset(field.name for field in fields_of(kind) if isinstance(field.type, inspect.VarTupleType))
 
 
-def _check_form(name: str, value: str, kind: type[Struct]) -> None:
-    form = _forms_of(kind).get(name)
-    if form is not None and not form[0].fullmatch(value):
-        raise field_error(name, f"expected {form[1]}")
-
-
 @cache
-def _forms_of(kind: type[Struct]) -> dict[str, tuple[re.Pattern[str], str]]:
+def _formats_of(kind: type[Struct]) -> dict[str, tuple[re.Pattern[str], str]]:
     return {
-        field.name: (pattern, words)
+        field.name: (pattern, expected)
         for field in fields_of(kind)
-        for one, pattern, words in _FORMS
+        for one, pattern, expected in _FORMATS
         if is_or_contains(field.type, one)
     }
 
@@ -121,35 +117,33 @@ def is_or_contains(kind: inspect.Type, wanted: type[inspect.Type]) -> bool:
 
 def _check_numbers(found: Struct) -> None:
     limit, generation = getattr(found, "limit", 1), getattr(found, "generation", None)
-    if not 1 <= limit <= MOST_ROWS:
-        raise field_error("limit", f"expected 1 to {MOST_ROWS}")
-    if generation is not None and not 0 <= generation <= _LARGEST:
-        raise field_error("generation", f"expected 0 to {_LARGEST}")
+    if not 1 <= limit <= MAX_PAGE_SIZE:
+        raise field_error("limit", f"expected 1 to {MAX_PAGE_SIZE}")
+    if generation is not None and not 0 <= generation <= _MAX_INT32:
+        raise field_error("generation", f"expected 0 to {_MAX_INT32}")
 
 
 def _check_texts(found: Struct) -> None:
-    """Names and ids; in what a run is given every character may be."""
+    """U+0000 is rejected in names and ids, and allowed in the data of a run."""
     for name, value in structs.asdict(found).items():
         if isinstance(value, Struct):
             _check_texts(value)
         texts = value if isinstance(value, tuple) else (value,)
         if any(isinstance(text, str) and "\0" in text for text in texts) and name != "data":
-            raise field_error(name, "expected a text without the character 0")
+            raise field_error(name, "expected a text without the character U+0000")
 
 
 def _validation_error(error: msgspec.ValidationError) -> HTTPError:
-    """What the library says, in words for who asks; it names the place at the end."""
-    text, place = str(error), ""
-    if placed := _PLACE.fullmatch(text):
-        text, place = placed[1], placed[2]
+    """The message of msgspec, which ends in the path of the field, in the words of our API."""
+    text, path = str(error), ""
+    if located := _LOCATION.fullmatch(text):
+        text, path = located[1], located[2]
     if field := _FIELD.fullmatch(text):
-        told = "is required" if field[1] == "missing required" else "there is no such field"
-        return field_error(f"{place}.{field[2]}" if place else field[2], told)
-    return field_error(place or None, _translate(text))
-
-
-def _translate(text: str) -> str:
+        reason = "is required" if field[1] == "missing required" else "there is no such field"
+        return field_error(f"{path}.{field[2]}" if path else field[2], reason)
     if kind := _KIND.fullmatch(text):
         kinds = [_KINDS.get(one, one) for one in kind[1].split(" | ") if one != "null"]
-        return f"expected {' or '.join(kinds)}"
-    return f"expected {_TIME}" if "RFC3339" in text else text
+        text = f"expected {' or '.join(kinds)}"
+    elif "RFC3339" in text:
+        text = f"expected {_TIME}"
+    return field_error(path or None, text)

@@ -1,40 +1,32 @@
-"""Responses with the protective headers, JSON by default, and the response to each kind of exception."""
+"""HTTP responses: the ASGI types, the headers that every response has, JSON errors, and one response per exception."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 
-from edda.errors import (
-    ActionRefusedError,
-    AppError,
-    ArgumentError,
-    EventError,
-    EventValidationError,
-    InstanceConflictError,
-    InstanceNotFoundError,
-    LeaseLostError,
-    NotFoundError,
-    PayloadError,
-    PayloadTooLargeError,
-    StorageConflictError,
-    StorageRejectedError,
-    StorageUnavailableError,
-    UnknownWorkflowError,
-)
-from edda.web.asgi import Headers, Send
+from edda import errors
 
-_CONTENT_SECURITY = (
+logger = logging.getLogger("edda.web")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-_ALWAYS: Headers = [
-    (b"content-security-policy", _CONTENT_SECURITY.encode()),
+_SECURITY_HEADERS: Headers = [
+    (b"content-security-policy", _CONTENT_SECURITY_POLICY.encode()),
     (b"x-frame-options", b"DENY"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -51,9 +43,9 @@ class Response:
     status: int
     body: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    """What is said here of the content's type, or of keeping it, counts instead of what is usual."""
+    """Replace the default headers of the same name."""
     reason: str = ""
-    """Of a refusal, in words."""
+    """The error text, for the error page."""
 
     async def send(self, send: Send, *, private: bool, head: bool) -> None:
         await send({"type": "http.response.start", "status": self.status, "headers": self.all_headers(private=private)})
@@ -61,24 +53,24 @@ class Response:
 
     def all_headers(self, *, private: bool = False) -> Headers:
         own = {name for name, _ in self.headers}
-        usual = security_headers(private=private)
+        defaults = security_headers(private=private)
         if self.body:
-            usual.append(_JSON)
+            defaults.append(_JSON)
         if self.status != HTTPStatus.NO_CONTENT:
-            usual.append((b"content-length", b"%d" % len(self.body)))
-        return [*(header for header in usual if header[0] not in own), *self.headers]
+            defaults.append((b"content-length", b"%d" % len(self.body)))
+        return [*(header for header in defaults if header[0] not in own), *self.headers]
 
 
 def security_headers(*, private: bool = False) -> Headers:
-    return [*_ALWAYS, _PRIVATE if private else _NO_STORE]
+    return [*_SECURITY_HEADERS, _PRIVATE if private else _NO_STORE]
 
 
 class HTTPError(Exception):
-    """Carries an answer out of wherever it was found that the request cannot be served."""
+    """Ends the handling of a request with this response."""
 
-    def __init__(self, answer: Response) -> None:
-        super().__init__(answer.status)
-        self.answer = answer
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status)
+        self.response = response
 
 
 def json_response(status: int, body: Mapping[str, str]) -> Response:
@@ -109,7 +101,7 @@ def http_error(status: int, error: str, *, headers: Mapping[str, str] | None = N
 
 
 def redirect(path: str, *headers: tuple[bytes, bytes]) -> Response:
-    """To a page of ours: the caller has seen to it that the path is one."""
+    """The caller must have checked that `path` is a path of this server (`own_path`)."""
     return Response(303, headers=((b"location", path.encode("ascii")), *headers))
 
 
@@ -118,37 +110,43 @@ def retry_later(status: int, error: str, seconds: int, *, error_type: str | None
 
 
 def method_not_allowed(allowed: str) -> HTTPError:
-    return http_error(405, f"this address takes {allowed} only", headers={"Allow": allowed})
+    return http_error(405, f"this path supports only {allowed}", headers={"Allow": allowed})
 
 
 def _type_of(status: int) -> str:
-    """`404` is a NotFound: the words of the status line."""
+    """The phrase of the status in CamelCase: 404 gives `NotFound`."""
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return "ContentTooLarge"  # Python 3.13 has other words for it than 3.11
+        return "ContentTooLarge"  # the phrase in HTTPStatus differs between Python 3.11 and 3.13
     return re.sub("[^A-Za-z]", "", HTTPStatus(status).phrase.title())
-
-
-logger = logging.getLogger("edda.web")
 
 
 def response_for_exception(error: Exception, retry_after: int) -> Response:
     kind = type(error).__name__
     match error:
-        case EventError():
+        case errors.EventError():
             return error_response(error.status, str(error), error_type=kind, attribute=error.attribute)
-        case InstanceNotFoundError() | NotFoundError() | UnknownWorkflowError():
+        case errors.InstanceNotFoundError() | errors.NotFoundError() | errors.UnknownWorkflowError():
             return error_response(404, str(error), error_type=kind)
-        case ActionRefusedError() | InstanceConflictError():
+        case errors.ActionRefusedError() | errors.InstanceConflictError():
             return error_response(409, str(error), error_type=kind)
-        case ArgumentError() | EventValidationError():
-            return error_response(422, str(error), error_type=kind)
-        case PayloadTooLargeError():
-            return error_response(413, "the data is larger than may be stored", error_type=kind)
-        case PayloadError() | StorageRejectedError():
-            return error_response(400, "the data cannot be stored as it is", error_type=kind)
-        case StorageUnavailableError() | StorageConflictError() | AppError() | LeaseLostError() | TimeoutError():
-            logger.warning("a request is told to come back: %s: %s", kind, error)
-            return retry_later(503, "the database does not take it at the moment", retry_after, error_type=kind)
+        case errors.ArgumentError() | errors.EventValidationError():
+            # An `EventError` becomes an `ArgumentError` where a person sends the event: it knows the attribute.
+            return error_response(
+                422, str(error), error_type=kind, attribute=getattr(error.__cause__, "attribute", None)
+            )
+        case errors.PayloadTooLargeError():
+            return error_response(413, "the data exceeds the size limit of the storage", error_type=kind)
+        case errors.PayloadError() | errors.StorageRejectedError():
+            return error_response(400, "the storage cannot hold this data", error_type=kind)
+        case (
+            errors.StorageUnavailableError()
+            | errors.StorageConflictError()
+            | errors.AppError()
+            | errors.LeaseLostError()
+            | TimeoutError()
+        ):
+            logger.warning("request failed (%s: %s), answering 503 with Retry-After: %d", kind, error, retry_after)
+            return retry_later(503, "the database is not available", retry_after, error_type=kind)
         case _:
-            logger.error("a request met an unexpected error", exc_info=error)
-            return error_response(500, "an unexpected error; the log of the server has it", error_type=kind)
+            logger.error("request failed with an unexpected error, answering 500", exc_info=error)
+            return error_response(500, "unexpected error: see the log of the server", error_type=kind)

@@ -1,4 +1,4 @@
-"""The app as the endpoints see it, behind limits on concurrent calls and on their time."""
+"""The app as the endpoints see it, behind limits on the number and the duration of calls."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from edda.web.options import WebOptions
 
 from .responses import HTTPError, retry_later
 
+logger = logging.getLogger("edda.web")
+
+_NOT_STARTED = (
+    "the app is not started: call `await app.initialize()`, or pass `lifespan=app.lifespan` to the app that it is "
+    "mounted in, if the server sends no lifespan events"
+)
+
 
 class State(Enum):
     STOPPED = "stopped"
     """Not started yet, or shut down."""
     STARTED = "started"
     DRAINING = "draining"
-    """Finishing what is under way; takes nothing new."""
+    """Finishes requests and steps that have started, and accepts no new ones."""
 
 
 class Service(Protocol):
@@ -32,7 +39,7 @@ class Service(Protocol):
     async def shutdown(self) -> None: ...
 
     async def receive(self, events: Sequence[CloudEvent]) -> None:
-        """All of them are stored when it returns, or none is when it raises."""
+        """Stores all of the events, or raises and stores none."""
 
     async def cancel(self, instance_id: str, reason: str = ...) -> bool:
         """False if the run has ended already."""
@@ -41,19 +48,11 @@ class Service(Protocol):
         """One round trip to the database."""
 
 
-logger = logging.getLogger("edda.web")
-
-_NEVER_STARTED = (
-    "the app is not started: a server that sends no lifespan events, or an app that it is mounted in, has to call "
-    "`await app.initialize()`, or pass `lifespan=app.lifespan` on"
-)
-
-
 class ServiceGate:
     def __init__(self, service: Service, options: WebOptions) -> None:
         self._service = service
         self._options = options
-        self._waiting = 0
+        self._calls = 0
         self._logged = False
 
     @property
@@ -67,8 +66,10 @@ class ServiceGate:
         elif state is State.DRAINING:
             raise HTTPError(retry_later(503, "the app is shutting down", self.retry_after))
         else:
-            self._log_once()
-            raise HTTPError(retry_later(503, _NEVER_STARTED, self.retry_after))
+            if not self._logged:
+                logger.error("answering every request with 503: %s", _NOT_STARTED)
+            self._logged = True
+            raise HTTPError(retry_later(503, _NOT_STARTED, self.retry_after))
 
     async def receive(self, events: Sequence[CloudEvent]) -> None:
         async with self.slot():
@@ -86,17 +87,12 @@ class ServiceGate:
 
     @asynccontextmanager
     async def slot(self, seconds: float | None = None) -> AsyncIterator[None]:
-        """Without `seconds` for as long as the settings say."""
-        if self._waiting >= self._options.max_concurrent:
+        """One of `max_concurrent` calls; its time limit is `seconds`, else `service_timeout`."""
+        if self._calls >= self._options.max_concurrent:
             raise HTTPError(retry_later(429, "too many requests at once (max_concurrent)", 1))
-        self._waiting += 1
+        self._calls += 1
         try:
             async with asyncio.timeout(seconds or self._options.service_timeout):
                 yield
         finally:
-            self._waiting -= 1
-
-    def _log_once(self) -> None:
-        if not self._logged:
-            logger.error("refusing requests: %s", _NEVER_STARTED)
-        self._logged = True
+            self._calls -= 1

@@ -1,4 +1,4 @@
-"""Server-sent events: a word to every open page whenever something has changed."""
+"""Server-sent events: every open page of the viewer gets one after each change in the database."""
 
 from __future__ import annotations
 
@@ -11,27 +11,25 @@ from typing import Any, Protocol
 from edda.control.controller import Controller
 from edda.engine.tasks import start_task
 from edda.errors import EddaError
-from edda.web.asgi import Receive, Send
 from edda.web.request import Request
 
-from .responses import HTTPError, retry_later, security_headers
+from .responses import HTTPError, Receive, Send, retry_later, security_headers
 
-MOST_STREAMS = 100
+MAX_STREAMS = 100
 MAX_SECONDS = 60.0
-"""Seconds after which a client has to ask anew, which browsers do by themselves: a server that stops waits for those
-that are connected, and does not tell them."""
+"""A stream ends after that time and the browser opens the next one by itself: a server that shuts down waits for its
+open connections, and ASGI does not notify the application of the shutdown."""
 KEEPALIVE_SECONDS = 15.0
-"""Seconds after which something is said, so that nobody on the way takes the connection for dead."""
+"""A comment is sent after that time without a change, so that no proxy closes the connection as idle."""
 _TICK = 1.0
 
 _MEDIA = (b"content-type", b"text/event-stream; charset=utf-8")
-# Proxies that keep answers back until they are whole would keep this one for ever.
-_UNBUFFERED = (b"x-accel-buffering", b"no")
-_BEGINNING = b"retry: 1000\n\n"
+_UNBUFFERED = (b"x-accel-buffering", b"no")  # nginx would else keep the response back until it is complete
+_RETRY = b"retry: 1000\n\n"
 
 
 class ASGIResponse(Protocol):
-    """Whatever can be sent back: an answer, or a stream of them."""
+    """A `Response` or an `EventStream`."""
 
     @property
     def status(self) -> int: ...
@@ -40,24 +38,24 @@ class ASGIResponse(Protocol):
 
 
 class EventStreams:
-    """Those that are open, and a way to end them all."""
+    """Counts the open streams, and ends all of them."""
 
-    def __init__(self, is_open: Callable[[], bool]) -> None:
-        self._is_open = is_open
+    def __init__(self, is_started: Callable[[], bool]) -> None:
+        self._is_started = is_started
         self._ended = False
         self.count = 0
 
     def open(self, request: Request, control: Controller) -> EventStream:
-        if self.count >= MOST_STREAMS:
-            raise HTTPError(retry_later(429, f"{MOST_STREAMS} streams are open: close one", 10))
+        if self.count >= MAX_STREAMS:
+            raise HTTPError(retry_later(429, f"{MAX_STREAMS} streams are open: close one", 10))
         return EventStream(self, control, request.receive)
 
     def end(self) -> None:
-        """For a server that is about to stop: each ends within a second."""
+        """Each stream ends within `_TICK` seconds."""
         self._ended = True
 
     def is_active(self) -> bool:
-        return not self._ended and self._is_open()
+        return not self._ended and self._is_started()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +71,41 @@ class EventStream:
         if not head:
             self.streams.count += 1
             try:
-                await self._send_marks(send)
+                await self._send_changes(send)
             finally:
                 self.streams.count -= 1
         await send({"type": "http.response.body", "body": b""})
 
-    async def _send_marks(self, send: Send) -> None:
-        await _say(send, _BEGINNING)
-        gone = start_task(self._until_gone())
+    async def _send_changes(self, send: Send) -> None:
+        await _send_chunk(send, _RETRY)
+        disconnected = start_task(self._wait_for_disconnect())
         try:
-            async with aclosing(_ChangeIterator(self.control.watch())) as marks:
-                await self._forward(marks, gone, send)
+            async with aclosing(_ChangeIterator(self.control.watch())) as changes:
+                await self._forward(changes, disconnected, send)
         except EddaError:
-            return  # the database is away: the client asks again
+            return  # the database is not available: the browser connects again
         finally:
-            gone.cancel()
+            disconnected.cancel()
 
-    async def _forward(self, marks: _ChangeIterator, gone: asyncio.Task[None], send: Send) -> None:
+    async def _forward(self, changes: _ChangeIterator, disconnected: asyncio.Task[None], send: Send) -> None:
         now = asyncio.get_running_loop().time
-        begun = spoken = now()
-        while self.streams.is_active() and now() < begun + MAX_SECONDS and not marks.is_over:
-            mark = await marks.next(gone)
-            if mark is not None:
-                await _say(send, b"event: changed\ndata: " + _line(mark) + b"\n\n")
-                spoken = now()
-            elif gone.done():
+        started = last_sent = now()
+        while self.streams.is_active() and now() < started + MAX_SECONDS and not changes.is_exhausted:
+            token = await changes.next(disconnected)
+            if token is not None:
+                line = token.replace("\r", " ").replace("\n", " ")
+                await _send_chunk(send, f"event: changed\ndata: {line}\n\n".encode())
+                last_sent = now()
+            elif disconnected.done():
                 return
-            elif now() > spoken + KEEPALIVE_SECONDS:
-                await _say(send, b": still here\n\n")
-                spoken = now()
+            elif now() > last_sent + KEEPALIVE_SECONDS:
+                await _send_chunk(send, b": still here\n\n")
+                last_sent = now()
 
-    async def _until_gone(self) -> None:
-        """Whoever has read all of a body hears next that the client went. A server that cannot tell, as those of WSGI,
-        says once more that there is no body: then the stream is short, and the client asks again for each mark."""
+    async def _wait_for_disconnect(self) -> None:
+        """After the end of the body, `receive()` returns when the client has disconnected. The WSGI bridge cannot
+        detect it and returns another empty body at once: the stream then ends after one tick, and the client connects
+        again."""
         while (await self.receive()).get("more_body", False):
             pass
         if (await self.receive())["type"] != "http.disconnect":
@@ -113,39 +113,37 @@ class EventStream:
 
 
 class _ChangeIterator:
-    """One mark after the other, without losing the one that was waited for when the wait was given up."""
+    """Waits for the next change token with a time limit, and keeps the pending `anext()` when the limit is over."""
 
-    def __init__(self, marks: AsyncIterator[str]) -> None:
-        self._marks = marks
-        self._next: asyncio.Future[str] | None = None
-        self.is_over = False
+    def __init__(self, tokens: AsyncIterator[str]) -> None:
+        self._tokens = tokens
+        self._pending: asyncio.Future[str] | None = None
+        self.is_exhausted = False
 
-    async def next(self, gone: asyncio.Task[None]) -> str | None:
-        """None if there was none within a moment, or if the client has gone."""
-        self._next = self._next or asyncio.ensure_future(anext(self._marks))
-        awaited: set[asyncio.Future[Any]] = {self._next} if gone.done() else {self._next, gone}
+    async def next(self, disconnected: asyncio.Task[None]) -> str | None:
+        """None after `_TICK` seconds without a change, or when the client has disconnected."""
+        self._pending = self._pending or asyncio.ensure_future(anext(self._tokens))
+        awaited: set[asyncio.Future[Any]] = {self._pending}
+        if not disconnected.done():
+            awaited.add(disconnected)
         await asyncio.wait(awaited, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED)
-        if not self._next.done():
+        if not self._pending.done():
             return None
-        found, self._next = self._next, None
+        done, self._pending = self._pending, None
         try:
-            return found.result()
+            return done.result()
         except StopAsyncIteration:
-            self.is_over = True
+            self.is_exhausted = True
             return None
 
     async def aclose(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.gather(self._next, return_exceptions=True)
-        close = getattr(self._marks, "aclose", None)
+        if self._pending is not None:
+            self._pending.cancel()
+            await asyncio.gather(self._pending, return_exceptions=True)
+        close = getattr(self._tokens, "aclose", None)
         if close is not None:
             await close()
 
 
-async def _say(send: Send, text: bytes) -> None:
+async def _send_chunk(send: Send, text: bytes) -> None:
     await send({"type": "http.response.body", "body": text, "more_body": True})
-
-
-def _line(text: str) -> bytes:
-    return text.replace("\r", " ").replace("\n", " ").encode()

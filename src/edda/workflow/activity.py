@@ -1,11 +1,16 @@
-"""Activities: the steps of a workflow that touch the world."""
+"""Activities: the steps of a workflow that do I/O. Their outcomes are recorded and not repeated on replay."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from msgspec import Struct
 
 from edda.core.exceptions import decode_failure
 from edda.core.model import Entry, EntryKind
@@ -15,9 +20,6 @@ from edda.core.signature import Signature, returns_of
 from edda.core.value_path import repr_short
 from edda.errors import NotInWorkflowError
 
-from .limits import UNLIMITED, Limits, Seconds, limits_of
-from .reconciling import check_parameters
-
 if TYPE_CHECKING:
     from edda.core.codec import Codec
 
@@ -26,83 +28,92 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OF_WORKFLOWS = frozenset({"start", "run", "options", "handle"})
+_WORKFLOW_METHODS = frozenset({"start", "run", "options", "handle"})
 COMPENSATION_ATTRIBUTE = "__edda_undo__"
-"""Where `@on_failure` leaves the remedy for `@activity` to find."""
+"""Attribute of a function in which `@on_failure` stores the compensation for `@activity`."""
 UNFINISHED_MARK = "__edda_unfinished__"
-"""On what `@on_failure(undo)` returns, which is no function to decorate."""
-LONGEST_NAME = 255
+"""Attribute of the decorator that `@on_failure(undo)` returns, to detect `@on_failure` without its argument."""
+MAX_NAME_LENGTH = 255
+
+Seconds = float | timedelta
 
 
 @dataclass(frozen=True)
 class Happened(Generic[R]):
-    """What `reconcile` returns if the effect of an earlier attempt did happen; `result` becomes that of the step."""
+    """Returned by `reconcile` if an earlier attempt took effect; `result` becomes the result of the step."""
 
     result: R
 
 
 class BoundCompensation(Protocol):
-    """How one call of an activity is undone."""
+    """The compensation of one call of an activity."""
 
     def check(self, result: Any) -> None:
-        """Raises if the result does not have what undoing needs."""
+        """Raises if the result lacks a value that the compensation needs."""
         ...
 
 
 class CompensationSpec(Protocol):
-    """How an activity is undone."""
+    """The compensation of an activity."""
 
     def bind_to(self, ctx: WorkflowContext, input: bytes) -> BoundCompensation: ...
 
 
-class ActivityCall:
-    """What a driver needs to run a step's body."""
+class ActivityLimits(Struct, frozen=True):
+    """Time limits of an attempt in seconds, and the limit of concurrent attempts; None: no limit."""
 
-    __slots__ = (
-        "args",
-        "fn",
-        "is_async",
-        "kwargs",
-        "limits",
-        "reconcile",
-        "retry_policy",
-        "returns",
-        "takes_context",
-        "undo",
-    )
+    timeout: float | None = None
+    heartbeat_timeout: float | None = None
+    max_concurrent: int | None = None
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        is_async: bool,
-        takes_context: bool,
-        retry_policy: RetryPolicy | None,
-        returns: Any = Any,
-        limits: Limits = UNLIMITED,
-        reconcile: Callable[..., Any] | None = None,
-        undo: BoundCompensation | None = None,
-    ) -> None:
-        self.fn = fn
-        self.args = args
-        self.kwargs = kwargs
-        self.is_async = is_async
-        self.takes_context = takes_context
-        self.retry_policy = retry_policy
-        self.returns = returns
-        self.limits = limits
-        self.reconcile = reconcile
-        self.undo = undo
+    @classmethod
+    def check(
+        cls, name: str, timeout: Seconds | None, heartbeat_timeout: Seconds | None, max_concurrent: int | None
+    ) -> ActivityLimits:
+        """Checks the options of `@activity`; `name` is for the error messages."""
+        if timeout is heartbeat_timeout is max_concurrent is None:
+            return UNLIMITED
+        count: object = max_concurrent  # of any type: the user's type checker may not have seen it
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ValueError(f"activity {name}: max_concurrent must be a whole number, at least 1, not {count!r}")
+        times = (_seconds(name, "timeout", timeout), _seconds(name, "heartbeat_timeout", heartbeat_timeout))
+        return cls(*times, max_concurrent)
+
+
+UNLIMITED = ActivityLimits()
+
+
+def _seconds(name: str, option: str, given: Seconds | None) -> float | None:
+    if given is None:
+        return None
+    value = given.total_seconds() if isinstance(given, timedelta) else given
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"activity {name}: {option} must be seconds or a timedelta, more than 0, not {given!r}")
+    return float(value)
+
+
+class ActivityCall(Struct, eq=False):
+    """What the engine needs to run one step."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_async: bool
+    takes_context: bool
+    retry_policy: RetryPolicy | None
+    returns: Any = Any
+    limits: ActivityLimits = UNLIMITED
+    reconcile: Callable[..., Any] | None = None
+    undo: BoundCompensation | None = None
 
     @property
     def has_timeout(self) -> bool:
-        """Whether it may fail while its body goes on."""
+        """Whether the step may fail while its function still runs."""
         return self.limits.timeout is not None or self.limits.heartbeat_timeout is not None
 
 
 class Activity(Generic[P, R]):
-    """Made by `@activity`. Calling it inside a workflow runs it once and records what it returned or raised."""
+    """Created by `@activity`. A call in a workflow runs the function and records its result or error."""
 
     def __init__(
         self,
@@ -110,7 +121,7 @@ class Activity(Generic[P, R]):
         name: str,
         retry_policy: RetryPolicy | None,
         *,
-        limits: Limits = UNLIMITED,
+        limits: ActivityLimits = UNLIMITED,
         reconcile: Callable[..., Any] | None = None,
         undo: CompensationSpec | None = None,
     ) -> None:
@@ -123,7 +134,7 @@ class Activity(Generic[P, R]):
         self.is_async = is_async(fn)
         self.signature = Signature(fn)
         if reconcile is not None:
-            check_parameters(name, fn, reconcile)
+            _check_reconcile(name, fn, reconcile)
         self.__doc__ = fn.__doc__
         self.__name__ = name
         self.__qualname__ = getattr(fn, "__qualname__", name)
@@ -134,26 +145,26 @@ class Activity(Generic[P, R]):
 
         def __call__(self, ctx: WorkflowContext, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
 
-    else:  # a call without the context is told what is missing
+    else:  # `ctx=None`, so that a call without the context gets an error that explains it
 
         def __call__(self, ctx=None, *args, **kwargs):
             return self._call(ctx, args, kwargs, kwargs.pop("activity_id", None))
 
         def __getattr__(self, name):
-            if name in _OF_WORKFLOWS and "name" in self.__dict__:
+            if name in _WORKFLOW_METHODS and "name" in self.__dict__:
                 raise AttributeError(
-                    f"{self.name} is an activity, and .{name} belongs to workflows: call it in a workflow, "
+                    f"{self.name} is an activity, and only workflows have .{name}: call the activity in a workflow, "
                     f"`await {self._usage}`"
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def _usage(self) -> str:
-        """How it is called."""
+        """The call for error messages, such as `charge(ctx, amount)`."""
         return f"{self.name}({', '.join(('ctx', *self.signature.names))})"
 
     def with_id(self, activity_id: str) -> Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R]]:
-        """The same activity under an id of your own instead of `name:count`."""
+        """This activity with a chosen step id instead of the generated `name:count`."""
 
         def call(ctx: WorkflowContext, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
             return self._call(ctx, args, kwargs, activity_id)
@@ -168,7 +179,7 @@ class Activity(Generic[P, R]):
         except (AttributeError, NotInWorkflowError) as error:
             raise self._misplaced(ctx, error) from None
         returns = self.signature.returns
-        input = self.signature.encode(codec, self.signature.bind(args, kwargs, check=False))
+        input = codec.encode(self.signature.bind(args, kwargs, check=False))
         return execution.call(
             EntryKind.STEP,
             self.name,
@@ -190,15 +201,15 @@ class Activity(Generic[P, R]):
         )
 
     def _misplaced(self, ctx: Any, error: Exception) -> Exception:
-        from .context import ActivityContext, RunContext, misplaced  # they need this module
+        from .context import ActivityContext, RunContext, misplaced  # here, because context imports this module
 
         if isinstance(ctx, RunContext):
             return error
         if isinstance(ctx, ActivityContext):
             return NotInWorkflowError(
-                f"{self.name}() was called in the activity {ctx.activity_id}, and a step cannot have steps of its own: "
-                f"call `await {self._usage}` in the workflow, or `{self.name}.fn(...)` to run its plain function as a "
-                "part of this activity"
+                f"{self.name}() was called in the activity {ctx.activity_id}, but an activity cannot call steps: call "
+                f"`await {self._usage}` in the workflow, or `{self.name}.fn(...)` to run its plain function as part of "
+                "this activity"
             )
         return misplaced(ctx, self._usage)
 
@@ -228,7 +239,8 @@ def _decode(codec: Codec, entry: Entry, returns: Any) -> Any:
 def is_async(fn: Callable[..., Any]) -> bool:
     while hasattr(fn, "func"):  # functools.partial
         fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004 - callable() says nothing of being async
+    # B004 suggests callable(), which does not tell whether the method is async.
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
 @overload
@@ -263,9 +275,19 @@ def activity(
     reconcile: Callable[..., Any] | None = None,
     **unknown: Any,
 ) -> Any:
-    """Make a function a step: `async def charge(ctx, amount): ...`. Sync functions run in threads."""
+    """Decorator for a step of a workflow: `async def charge(ctx, amount): ...`. Sync functions run in threads.
+
+    Args:
+        name: Name of the step, 1 to 255 characters. Default: the function's name.
+        retry_policy: When to repeat a failed attempt. Default None: the app's `default_retry_policy`.
+        timeout: Seconds, or a timedelta, that one attempt may take. Default None: no limit.
+        heartbeat_timeout: Seconds, or a timedelta, between two calls of `ctx.heartbeat()`. Default None: no limit.
+        max_concurrent: Attempts of this activity that run at the same time in one process. Default None: no limit.
+        reconcile: Function with the same parameters, called before a step is repeated whose outcome is unknown after
+            a crash; it returns `Happened(result)` if the step took effect. Default None: the step is repeated.
+    """
     refuse_unknown("@activity()", unknown, known_options(activity))
-    decorator = ActivityDecorator(name, retry_policy, timeout, heartbeat_timeout, max_concurrent, reconcile)
+    decorator = ActivityDecorator(name, retry_policy, (timeout, heartbeat_timeout, max_concurrent), reconcile)
     return decorator if fn is None else decorator(fn)
 
 
@@ -273,9 +295,9 @@ hide_unknown(activity)
 
 
 def check_step(decorator: str, fn: Any, name: Any, retry_policy: Any) -> None:
-    """Raises `TypeError` if the decorator cannot make a step of what it was given."""
+    """Raises `TypeError` if the decorator cannot make a step of `fn`."""
     if isinstance(fn, Activity):
-        raise TypeError(f"{decorator}: {fn.name} is an activity already; a function is decorated once")
+        raise TypeError(f"{decorator}: {fn.name} is an activity already; decorate a function once")
     check_function(decorator, fn)
     check_name(decorator, name)
     if getattr(fn, UNFINISHED_MARK, False):
@@ -288,27 +310,27 @@ def check_step(decorator: str, fn: Any, name: Any, retry_policy: Any) -> None:
 
 
 def check_name(decorator: str, name: Any) -> None:
-    if name is not None and not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME):
-        raise TypeError(f"{decorator}(name={repr_short(name)}): expected a text of 1 to {LONGEST_NAME} characters")
+    if name is not None and not (isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH):
+        raise TypeError(f"{decorator}(name={repr_short(name)}): expected a text of 1 to {MAX_NAME_LENGTH} characters")
 
 
 def check_function(decorator: str, fn: Any) -> None:
-    """A function of a module, that takes the context first and returns."""
+    """Raises `TypeError` unless `fn` is a function: not a class, a method or a generator."""
     what = getattr(fn, "__qualname__", None) or repr_short(fn)
     if isinstance(fn, str):
-        raise TypeError(f"{decorator}({fn!r}): a name is given as {decorator}(name={fn!r})")
+        raise TypeError(f"{decorator}({fn!r}): expected a function; a name is {decorator}(name={fn!r})")
     if inspect.isclass(fn):
         raise TypeError(
             f"{decorator}: {what} is a class; decorate a function, `async def {fn.__name__.lower()}(ctx, ...)`"
         )
     if type(fn).__name__ == "Workflow":
-        raise TypeError(f"{decorator}: {fn.name} is a workflow already; a function is a workflow or an activity")
+        raise TypeError(f"{decorator}: {fn.name} is a workflow already; decorate a function once")
     if isinstance(fn, staticmethod | classmethod):
         raise TypeError(f"{decorator}: {fn.__func__.__qualname__} is a method; decorate a function of the module")
     if not callable(fn):
         raise TypeError(f"{decorator}: {what} is not a function")
     if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
-        raise TypeError(f"{decorator}: {what} is a generator; collect what it yields in a list, and return that")
+        raise TypeError(f"{decorator}: {what} is a generator; return a list of the values instead")
     first = next(iter(inspect.signature(fn).parameters.values()), None)
     if first is not None and first.name in ("self", "cls"):
         raise TypeError(
@@ -316,20 +338,47 @@ def check_function(decorator: str, fn: Any) -> None:
         )
 
 
+def _check_reconcile(name: str, fn: Callable[..., Any], reconcile: Callable[..., Any]) -> None:
+    """Raises `TypeError` unless `reconcile` accepts every call that the activity accepts."""
+    if differences := list(_differences(fn, reconcile)):
+        shown = getattr(reconcile, "__name__", repr(reconcile))
+        raise TypeError(
+            f"activity {name}: {shown}() must take the context and the activity's own parameters: "
+            f"{'; '.join(differences)}"
+        )
+
+
+def _differences(fn: Callable[..., Any], reconcile: Callable[..., Any]) -> Iterator[str]:
+    _, *wanted = inspect.signature(fn).parameters.values()
+    given = list(inspect.signature(reconcile).parameters.values())
+    if not given or given[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+        yield "it has no first parameter for the context"
+        return
+    given = given[1:]
+    if [one.kind for one in given] == [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]:
+        return
+    named, has = {one.name: one for one in wanted}, {one.name: one for one in given}
+    yield from (f"it has no {name!r}" for name in named if name not in has)
+    yield from (f"the activity has no {name!r}" for name in has if name not in named)
+    yield from (
+        f"{name!r} {reason}" for name in named.keys() & has if (reason := _parameter_difference(named[name], has[name]))
+    )
+    if named.keys() == has.keys() and list(named) != list(has):
+        yield f"their order is {', '.join(map(repr, named))}"
+
+
+def _parameter_difference(wanted: Parameter, given: Parameter) -> str:
+    if wanted.kind is not given.kind:
+        return f"is {wanted.kind.description} in the activity and {given.kind.description} here"
+    return "" if wanted.default is Parameter.empty or given.default is not Parameter.empty else "needs a default, too"
+
+
+@dataclass(frozen=True)
 class ActivityDecorator:
-    def __init__(
-        self,
-        name: str | None,
-        retry_policy: RetryPolicy | None,
-        timeout: Seconds | None,
-        heartbeat_timeout: Seconds | None,
-        max_concurrent: int | None,
-        reconcile: Callable[..., Any] | None,
-    ) -> None:
-        self._name = name
-        self._retry_policy = retry_policy
-        self._limits = (timeout, heartbeat_timeout, max_concurrent)
-        self._reconcile = reconcile
+    name: str | None
+    retry_policy: RetryPolicy | None
+    limits: tuple[Seconds | None, Seconds | None, int | None]
+    reconcile: Callable[..., Any] | None
 
     @overload
     def __call__(self, fn: Callable[Concatenate[WorkflowContext, P], Coroutine[Any, Any, R]], /) -> Activity[P, R]: ...
@@ -338,8 +387,8 @@ class ActivityDecorator:
     def __call__(self, fn: Callable[Concatenate[WorkflowContext, P], R], /) -> Activity[P, R]: ...
 
     def __call__(self, fn: Callable[..., Any], /) -> Activity[Any, Any]:
-        check_step("@activity", fn, self._name, self._retry_policy)
-        name = self._name or fn.__name__
-        limits = limits_of(name, *self._limits)
+        check_step("@activity", fn, self.name, self.retry_policy)
+        name = self.name or fn.__name__
+        limits = ActivityLimits.check(name, *self.limits)
         undo = getattr(fn, COMPENSATION_ATTRIBUTE, None)
-        return Activity(fn, name, self._retry_policy, limits=limits, reconcile=self._reconcile, undo=undo)
+        return Activity(fn, name, self.retry_policy, limits=limits, reconcile=self.reconcile, undo=undo)

@@ -1,15 +1,14 @@
-"""Workflows that talk: subscribe, receive, publish, send_to.
+"""Channels between runs: subscribe, receive, publish, send_to.
 
-What a run publishes goes out with the commit of the step that publishes it. What it receives is recorded like any
-other wait; its place in a channel follows from its history.
+A message is stored in the same commit as the outcome of the step that publishes it. A received message is recorded in
+the history like an event; the run's cursor in a channel is computed from its history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, overload
 
@@ -27,27 +26,22 @@ from edda.core.channels import (
     pack_message,
     unpack_message,
 )
-from edda.core.exceptions import decode_failure
 from edda.core.model import EntryKind, StagedEvent, StagedKind
 from edda.core.states import ENDED
-from edda.core.validation import ValidationFailure, validate
 from edda.errors import (
     ChannelError,
-    EventValidationError,
     InstanceNotFoundError,
     MessageTimeoutError,
     NotInWorkflowError,
 )
 
 from .activity import inline_step
-from .children import running_context
-from .client import current_app, current_context, get_client
+from .client import current_context, get_client, running_context
 from .context import ActivityContext, RunContext, WorkflowContext, as_datetime, seconds_to_microseconds
-from .events import Check, OnInvalid, accepted, check_on_invalid, find_misfit
+from .events import Check, OnInvalid, check_on_invalid, fit_model, issue_wait
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
-    from edda.core.model import Entry
 
     from .client import Client
 
@@ -59,7 +53,7 @@ Mode = Literal["broadcast", "competing", "direct"]
 
 @dataclass(frozen=True)
 class ChannelMessage(Generic[D]):
-    """A message as a workflow gets it."""
+    """A received message. `published_at` is an aware datetime in UTC."""
 
     id: str
     channel: str
@@ -70,36 +64,46 @@ class ChannelMessage(Generic[D]):
 
 class Subscription(Struct, frozen=True):
     mode: ChannelMode
-    floor: int | None = None
-    """Of a broadcast: only messages with a higher number."""
+    cursor: int | None = None
+    """In broadcast mode: only messages with a higher number are received."""
 
 
 def carried_subscriptions(codec: Codec, value: bytes) -> dict[str, Subscription]:
-    """What the first entry of a generation says of the one before."""
-    _, _, places, _ = codec.decode(value)
-    return {channel: Subscription(ChannelMode(mode), floor) for channel, (mode, floor) in places.items()}
+    """The subscriptions of the generation before, which the first entry of a generation records."""
+    _, _, subscriptions, _ = codec.decode(value)
+    return {channel: Subscription(ChannelMode(mode), cursor) for channel, (mode, cursor) in subscriptions.items()}
 
 
 class MessageCall(Struct, frozen=True):
-    """What a driver needs to register a wait for a message."""
+    """What the engine needs to register a wait for a message."""
 
     channel: str
     mode: ChannelMode
-    floor: int | None
+    cursor: int | None
     is_named: bool = False
     check: Check | None = None
-    """What is wrong with the stored message for this wait. A message that it objects to does not end the wait."""
+    """Returns why a stored message does not fit the model; such a message is recorded as rejected, and the wait
+    continues."""
     since: None = None
-    shape: None = None
-    """Every message has the keys of its channel, so there is nothing to learn."""
+    match_paths: None = None
+    """A message is found by the keys of its channel, so no match paths have to be indexed."""
 
     @property
     def type(self) -> str:
         return event_type(self.channel)
 
     @property
-    def once(self) -> bool:
+    def exclusive(self) -> bool:
         return self.mode is ChannelMode.COMPETING
+
+    def parse(self, codec: Codec, body: bytes) -> Message:
+        return unpack_message(codec, body)
+
+    def convert(self, message: Message, model: Any) -> ChannelMessage[Any]:
+        return _as_received(message, model)
+
+    def timeout_error(self, seconds: float | None) -> MessageTimeoutError:
+        return _timeout_error(self.channel, seconds)
 
     def key(self, run_id: str, *, own: bool = False) -> bytes:
         return channel_key(self.channel, self.mode, run_id)
@@ -109,20 +113,22 @@ class MessageCall(Struct, frozen=True):
 
 
 class Publisher(Protocol):
-    """An app."""
+    """Implemented by EddaApp."""
 
     @property
-    def engine(self) -> Client: ...
+    def client(self) -> Client: ...
 
 
 # Receiving
 
 
 def subscribe(ctx: WorkflowContext, channel: str, mode: Mode = "broadcast") -> Coroutine[Any, Any, None]:
-    """Take part in a channel until the run ends or unsubscribes, also over `ctx.recur()`. Once is enough.
+    """Subscribe the run to a channel, until it ends or unsubscribes; `ctx.recur()` keeps subscriptions.
 
-    `broadcast`: every message that is published from now on. `competing`: each message goes to one of those who
-    compete for it. `direct`: what is sent to this run with `send_to`.
+    Args:
+        channel: Name of the channel, 1 to 200 characters.
+        mode: "broadcast" (default): receive every message that is published from now on. "competing": each message
+            goes to one of the competing subscribers. "direct": receive what is sent to this run with `send_to`.
     """
     check_channel(channel)
     return _subscribe(_run_context(ctx, "subscribe"), channel, check_mode(mode))
@@ -131,19 +137,18 @@ def subscribe(ctx: WorkflowContext, channel: str, mode: Mode = "broadcast") -> C
 async def _subscribe(ctx: RunContext, channel: str, mode: ChannelMode) -> None:
     if _is_subscribed(ctx, channel, mode):
         return
-    floor = None
+    cursor = None
     if mode is ChannelMode.BROADCAST:
-        floor = await inline_step(ctx, "subscribe", _newest, (channel,), None)
-    if not _is_subscribed(ctx, channel, mode):  # by another branch meanwhile: what came since then is not passed over
-        ctx.subscriptions[channel] = Subscription(mode, floor)
+        cursor = await inline_step(ctx, "subscribe", _newest, (channel,), None)
+    if not _is_subscribed(ctx, channel, mode):  # another task may have subscribed: its earlier cursor must be kept
+        ctx.subscriptions[channel] = Subscription(mode, cursor)
 
 
 def _is_subscribed(ctx: RunContext, channel: str, mode: ChannelMode) -> bool:
     known = ctx.subscriptions.get(channel)
     if known is not None and known.mode is not mode:
         raise ChannelError(
-            f"subscribe({channel!r}, {mode.value!r}): this run is subscribed to it as {known.mode.value!r}; "
-            "unsubscribe first"
+            f"subscribe({channel!r}, {mode.value!r}): this run is subscribed as {known.mode.value!r}; unsubscribe first"
         )
     return known is not None
 
@@ -153,7 +158,7 @@ async def _newest(_channel: str) -> int:
 
 
 def unsubscribe(ctx: WorkflowContext, channel: str) -> Coroutine[Any, Any, None]:
-    """Take part in a channel no longer."""
+    """End the run's subscription to a channel; without one it does nothing."""
     check_channel(channel)
     return _unsubscribe(_run_context(ctx, "unsubscribe"), channel)
 
@@ -195,101 +200,60 @@ def receive(
     model: Any = None,
     on_invalid: OnInvalid = "skip",
 ) -> Coroutine[Any, Any, ChannelMessage[Any]]:
-    """Wait, durably, for the next message; `message_id` names the step. `MessageTimeoutError` if none came in time.
+    """Wait durably for the next message of a channel that the run is subscribed to.
 
-    A message that does not fit `model` is recorded as rejected and the wait goes on; with `on_invalid="raise"` it ends
-    the wait with an EventValidationError.
+    In an activity it takes the next message of a competing channel in the activity's transaction: if the activity
+    fails, another receiver gets the message. There it waits only with `timeout_seconds`, and a message that does not
+    fit `model` always raises.
 
-    In an activity it takes the next message of a competing channel in the activity's own transaction: if the activity
-    fails, the message goes to somebody else. There it waits only if it is given a timeout, and a message that does not
-    fit always raises.
+    Args:
+        channel: Name of the channel.
+        timeout_seconds: Seconds, or a timedelta, after which it raises `MessageTimeoutError`. Default None: no limit.
+        message_id: Id of the step. Default None: generated.
+        model: Type that the data is validated against and converted to. Default None: plain values.
+        on_invalid: "skip" (default): a message that does not fit `model` is recorded as rejected, and the wait
+            continues. "raise": it ends the wait with an `EventValidationError`.
     """
     check_channel(channel)
-    check_on_invalid("receive", on_invalid)
+    may_raise = check_on_invalid("receive", on_invalid)
     if isinstance(ctx, ActivityContext):
-        return _take(ctx, channel, timeout_seconds, model)
+        return _receive_in_activity(ctx, channel, timeout_seconds, model)
     ctx = _run_context(ctx, "receive")
-    execution, codec = ctx.execution, ctx.codec
-    may_raise = model is not None and on_invalid == "raise"
-
-    def read(body: bytes) -> Any:
-        message = unpack_message(codec, body)
-        return message if may_raise else _as_received(message, model)
-
-    check = None if model is None or may_raise else partial(find_misfit, read)
-    call = MessageCall(channel, *_place_of(ctx, channel), message_id is not None, check)
-    if model is not None and (client := current_app.get()) is not None:
-        client.register_event_schema(ctx.workflow_name, call.type, model)
-    due = None
-    if timeout_seconds is not None:
-        due = execution.now + seconds_to_microseconds(timeout_seconds, "receive(timeout_seconds=)")
-    wait = execution.call(
-        EntryKind.MESSAGE,
-        channel,
-        codec.encode(str(call.mode)),
-        decode=lambda entry: _outcome(codec, entry, channel, timeout_seconds, read),
-        call=call,
-        due=due,
-        id=message_id,
-        label=channel.replace("/", "."),
+    call = MessageCall(channel, *_mode_and_cursor(ctx, channel), message_id is not None)
+    return issue_wait(
+        *(ctx, EntryKind.MESSAGE, channel, str(call.mode), call, timeout_seconds, message_id, model),
+        may_raise=may_raise,
     )
-    return _convert(wait, model) if may_raise else wait
 
 
-def _place_of(ctx: RunContext, channel: str) -> tuple[ChannelMode, int | None]:
+def _mode_and_cursor(ctx: RunContext, channel: str) -> tuple[ChannelMode, int | None]:
     known = ctx.subscriptions.get(channel)
     if known is not None:
-        return known.mode, known.floor
+        return known.mode, known.cursor
     if channel == DIRECT:
         return ChannelMode.DIRECT, None
-    raise ChannelError(f"receive({channel!r}): this run is not subscribed to it; subscribe(ctx, {channel!r}) first")
-
-
-async def _convert(wait: Coroutine[Any, Any, Message], model: Any) -> ChannelMessage[Any]:
-    """In the workflow's own code, which may catch what this raises."""
-    return _as_received(await wait, model)
+    raise ChannelError(f"receive({channel!r}): this run is not subscribed; call subscribe(ctx, {channel!r}) first")
 
 
 def _as_received(message: Message, model: Any) -> ChannelMessage[Any]:
-    data = message.data if model is None else _fit(message, model)
+    data = message.data
+    if model is not None:
+        data = fit_model(model, data, None, f"message {message.id!r} on {message.channel}")
     return ChannelMessage(message.id, message.channel, data, message.metadata, as_datetime(message.published_at))
 
 
-def _fit(message: Message, model: Any) -> Any:
-    try:
-        return validate(message.data, None, model)
-    except ValidationFailure as misfit:
-        name = getattr(model, "__name__", None) or repr(model)
-        fields = "\n".join(f"  {path}: {reason}" for path, reason in misfit.errors)
-        raise EventValidationError(
-            f"message {message.id!r} on {message.channel} does not fit {name}:\n{fields}"
-        ) from None
+def _timeout_error(channel: str, seconds: float | None) -> MessageTimeoutError:
+    return MessageTimeoutError(f"no message came on {channel}{f' within {seconds:g} seconds' if seconds else ''}")
 
 
-def _outcome(
-    codec: Codec, entry: Entry, channel: str, timeout: float | timedelta | None, read: Callable[[bytes], Any]
-) -> Any:
-    if entry.ok:
-        return accepted(entry, read)
-    if entry.value:
-        return decode_failure(codec, entry.value)
-    return _too_late(channel, timeout)
-
-
-def _too_late(channel: str, timeout: float | timedelta | None) -> MessageTimeoutError:
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    within = "" if not seconds else f" within {seconds:g} seconds"
-    return MessageTimeoutError(f"no message came on {channel}{within}")
-
-
-async def _take(
+async def _receive_in_activity(
     ctx: ActivityContext, channel: str, timeout: float | timedelta | None, model: Any
 ) -> ChannelMessage[Any]:
-    patience = 0 if timeout is None else seconds_to_microseconds(timeout, "receive(timeout_seconds=)")
-    body = await ctx.work.receive_message(channel_key(channel, ChannelMode.COMPETING), patience)
+    wait = 0 if timeout is None else seconds_to_microseconds(timeout, "receive(timeout_seconds=)")
+    body = await ctx.work.receive_message(channel_key(channel, ChannelMode.COMPETING), wait)
     if body is None:
-        raise _too_late(channel, timeout)
-    return _as_received(unpack_message(ctx.values, body), model)
+        raise _timeout_error(channel, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+    return _as_received(unpack_message(ctx.codec, body), model)
 
 
 # Publishing
@@ -304,10 +268,18 @@ def publish(
     target_instance_id: str | None = None,
     session: Any = None,
 ) -> Coroutine[Any, Any, str]:
-    """Put a message on a channel; returns its id.
+    """Publish a message on a channel; returns its id.
 
-    Through an app it is stored when this returns; with a `session` it is stored when that transaction commits. In an
-    activity it goes out if and when the activity's outcome is recorded, in a workflow's own code it is a recorded step.
+    In a workflow this is a recorded step. In an activity the message is stored in the commit of the activity's outcome.
+
+    Args:
+        ctx_or_app: The context of the workflow or activity, or an app; with an app the message is committed when this
+            returns.
+        channel: Name of the channel, 1 to 200 characters.
+        data: Any value that can be stored.
+        metadata: Further values for the receiver. Default None: `{}`.
+        target_instance_id: Id of the only run that may receive it. Default None: all subscribers.
+        session: With an app: SQLAlchemy session in whose transaction the message is stored. Default None.
     """
     check_channel(channel)
     args = (channel, data, dict(metadata or {}), target_instance_id)
@@ -322,16 +294,18 @@ def publish(
 
 def _refuse_session(session: Any) -> None:
     if session is not None:
-        raise ValueError("publish(session=...) is for code outside of workflows: inside, it belongs to its step anyway")
+        raise ValueError(
+            "publish(session=...) is for code outside workflows: inside, the message commits with its step"
+        )
 
 
 async def _publish(channel: str, data: Any, metadata: dict[str, Any], target: str | None) -> str:
-    """In the context of an activity, or of a step of the workflow's own."""
+    """Runs in an activity, or in the inline step of a workflow."""
     ctx = current_context.get()
     assert isinstance(ctx, ActivityContext)
     id = blake2b(ctx.next_effect_id().encode(), digest_size=16).hexdigest()
     message = Message(id, channel, target, data, metadata, ctx.microseconds)
-    ctx.work.dispatch(StagedEvent(StagedKind.MESSAGE, pack_message(ctx.values, message)))
+    ctx.work.dispatch(StagedEvent(StagedKind.MESSAGE, pack_message(ctx.codec, message)))
     return id
 
 
@@ -349,7 +323,15 @@ def send_to(
     channel: str = DIRECT,
     metadata: Mapping[str, Any] | None = None,
 ) -> Coroutine[Any, Any, bool]:
-    """Write to one run; False if there is none with this id, or it has ended."""
+    """Send a message to one run; False if no run has this id, or if it has ended.
+
+    Args:
+        ctx: The context of the workflow or activity, or an app.
+        instance_id: Id of the receiving run.
+        data: Any value that can be stored.
+        channel: Channel that the run receives from. Default: the one of `receive` without a subscription.
+        metadata: Further values for the receiver. Default None: `{}`.
+    """
     check_channel(channel)
     args = (instance_id, data, channel, dict(metadata or {}))
     if isinstance(ctx, RunContext):
@@ -380,17 +362,17 @@ async def _is_open(client: Client, instance_id: str) -> bool:
         return False
 
 
-def _client_of(app: WorkflowContext | Publisher, verb: str) -> Client:
+def _client_of(app: WorkflowContext | Publisher, function: str) -> Client:
     if running_context() is not None:
         raise NotInWorkflowError(
-            f"{verb}() through an app in the body of a workflow would happen again at every replay: give it ctx"
+            f"{function}() through an app in the code of a workflow would be repeated by every replay: pass ctx instead"
         )
-    if isinstance(app, WorkflowContext) or not hasattr(app, "engine"):
-        raise TypeError(f"{verb}(): expected the context of a workflow or an app, got {app!r}")
-    return app.engine
+    if isinstance(app, WorkflowContext) or not hasattr(app, "client"):
+        raise TypeError(f"{function}(): expected the context of a workflow or an app, got {app!r}")
+    return app.client
 
 
-def _run_context(ctx: WorkflowContext, verb: str) -> RunContext:
+def _run_context(ctx: WorkflowContext, function: str) -> RunContext:
     if not isinstance(ctx, RunContext):
-        raise NotInWorkflowError(f"{verb}() belongs into a workflow's own code, not into an activity")
+        raise NotInWorkflowError(f"{function}() works in the code of a workflow only, not in an activity")
     return ctx

@@ -1,9 +1,8 @@
-"""Runs that a workflow starts or waits for: recorded, and without staying in memory."""
+"""Child runs: the steps of a workflow that start another run, or wait for the end of one."""
 
 from __future__ import annotations
 
 import asyncio
-from asyncio import _get_running_loop
 from collections.abc import Coroutine, Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,9 +16,7 @@ from edda.core.model import Entry, EntryKind, RunId
 from edda.core.states import RunStatus
 from edda.errors import WorkflowCancelledError
 
-from .client import current_context
 from .context import RunContext
-from .loop import WorkflowLoop
 
 if TYPE_CHECKING:
     from .workflow import StartOptions, Workflow
@@ -28,7 +25,7 @@ T = TypeVar("T")
 
 
 class RunEnded(Struct, frozen=True):
-    """How a run ended, as it is told to those who wait for it."""
+    """How a run ended; put into the inbox of each run that waits for it."""
 
     run_id: RunId
     status: RunStatus
@@ -46,7 +43,7 @@ class RunEnded(Struct, frozen=True):
         return self.status is RunStatus.COMPLETED
 
     def outcome(self, codec: Codec) -> bytes:
-        """Its result, or the failure that whoever waited for it gets."""
+        """The encoded result, or the encoded error that the waiting step raises."""
         if self.status is not RunStatus.CANCELLED:
             return self.value
         reason = codec.decode(self.value)
@@ -54,32 +51,24 @@ class RunEnded(Struct, frozen=True):
 
 
 class ChildStarted(Struct, frozen=True):
-    """What is recorded of a run that was started."""
+    """Recorded in the parent's history when the child is stored."""
 
     run_id: str
     cancel_with_parent: bool
-    """It is cancelled with the run that started it."""
     is_awaited: bool
 
 
 class ChildCall(Struct, frozen=True):
-    """What a driver needs to start a run, or to have its end told."""
+    """What the engine needs to start a child, or to watch the end of a run."""
 
     workflow: str | None
-    """None: the run exists."""
+    """None: the run exists already, and is only waited for."""
     input: bytes
     options: StartOptions | None
     is_awaited: bool
     has_custom_id: bool
-    """Its id was chosen, so the run may be there already."""
+    """The user chose the id, so the run may exist already."""
     cancel_with_parent: bool
-    """Cancelled with the run that started it."""
-
-
-def running_context() -> RunContext | None:
-    """The workflow whose own code is running; None in activities and outside."""
-    context = current_context.get()
-    return context if isinstance(context, RunContext) and isinstance(_get_running_loop(), WorkflowLoop) else None
 
 
 def start_child(
@@ -121,11 +110,11 @@ async def with_timeout(wait: Coroutine[Any, Any, T], seconds: float, run_id: str
         async with asyncio.timeout(seconds):
             return await wait
     except TimeoutError:
-        raise TimeoutError(f"run {run_id} did not end within {seconds} seconds; it goes on") from None
+        raise TimeoutError(f"run {run_id} did not end within {seconds} seconds; it continues") from None
 
 
 def child_id(ctx: RunContext, step: str) -> str:
-    """The same on every replay, so that a child is started once."""
+    """A hash of the parent's id and the step, so that every replay starts the same child."""
     path = f"{ctx.instance_id}/{ctx.generation}/{step}"
     return f"child-{blake2b(path.encode(), digest_size=16).hexdigest()}"
 

@@ -1,13 +1,18 @@
-"""Which app a plain `order.start()` means: the one whose code is running, else the only one that is started."""
+"""Selects the app of a call without one, such as `order.start()`: the app that runs the calling code, else the only
+started app of the process."""
 
 from __future__ import annotations
 
+from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edda.errors import AppError
+
+from .context import RunContext
+from .loop import WorkflowLoop
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -22,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class Client(Protocol):
-    """What workflows and handles ask of an app."""
+    """The operations of an app that workflows, handles and activities use; implemented by the engine."""
 
     def start_workflow(
         self, workflow: Workflow[Any, Any], options: StartOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Coroutine[Any, Any, str]: ...
 
     async def insert_run(self, start: Start) -> None:
-        """For anybody to claim; `InstanceConflictError` if its id belongs to another run."""
+        """Store a run for any worker to claim; `InstanceConflictError` if its id belongs to another run."""
         ...
 
     def await_result(self, instance_id: str, returns: Any, timeout: float | None) -> Coroutine[Any, Any, Any]: ...
@@ -41,27 +46,28 @@ class Client(Protocol):
     async def request_cancel(self, instance_id: str, reason: str) -> CancelOutcome: ...
 
     async def retry_run(self, instance_id: str, from_start: bool) -> None:
-        """`ActionRefusedError` if the run's state does not allow it."""
+        """Raises `ActionRefusedError` if the run's state does not allow it."""
         ...
 
     async def resume_run(self, instance_id: str) -> None:
-        """`ActionRefusedError` if the run is not suspended."""
+        """Raises `ActionRefusedError` if the run is not suspended."""
         ...
 
     def register_event_schema(self, workflow: str, type: str, model: Any) -> None:
-        """A run of the workflow waits for events of the type whose data fits the model. Returns at once."""
+        """Note, for the viewer, that the workflow waits for events of the type with data of the model. A background
+        task stores it."""
         ...
 
     async def send(self, event: CloudEvent, session: Any = None) -> None:
-        """Stored when it returns, or with the session's own commit."""
+        """Store an event: committed when it returns, or with the session's transaction."""
         ...
 
     async def publish(self, message: Message, session: Any) -> None:
-        """Stored when it returns, or with the session's own commit."""
+        """Store a message: committed when it returns, or with the session's transaction."""
         ...
 
     async def last_event(self) -> int:
-        """The newest number of the log."""
+        """The highest number in the event log."""
         ...
 
     async def get_value(self, instance_id: str, name: str) -> RunValue | None: ...
@@ -80,10 +86,10 @@ class Client(Protocol):
 
 
 current_app: ContextVar[Client | None] = ContextVar("edda_running_app", default=None)
-"""Set around activity bodies and workflow code."""
+"""The app that runs the current activity or workflow code."""
 
 current_context: ContextVar[WorkflowContext | None] = ContextVar("edda_here", default=None)
-"""The context of the workflow or activity whose code is running."""
+"""The context of the running workflow or activity code."""
 
 _started: list[Client] = []
 _fallback: Callable[[], AbstractAsyncContextManager[Client] | None] = lambda: None  # noqa: E731 - replaced by the app
@@ -98,6 +104,12 @@ def unregister_app(client: Client) -> None:
         _started.remove(client)
 
 
+def running_context() -> RunContext | None:
+    """The context of the workflow whose code is running; None in activities and outside of Edda."""
+    context = current_context.get()
+    return context if isinstance(context, RunContext) and isinstance(_get_running_loop(), WorkflowLoop) else None
+
+
 def get_client() -> Client:
     client = current_app.get()
     if client is not None:
@@ -107,16 +119,16 @@ def get_client() -> Client:
     if not _started:
         raise AppError(
             "no EddaApp is started in this process: use `async with app:` or `await app.initialize()` before starting "
-            "or reading workflows (events are also sent to the database in EDDA_DB_URL, if it is set)"
+            "or reading workflows (send_event also works without an app if EDDA_DB_URL is set)"
         )
     raise AppError(
-        f"{len(_started)} EddaApps are started in this process, so the call must say which one it means: "
-        "app.start(workflow, ...) or app.handle(id)"
+        f"{len(_started)} EddaApps are started in this process: select one with app.start(workflow, ...) or "
+        "app.handle(id)"
     )
 
 
 def set_default_client(open_client: Callable[[], AbstractAsyncContextManager[Client] | None]) -> None:
-    """Where events go while no app is started."""
+    """Set the function that opens a client for `send_event` while no app is started."""
     global _fallback
     _fallback = open_client
 

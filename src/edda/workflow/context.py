@@ -1,4 +1,4 @@
-"""What workflow and activity code is given as its first argument."""
+"""The contexts that workflow and activity functions get as their first argument."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-LONGEST_KEY = 200
+MAX_KEY_LENGTH = 200
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -41,116 +41,124 @@ def as_datetime(microseconds: int) -> datetime:
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
-def as_microseconds(moment: datetime) -> int:
-    if moment.tzinfo is None:
-        raise ValueError(f"{moment!r} has no time zone: pass an aware datetime, such as ctx.now() + timedelta(...)")
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+def as_microseconds(time: datetime) -> int:
+    if time.tzinfo is None:
+        raise ValueError(f"{time!r} has no time zone: pass an aware datetime, such as ctx.now() + timedelta(...)")
+    return (time - _EPOCH) // timedelta(microseconds=1)
 
 
 class WorkflowContext:
-    """The run that the code belongs to, and the deterministic stand-ins for clock, ids and chance."""
+    """The current run, with deterministic replacements for clock, ids and random numbers.
 
-    def __init__(self, instance_id: str, workflow_name: str) -> None:
-        self.instance_id = instance_id
-        self.workflow_name = workflow_name
+    A workflow's function gets a `RunContext`, an activity an `ActivityContext`. Members that belong to the other one
+    raise `NotInWorkflowError`.
+    """
+
+    instance_id: str
+    workflow_name: str
+    codec: Codec
+    """Encodes the run's values; for Edda's own functions."""
 
     @property
     def execution(self) -> Execution:
-        """The run's own loop and commands; for verbs, not for users."""
+        """The run's event loop and commands; for Edda's own functions."""
         raise NotInWorkflowError(
-            "this is not the context of a running workflow: activities, wait_event, sleep and the like belong into a "
-            "workflow's own code, not into an activity"
-        )
-
-    @property
-    def codec(self) -> Codec:
-        """How the run's values are stored; for verbs, not for users."""
-        raise NotInWorkflowError(
-            "this is not the context of a running workflow: register_compensation and the like belong into a "
-            "workflow's own code, not into an activity"
+            "this is not the context of a running workflow: activities, wait_event, sleep and similar functions work "
+            "in the code of a workflow only, not in an activity"
         )
 
     @property
     def activity_id(self) -> str:
-        raise NotInWorkflowError("ctx.activity_id is there inside an activity only")
+        """The id of the step, such as `charge:1`. In activities only."""
+        raise NotInWorkflowError("ctx.activity_id is available in an activity only")
 
     @property
     def attempt(self) -> int:
-        """1 for the first try of an activity; a crash does not reset it."""
-        raise NotInWorkflowError("ctx.attempt is there inside an activity only")
+        """The number of the attempt, from 1; it continues after a crash. In activities only."""
+        raise NotInWorkflowError("ctx.attempt is available in an activity only")
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt and after every crash: give it to the service you call."""
-        raise NotInWorkflowError("ctx.idempotency_key is there inside an activity only")
+        """The same for every attempt, also after a crash: pass it to the service that you call. In activities only."""
+        raise NotInWorkflowError("ctx.idempotency_key is available in an activity only")
 
     def heartbeat(self, details: Any = None) -> None:
-        """Say that the activity is alive, and how far it has come: its next attempt can go on from `details`.
+        """Report that the activity makes progress; its next attempt can read `details` as `ctx.heartbeat_details`.
 
-        Works in threads too. Raises CancelledError if nobody wants the activity to go on.
+        Works in threads too. Raises CancelledError if the step was cancelled or timed out. In activities only.
         """
-        raise NotInWorkflowError("ctx.heartbeat() is there inside an activity only")
+        raise NotInWorkflowError("ctx.heartbeat() is available in an activity only")
 
     @property
     def heartbeat_details(self) -> Any:
-        """The last details that an earlier attempt gave, also before a crash; None if there are none."""
-        raise NotInWorkflowError("ctx.heartbeat_details is there inside an activity only")
+        """The last `details` of an earlier attempt, also from before a crash; None without any. In activities only."""
+        raise NotInWorkflowError("ctx.heartbeat_details is available in an activity only")
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody wants the activity to go on: a thread cannot be stopped, it has to look."""
-        raise NotInWorkflowError("ctx.is_cancelled is there inside an activity only")
+        """Whether the step was cancelled or timed out; a thread cannot be stopped, so a sync activity has to check it.
+        In activities only."""
+        raise NotInWorkflowError("ctx.is_cancelled is available in an activity only")
 
     @property
     def is_replaying(self) -> bool:
-        """True only while recorded steps are gone through again."""
+        """True while the workflow's code is replayed from its history."""
         return False
 
     @property
     def is_unwinding(self) -> bool:
-        """True while the run leaves memory: `finally` blocks run then, though the workflow is not over."""
+        """True while the run leaves memory: `finally` blocks run, although the workflow has not ended."""
         return False
 
     def set(self, key: str, value: Any) -> None:
-        """Tell whoever asks where the run stands: `await handle.get(key)` reads it, `handle.wait(key)` waits for it."""
-        raise NotInWorkflowError("ctx.set() was called in an activity: it belongs into the workflow's own code")
+        """Publish a value of the run: `await handle.get(key)` reads it, `await handle.wait(key)` waits for it.
+
+        `key` has 1 to 200 characters. In workflows only.
+        """
+        raise NotInWorkflowError("ctx.set() was called in an activity: call it in the code of the workflow")
 
     @property
     def session(self) -> AsyncSession:
-        """SQLAlchemy's session on Edda's database: what is written through it commits together with the step's record.
+        """A SQLAlchemy session on Edda's database, whose transaction commits together with the outcome of the step.
 
-        Edda commits and rolls back; `flush()`, `begin_nested()` and the rest are yours.
+        Edda commits and rolls back; do not call `commit()`, but `flush()` and `begin_nested()` as you need them. In
+        activities only.
         """
-        raise NotInWorkflowError("ctx.session is there inside an activity only")
+        raise NotInWorkflowError("ctx.session is available in an activity only")
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """`async with ctx.transaction() as connection:` as `ctx.session`, with the driver's own connection.
+        """`async with ctx.transaction() as connection:` like `ctx.session`, with the connection of the driver.
 
-        A block that raises is rolled back; what the others wrote commits with the step's record.
+        A block that raises is rolled back to its beginning; all other blocks commit with the outcome of the step. In
+        activities only.
         """
-        raise NotInWorkflowError("ctx.transaction() is there inside an activity only")
+        raise NotInWorkflowError("ctx.transaction() is available in an activity only")
 
     def recur(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, NoReturn]:
-        """Begin anew with these arguments: same id, empty history. `await ctx.recur(page=page + 1)` never returns."""
-        raise NotInWorkflowError("ctx.recur() was called in an activity: it belongs into the workflow's own code")
+        """Start again with these arguments, the same id and an empty history: `await ctx.recur(page=page + 1)` does
+        not return. In workflows only."""
+        raise NotInWorkflowError("ctx.recur() was called in an activity: call it in the code of the workflow")
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """Silent on replay, so that each line appears once."""
+        """Logs nothing during replay, so that each line appears once."""
         return RunLogger(self)
 
     def now(self) -> datetime:
+        """The current time in UTC; in a workflow the time of the last history entry, the same on every replay."""
         raise NotImplementedError
 
     def uuid4(self) -> UUID:
+        """A random UUID; in a workflow the same on every replay."""
         return UUID(int=self.rng.getrandbits(128), version=4)
 
     def random(self) -> float:
-        """From 0 up to 1, the same on every replay; `ctx.rng` has the rest of `Random`."""
+        """A number from 0 to 1; in a workflow the same on every replay. `ctx.rng` has the other methods of `Random`."""
         return self.rng.random()
 
     @property
     def rng(self) -> Random:
+        """A `random.Random`; in a workflow seeded by the run's id and generation."""
         raise NotImplementedError
 
     @overload
@@ -166,8 +174,11 @@ class WorkflowContext:
     def step(
         self, name: str, fn: Callable[..., Any], *args: Any, retry_policy: RetryPolicy | None = None
     ) -> Coroutine[Any, Any, Any]:
-        """An activity without a definition of its own: `await ctx.step("fetch", fetch, url)` runs and records it."""
-        raise NotInWorkflowError(f"ctx.step({name!r}) was called in an activity: just call the function there.")
+        """Run a plain function as a recorded step: `await ctx.step("fetch", fetch, url)`. In workflows only.
+
+        `retry_policy` defaults to the app's `default_retry_policy`.
+        """
+        raise NotInWorkflowError(f"ctx.step({name!r}) was called in an activity: call the function directly there.")
 
 
 class RunLogger(logging.LoggerAdapter[logging.Logger]):
@@ -180,14 +191,16 @@ class RunLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class RunContext(WorkflowContext):
-    """The context inside a workflow's own code."""
+    """The context of a workflow's function."""
 
-    def __init__(self, instance_id: str, workflow_name: str, gen: int, codec: Codec, signature: Signature) -> None:
-        super().__init__(instance_id, workflow_name)
-        self.generation = gen
-        self._codec = codec
+    def __init__(
+        self, instance_id: str, workflow_name: str, generation: int, codec: Codec, signature: Signature
+    ) -> None:
+        self.instance_id = instance_id
+        self.workflow_name = workflow_name
+        self.codec = codec
+        self.generation = generation
         self._signature = signature
-        self._seed = f"{instance_id}/{gen}"
         self._rng: Random | None = None
         self._execution: Execution | None = None
         self.subscriptions: dict[str, Subscription] = {}
@@ -199,12 +212,8 @@ class RunContext(WorkflowContext):
     @property
     def execution(self) -> Execution:
         if self._execution is None:
-            raise NotInWorkflowError(f"the workflow of run {self.instance_id} is not running any more")
+            raise NotInWorkflowError(f"the workflow of run {self.instance_id} is no longer running")
         return self._execution
-
-    @property
-    def codec(self) -> Codec:
-        return self._codec
 
     @property
     def is_replaying(self) -> bool:
@@ -215,25 +224,24 @@ class RunContext(WorkflowContext):
         return self._execution is None or self._execution.loop.is_suspending
 
     def set(self, key: str, value: Any) -> None:
-        if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY or not is_storable_text(key):
-            raise ValueError(f"ctx.set({key!r}): expected a key of 1 to {LONGEST_KEY} characters")
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_LENGTH or not is_storable_text(key):
+            raise ValueError(f"ctx.set({key!r}): expected a key of 1 to {MAX_KEY_LENGTH} characters")
         execution = self.execution
         if self.on_value_set is not None and not execution.loop.is_suspending:
-            self.on_value_set(RunValue(key, self._codec.encode(value)))
+            self.on_value_set(RunValue(key, self.codec.encode(value)))
 
     def recur(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, NoReturn]:
         if not self.execution.is_at_root:
-            raise NotInWorkflowError("ctx.recur() belongs into the workflow's own code, not into a branch of it")
-        raise RecurRequested(self._signature.encode_input(self._codec, self._signature.bind(args, kwargs)))
+            raise NotInWorkflowError("ctx.recur() works in the main task of the workflow only, not in another task")
+        raise RecurRequested(self._signature.encode_input(self.codec, self._signature.bind(args, kwargs)))
 
     def now(self) -> datetime:
-        """The time of the last recorded entry: the same on every replay."""
         return as_datetime(self.execution.now)
 
     @property
     def rng(self) -> Random:
         if self._rng is None:
-            self._rng = Random(self._seed)
+            self._rng = Random(f"{self.instance_id}/{self.generation}")
         return self._rng
 
     def step(
@@ -242,22 +250,23 @@ class RunContext(WorkflowContext):
         return inline_step(self, name, fn, args, retry_policy)
 
 
-class ActivityHeartbeat(Protocol):
-    """What an attempt says of itself while it runs."""
+class AttemptHeartbeat(Protocol):
+    """The heartbeats of one attempt."""
 
     is_given_up: bool
+    """The attempt was cancelled or timed out."""
     details: bytes | None
-    """Of an earlier attempt."""
+    """The last details of an earlier attempt."""
 
     def heartbeat(self, details: bytes | None) -> None: ...
 
 
-class StepEffects(Protocol):
-    """What an attempt does through Edda: it counts only together with the attempt's outcome."""
+class AttemptEffects(Protocol):
+    """The database effects of one attempt, which commit together with its outcome."""
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a transaction that what it does belongs to."""
+        """Whether a transaction is open."""
         ...
 
     @property
@@ -270,25 +279,25 @@ class StepEffects(Protocol):
     def send(self, event: OutboxEvent) -> None: ...
 
     async def start(self, run: Start) -> ExistingRun | None:
-        """In the transaction; else the run that has its id already."""
+        """Store a run in the transaction; returns the existing run if its id is taken."""
         ...
 
-    async def receive_message(self, key: bytes, patience: int) -> bytes | None:
-        """The body of the first message under the key; waits so many microseconds for one."""
+    async def receive_message(self, key: bytes, timeout: int) -> bytes | None:
+        """Take the first message under the key; waits `timeout` microseconds for one."""
         ...
 
 
-class LazyEffects(Protocol):
-    """Where an attempt's work lies, once it does any."""
+class AttemptEffectsFactory(Protocol):
+    """Creates the `AttemptEffects` of an attempt at its first use."""
 
     @property
-    def work(self) -> StepEffects | None: ...
+    def work(self) -> AttemptEffects | None: ...
 
-    def __call__(self) -> StepEffects: ...
+    def effects(self) -> AttemptEffects: ...
 
 
 class ActivityContext(WorkflowContext):
-    """The context inside an activity's body, which runs in the real world."""
+    """The context of an activity's function."""
 
     def __init__(
         self,
@@ -297,20 +306,19 @@ class ActivityContext(WorkflowContext):
         attempt: int,
         clock: Callable[[], int],
         codec: Codec,
-        pulse: ActivityHeartbeat,
-        work: LazyEffects,
+        heartbeat: AttemptHeartbeat,
+        work: AttemptEffectsFactory,
         effects: str = "",
     ) -> None:
-        instance_id, workflow_name, self._gen = run
-        super().__init__(instance_id, workflow_name)
+        self.instance_id, self.workflow_name, self._generation = run
         self._activity_id = activity_id
         self._attempt = attempt
         self._clock = clock
-        self.values = codec
-        self._pulse = pulse
+        self.codec = codec
+        self._heartbeat = heartbeat
         self._work = work
-        self._prefix = effects
-        self._effects = 0
+        self._effect_prefix = effects
+        self._effect_count = 0
 
     @property
     def activity_id(self) -> str:
@@ -322,16 +330,16 @@ class ActivityContext(WorkflowContext):
 
     @property
     def idempotency_key(self) -> str:
-        return f"{self.instance_id}/{self._gen}/{self._activity_id}"
+        return f"{self.instance_id}/{self._generation}/{self._activity_id}"
 
     @property
-    def work(self) -> StepEffects:
-        """For verbs, not for users."""
-        return self._work()
+    def work(self) -> AttemptEffects:
+        """For Edda's own functions."""
+        return self._work.effects()
 
     @property
     def has_transaction(self) -> bool:
-        """Whether what the body does through Edda belongs to a transaction that is open."""
+        """Whether the attempt has an open transaction."""
         work = self._work.work
         return work is not None and work.is_open
 
@@ -343,21 +351,22 @@ class ActivityContext(WorkflowContext):
         return self.work.transaction()
 
     def heartbeat(self, details: Any = None) -> None:
-        self._pulse.heartbeat(None if details is None else self.values.encode(details))
+        self._heartbeat.heartbeat(None if details is None else self.codec.encode(details))
 
     @property
     def heartbeat_details(self) -> Any:
-        details = self._pulse.details
-        return None if details is None else self.values.decode(details)
+        details = self._heartbeat.details
+        return None if details is None else self.codec.decode(details)
 
     @property
     def is_cancelled(self) -> bool:
-        return self._pulse.is_given_up
+        return self._heartbeat.is_given_up
 
     def next_effect_id(self) -> str:
-        """For what the body does through Edda: the same at every attempt, so that it happens once."""
-        self._effects += 1
-        return f"{self.idempotency_key}/{self._prefix}{self._effects}"
+        """The id of the next event, message or run of this attempt: the same for every attempt, so that each is stored
+        once."""
+        self._effect_count += 1
+        return f"{self.idempotency_key}/{self._effect_prefix}{self._effect_count}"
 
     @property
     def microseconds(self) -> int:
@@ -371,27 +380,26 @@ class ActivityContext(WorkflowContext):
         return Random()
 
 
-def execution_of(ctx: WorkflowContext, verb: str) -> Execution:
-    """The run that a verb of workflows was called in; `verb` is how it is called, such as `sleep(ctx, seconds)`."""
+def execution_of(ctx: WorkflowContext, call_text: str) -> Execution:
+    """The execution of the calling workflow; `call_text` is for error messages, such as `sleep(ctx, seconds)`."""
     if isinstance(ctx, RunContext):
         return ctx.execution
-    raise misplaced(ctx, verb)
+    raise misplaced(ctx, call_text)
 
 
-def misplaced(ctx: Any, verb: str) -> NotInWorkflowError:
-    """The error of a verb that got something else than the context of a running workflow."""
-    name = verb.partition("(")[0]
+def misplaced(ctx: Any, call_text: str) -> NotInWorkflowError:
+    """The error of a function that was called without the context of a running workflow."""
+    name = call_text.partition("(")[0]
     if isinstance(ctx, ActivityContext):
         return NotInWorkflowError(
-            f"{name}() was called in the activity {ctx.activity_id}: only a workflow's own code can wait or call steps."
-            f" Call `await {verb}` in the workflow, before or after this activity."
+            f"{name}() was called in the activity {ctx.activity_id}: only the code of a workflow can wait or call "
+            f"steps. Call `await {call_text}` in the workflow, before or after this activity."
         )
     if isinstance(ctx, WorkflowContext):
         return NotInWorkflowError(f"{name}() was called with a context that belongs to no running workflow")
     return NotInWorkflowError(
         f"{name}() needs the context of a workflow as its first argument, got {repr_short(ctx)}: "
-        f"write `await {verb}` in a "
-        "function decorated with @workflow, whose first parameter is the context"
+        f"write `await {call_text}` in a function decorated with @workflow, whose first parameter is the context"
     )
 
 

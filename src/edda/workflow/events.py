@@ -1,11 +1,12 @@
-"""Waiting for events, and sending them."""
+"""Waiting for events, and starting workflows by events."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_origin, overload
 
@@ -17,21 +18,20 @@ from edda.cloudevents.event import CloudEvent
 from edda.core import event_match as matching
 from edda.core.channels import event_type, is_message_body, unpack_message
 from edda.core.exceptions import decode_failure
-from edda.core.logs import hides
 from edda.core.model import EntryKind
 from edda.core.options import hide_unknown, refuse_unknown
-from edda.core.redact import REDACTED
+from edda.core.redact import REDACTED, hides
 from edda.core.validation import ValidationFailure, validate
 from edda.errors import ArgumentError, EventTimeoutError, EventValidationError, NonDeterminismError
 
+from .activity import Activity
 from .client import current_app
 from .context import WorkflowContext, as_microseconds, execution_of, seconds_to_microseconds
+from .workflow import Workflow, registry
 
 if TYPE_CHECKING:
     from edda.core.codec import Codec
     from edda.core.model import Entry
-
-    from .workflow import Workflow
 
 D = TypeVar("D", default=Any)
 M = TypeVar("M")
@@ -40,15 +40,15 @@ T = TypeVar("T")
 Since = datetime | Literal["now"] | None
 OnInvalid = Literal["skip", "raise"]
 Check = Callable[[bytes], EventValidationError | None]
-_LONGEST_TYPE = 255
+_MAX_TYPE_LENGTH = 255
 _REQUIRED: Any = Parameter.empty
-"""`inspect` shows the parameter as required; a call that left out the context gets as far as being told so."""
+"""A default that `inspect` shows as required: a call without the context reaches the check that explains it."""
 _OPTIONS = ("timeout_seconds", "model", "event_id", "match", "since", "on_invalid")
 
 
 @dataclass(frozen=True)
 class ReceivedEvent(Generic[D]):
-    """An event as a workflow gets it. `time` is the sender's own text."""
+    """A received event. `time` is the text that the sender wrote."""
 
     data: D
     type: str
@@ -60,30 +60,44 @@ class ReceivedEvent(Generic[D]):
     extensions: dict[str, Any] = field(default_factory=dict)
 
 
-class EventCall(msgspec.Struct, frozen=True):
-    """What a driver needs to register a wait. Times are microseconds."""
+class EventCall(msgspec.Struct, frozen=True, dict=True):
+    """What the engine needs to register a wait for an event. Times are in microseconds."""
 
     type: str
     match: Mapping[str, Any]
     since: int | Literal["now"] | None
     is_named: bool = False
-    """By its author, who may give the same name again."""
+    """The user chose the step's id, and may use the same one again."""
 
     check: Check | None = None
-    """What is wrong with the stored event for this wait. An event that it objects to does not end the wait."""
+    """Returns why a stored event does not fit the model; such an event is recorded as rejected, and the wait
+    continues."""
 
-    floor: None = None
-    once: bool = False
+    cursor: None = None
+    exclusive: bool = False
 
-    @property
-    def shape(self) -> str:
+    def parse(self, codec: Codec, body: bytes) -> CloudEvent:
+        return stored_event(codec, body)
+
+    def convert(self, event: CloudEvent, model: Any) -> ReceivedEvent[Any]:
+        return to_received_event(event, model)
+
+    def timeout_error(self, seconds: float | None) -> EventTimeoutError:
+        return EventTimeoutError(f"no event came within {seconds:g} seconds: {self.describe()}")
+
+    @cached_property
+    def match_paths(self) -> str:
         return matching.match_paths(self.match)
 
+    @cached_property
+    def _key(self) -> bytes:
+        return matching.wait_key(self.type, self.match)
+
     def key(self, run_id: str, *, own: bool = False) -> bytes:
-        return matching.wait_key(self.type, self.match, run_id if own else None)
+        return matching.wait_key(self.type, self.match, run_id) if own else self._key
 
     def describe(self, *, values: bool = True) -> str:
-        if values or not self.match:  # stored and searched as the run's reason, and part of errors: without secrets
+        if values or not self.match:  # stored as the run's reason and part of errors, so secrets are redacted
             shown = {path: REDACTED if hides(path) else value for path, value in self.match.items()}
             return matching.describe(self.type, shown)
         return f"{self.type} where {' and '.join(self.match)} match"
@@ -143,65 +157,103 @@ def wait_event(
     on_invalid: OnInvalid = "skip",
     **unknown: Any,
 ) -> Coroutine[Any, Any, ReceivedEvent[Any]]:
-    """Wait, durably, for the next event of a type, also for one that came since the run was started.
+    """Wait durably for the next event of a type; events that arrived since the start of the run count.
 
-    `match` compares data by path and attributes by name: `{"order.id": "A-17", "@subject": "x"}`. `event_id` names
-    the step. An event that does not fit `model` is recorded as rejected and the wait goes on; with
-    `on_invalid="raise"` it ends the wait with an EventValidationError.
+    Args:
+        event_type: Attribute `type` of the event, 1 to 255 characters.
+        timeout_seconds: Seconds, or a timedelta, after which it raises `EventTimeoutError`. Default None: no limit.
+        model: Type that the data is validated against and converted to. Default None: plain JSON values.
+        event_id: Id of the step. Default None: generated.
+        match: Values of data by path and of attributes by name: `{"order.id": "A-17", "@subject": "x"}`. Default
+            None: every event of the type.
+        since: Oldest event that counts: an aware datetime, or "now". Default None: the start of the run.
+        on_invalid: "skip" (default): an event that does not fit `model` is recorded as rejected, and the wait
+            continues. "raise": it ends the wait with an `EventValidationError`.
     """
     if unknown:
         refuse_unknown("wait_event()", unknown, _OPTIONS)
-    execution, codec = execution_of(ctx, "wait_event(ctx, event_type)"), ctx.codec
-    _check_type(event_type)
-    check_on_invalid("wait_event", on_invalid)
+    execution_of(ctx, "wait_event(ctx, event_type)")
+    if not isinstance(event_type, str) or not event_type or len(event_type) > _MAX_TYPE_LENGTH:
+        raise ValueError(
+            f"wait_event(event_type={event_type!r}): expected a text of 1 to {_MAX_TYPE_LENGTH} characters"
+        )
     wanted = matching.parse_match(match)
-    matching.match_paths(wanted)
-    if model is not None and (client := current_app.get()) is not None:
-        client.register_event_schema(ctx.workflow_name, event_type, model)
-    may_raise = model is not None and on_invalid == "raise"
+    matching.match_paths(wanted)  # raises if they are too long
+    if since is None or since == "now":
+        oldest: int | Literal["now"] | None = cast(Literal["now"] | None, since)
+    elif isinstance(since, datetime):
+        oldest = as_microseconds(since)
+    else:
+        raise TypeError(f'wait_event(since={since!r}): expected None, "now" or an aware datetime')
 
-    def read(body: bytes) -> Any:
-        event = stored_event(codec, body)
-        return event if may_raise else to_received_event(event, model)
-
-    check = None if model is None or may_raise else partial(find_misfit, read)
-    call = EventCall(event_type, wanted, _since(since), event_id is not None, check)
-    due = None
-    if timeout_seconds is not None:
-        due = execution.now + seconds_to_microseconds(timeout_seconds, "wait_event(timeout_seconds=)")
-
-    wait = execution.call(
-        EntryKind.EVENT,
-        event_type,
-        codec.encode(wanted),
-        decode=lambda entry: _outcome(codec, entry, call, timeout_seconds, read),
-        call=call,
-        due=due,
-        id=event_id,
-        label=event_type.replace("/", "."),
+    call = EventCall(event_type, wanted, oldest, event_id is not None)
+    return issue_wait(
+        *(ctx, EntryKind.EVENT, event_type, wanted, call, timeout_seconds, event_id, model),
+        may_raise=check_on_invalid("wait_event", on_invalid),
     )
-    return _convert(wait, model) if may_raise else wait
 
 
 hide_unknown(wait_event)
 
 
-async def _convert(wait: Coroutine[Any, Any, CloudEvent], model: Any) -> ReceivedEvent[Any]:
-    """In the workflow's own code, which may catch what this raises."""
-    return to_received_event(await wait, model)
-
-
-def check_on_invalid(verb: str, on_invalid: str) -> None:
+def check_on_invalid(function: str, on_invalid: str) -> bool:
+    """Whether data that does not fit the model raises."""
     if on_invalid not in ("skip", "raise"):
-        raise ValueError(f'{verb}(on_invalid={on_invalid!r}): expected "skip" or "raise"')
+        raise ValueError(f'{function}(on_invalid={on_invalid!r}): expected "skip" or "raise"')
+    return on_invalid == "raise"
+
+
+def issue_wait(
+    ctx: WorkflowContext,
+    kind: EntryKind,
+    name: str,
+    wanted: Any,
+    call: Any,
+    timeout: float | timedelta | None,
+    id: str | None,
+    model: Any,
+    *,
+    may_raise: bool,
+) -> Coroutine[Any, Any, Any]:
+    """The step that waits for an event, or for a message of a channel: `call` is an `EventCall` or a `MessageCall`."""
+    execution, codec = ctx.execution, ctx.codec
+    if model is not None and (client := current_app.get()) is not None:
+        client.register_event_schema(ctx.workflow_name, call.type, model)
+    may_raise = may_raise and model is not None
+
+    def read(body: bytes) -> Any:
+        stored = call.parse(codec, body)
+        return stored if may_raise else call.convert(stored, model)
+
+    if model is not None and not may_raise:
+        call = msgspec.structs.replace(call, check=partial(find_misfit, read))
+
+    def decode(entry: Entry) -> Any:
+        if entry.ok:
+            return accepted(entry, read)
+        if entry.value:
+            return decode_failure(codec, entry.value)
+        return call.timeout_error(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+
+    async def convert(wait: Coroutine[Any, Any, Any]) -> Any:
+        # In the workflow's task, so that its code can catch the error.
+        return call.convert(await wait, model)
+
+    what = "wait_event" if kind is EntryKind.EVENT else "receive"
+    due = None
+    if timeout is not None:
+        due = execution.now + seconds_to_microseconds(timeout, f"{what}(timeout_seconds=)")
+    label, input = name.replace("/", "."), codec.encode(wanted)
+    wait = execution.call(kind, name, input, decode=decode, call=call, due=due, id=id, label=label)
+    return convert(wait) if may_raise else wait
 
 
 def find_misfit(read: Callable[[bytes], object], body: bytes) -> EventValidationError | None:
-    """What is wrong with the data that `read` makes a model of.
+    """Why the data does not fit the model that `read` converts it to; None if it fits.
 
-    None for a model that is broken itself: the data is not to blame, and the run is parked when it comes to it.
+    Also None if the model's definition is invalid: the run is then parked when it reads the data.
     """
-    from pydantic.errors import PydanticUserError  # only waits with a model pay for it
+    from pydantic.errors import PydanticUserError  # imported on demand: only waits with a model need it
 
     try:
         read(body)
@@ -209,28 +261,34 @@ def find_misfit(read: Callable[[bytes], object], body: bytes) -> EventValidation
         return error
     except PydanticUserError:
         return None
-    except Exception as error:  # the model's validators are the user's code: data that they fail at does not fit
+    except Exception as error:  # validators are user code and may raise anything: the data does not fit
         return EventValidationError(f"the model raised {type(error).__qualname__}, which is not a ValueError")
     return None
 
 
 def accepted(entry: Entry, read: Callable[[bytes], T]) -> T:
-    """What the history says was accepted. On replay the model of today's code may be another: then the run is parked,
-    for neither may the code see an error that it did not see before, nor may the data be passed over now."""
+    """The recorded data, which fitted the model when it arrived. If it does not fit the current model on replay, the
+    run is parked: neither an error nor a skipped event would be deterministic."""
     try:
         return read(entry.value)
     except EventValidationError as error:
         raise NonDeterminismError(
-            f"step {entry.step!r} accepted its data when it came, and the model does not accept it now: {error}\n"
-            "The model changed while the run was under way, or its validators depend on more than the data: let it "
-            "accept what was accepted, and the run goes on."
+            f"step {entry.step!r} accepted its data when it arrived, and the model does not accept it now: {error}\n"
+            "The model changed after the run had started, or its validators depend on more than the data: let it "
+            "accept the recorded data, and the run continues."
         ) from None
 
 
 def to_received_event(event: CloudEvent, model: Any = None) -> ReceivedEvent[Any]:
     data = json_format.value_of(event)
     if model is not None:
-        data = _validate(event, data, model)
+        raw, hint = None, ""
+        if isinstance(event.data, msgspec.Raw):
+            raw = bytes(event.data)
+        elif event.data is not None:  # a sender that posts a form or text: a model validates JSON only
+            kind = event.datacontenttype or "bytes"
+            hint = f"\n  its data came as {kind}, not as JSON: send it with application/json"
+        data = fit_model(model, data, raw, f"event {event.id!r} of type {event.type} from {event.source}", hint)
     return ReceivedEvent(
         data=data,
         type=event.type,
@@ -248,64 +306,30 @@ def stored_event(codec: Codec, body: bytes) -> CloudEvent:
 
 
 def stored_event_type(codec: Codec, body: bytes) -> str:
-    """Of an event, or of the messages of a channel."""
+    """The type of a stored event, or of a stored message of a channel."""
     data = codec.decrypt(body)
     if is_message_body(data):
         return event_type(unpack_message(codec, body).channel)
     return json_format.parse_stored(data).type
 
 
-def _validate(event: CloudEvent, data: Any, model: Any) -> Any:
-    raw = bytes(event.data) if isinstance(event.data, msgspec.Raw) else None
+def fit_model(model: Any, data: Any, raw_json: bytes | None, what: str, hint: str = "") -> Any:
     try:
-        return validate(data, raw, model)
-    except ValidationFailure as misfit:
+        return validate(data, raw_json, model)
+    except ValidationFailure as failure:
         name = getattr(model, "__name__", None) or repr(model)
-        fields = "\n".join(f"  {path}: {message}" for path, message in misfit.errors)
-        raise EventValidationError(
-            f"event {event.id!r} of type {event.type} from {event.source} does not fit {name}:\n{fields}{_kind(event)}"
-        ) from None
-
-
-def _kind(event: CloudEvent) -> str:
-    """A sender that posts a form, or text, sends no JSON that a model could read."""
-    if event.data is None or isinstance(event.data, msgspec.Raw):
-        return ""
-    return f"\n  its data came as {event.datacontenttype or 'bytes'}, not as JSON: send it with application/json"
-
-
-def _outcome(
-    codec: Codec, entry: Entry, call: EventCall, timeout: float | timedelta | None, read: Callable[[bytes], Any]
-) -> Any:
-    if entry.ok:
-        return accepted(entry, read)
-    if entry.value:
-        return decode_failure(codec, entry.value)
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    return EventTimeoutError(f"no event came within {seconds:g} seconds: {call.describe()}")
-
-
-def _check_type(event_type: str) -> None:
-    if not isinstance(event_type, str) or not event_type or len(event_type) > _LONGEST_TYPE:
-        raise ValueError(f"wait_event(event_type={event_type!r}): expected a text of 1 to {_LONGEST_TYPE} characters")
-
-
-def _since(since: Since) -> int | Literal["now"] | None:
-    if since is None or since == "now":
-        return cast(Literal["now"] | None, since)
-    if not isinstance(since, datetime):
-        raise TypeError(f'wait_event(since={since!r}): expected None, "now" or an aware datetime')
-    return as_microseconds(since)
+        fields = "\n".join(f"  {path}: {message}" for path, message in failure.errors)
+        raise EventValidationError(f"{what} does not fit {name}:\n{fields}{hint}") from None
 
 
 # Starting by event
 
 
 def event_arguments(workflow: Workflow[Any, Any], event: CloudEvent) -> dict[str, Any]:
-    """What a workflow that is started by this event is called with.
+    """The arguments of a workflow that is started by this event.
 
-    A parameter annotated `ReceivedEvent` gets the whole event. Else an object's members are the arguments, and
-    those that are no parameter are left out, as a sender may know more than we do; anything else is the only argument.
+    A parameter annotated `ReceivedEvent` gets the whole event. Otherwise the members of a JSON object are the
+    arguments, and members without a parameter are ignored; other data is the only argument.
     """
     parameters = workflow.signature.parameters
     if len(parameters) == 1:
@@ -318,6 +342,32 @@ def event_arguments(workflow: Workflow[Any, Any], event: CloudEvent) -> dict[str
     if len(parameters) == 1:
         return {next(iter(parameters)): data}
     raise ArgumentError(
-        f"{workflow.name}() takes {len(parameters)} arguments, so an event that starts it needs an object with them as "
-        "its data"
+        f"{workflow.name}() takes {len(parameters)} arguments: the data of an event that starts it must be an object "
+        "with them"
     )
+
+
+def as_workflow(handler: Callable[[ReceivedEvent[Any]], Any] | Workflow[Any, Any]) -> Workflow[Any, Any]:
+    """Wraps a function of `@app.on_event` in a workflow of one step, so that the call is durable and retried."""
+    if isinstance(handler, Workflow):
+        return handler
+    handle_event: Callable[..., Any]
+    if inspect.iscoroutinefunction(handler):
+
+        async def handle_event(ctx: WorkflowContext, event: ReceivedEvent[Any]) -> Any:
+            return await handler(event)
+
+    else:
+
+        def handle_event(ctx: WorkflowContext, event: ReceivedEvent[Any]) -> Any:
+            return handler(event)
+
+    step: Activity[[ReceivedEvent[Any]], Any] = Activity(handle_event, handler.__name__, None)
+
+    async def run_step(ctx: WorkflowContext, event: ReceivedEvent[Any]) -> Any:
+        return await step(ctx, event)
+
+    run_step.__module__ = handler.__module__
+    made: Workflow[Any, Any] = Workflow(run_step, f"on_event.{handler.__module__}.{handler.__qualname__}"[:255])
+    registry.add(made)
+    return made

@@ -1,10 +1,10 @@
-"""Sagas: what to do to undo a step, said beside the step."""
+"""Sagas: `@on_failure`, `@compensation` and `register_compensation` declare how a completed step is undone."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_type_hints, is_typeddict, overload
 
 from edda.core.options import hide_unknown, known_options, refuse_unknown
@@ -26,11 +26,11 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 RESULT = "result"
-"""A parameter of this name gets the whole result."""
+"""The compensation's parameter that gets the whole result of the activity."""
 
 
 class Compensation(Activity[P, R]):
-    """Made by `@compensation`: an activity that undoes another one."""
+    """Created by `@compensation`: an activity that undoes another one."""
 
     def __repr__(self) -> str:
         return f"<compensation {self.name}>"
@@ -56,7 +56,12 @@ def compensation(
     retry_policy: RetryPolicy | None = None,
     **unknown: Any,
 ) -> Any:
-    """Make a function one that undoes an activity; for `@on_failure` and `register_compensation`."""
+    """Decorator for a function that undoes an activity; for `@on_failure` and `register_compensation`.
+
+    Args:
+        name: Name of the step, 1 to 255 characters. Default: the function's name.
+        retry_policy: Policy of the compensation. Default None: the app's `default_retry_policy`.
+    """
     refuse_unknown("@compensation()", unknown, known_options(compensation))
     decorator = CompensationDecorator(name, retry_policy)
     return decorator if fn is None else decorator(fn)
@@ -65,10 +70,10 @@ def compensation(
 hide_unknown(compensation)
 
 
+@dataclass(frozen=True)
 class CompensationDecorator:
-    def __init__(self, name: str | None, retry_policy: RetryPolicy | None) -> None:
-        self._name = name
-        self._retry_policy = retry_policy
+    name: str | None
+    retry_policy: RetryPolicy | None
 
     @overload
     def __call__(
@@ -79,25 +84,24 @@ class CompensationDecorator:
     def __call__(self, fn: Callable[Concatenate[WorkflowContext, P], R], /) -> Compensation[P, R]: ...
 
     def __call__(self, fn: Callable[..., Any], /) -> Compensation[Any, Any]:
-        check_step("@compensation", fn, self._name, self._retry_policy)
-        return Compensation(fn, self._name or fn.__name__, self._retry_policy)
+        check_step("@compensation", fn, self.name, self.retry_policy)
+        return Compensation(fn, self.name or fn.__name__, self.retry_policy)
 
 
 def on_failure(undo: Callable[..., Any]) -> Callable[[F], F]:
-    """Under `@activity`: if the run fails or is cancelled after this step, `undo` is called.
+    """Decorator, placed under `@activity`: if the run fails or is cancelled after this step, `undo` is called.
 
-    It gets the arguments that its own signature asks for, by name: from the activity's arguments, from the fields of
-    its result, and the whole result as `result`.
+    The parameters of `undo` are filled by name, from the activity's arguments and from the fields of its result; a
+    parameter `result` gets the whole result.
     """
     if not callable(undo):
-        raise TypeError(f"@on_failure needs a function, got {undo!r}")
+        raise TypeError(f"@on_failure: expected a function, got {undo!r}")
     step = _as_activity(undo)
 
     def mark(fn: F) -> F:
         if isinstance(fn, Activity):
-            raise TypeError(f"@on_failure belongs under @activity, not above it: {fn.name}")
-        remedy = ActivityCompensation(step, Signature(fn))
-        setattr(fn, COMPENSATION_ATTRIBUTE, remedy)
+            raise TypeError(f"@on_failure: write it under @activity, not above it: {fn.name}")
+        setattr(fn, COMPENSATION_ATTRIBUTE, ActivityCompensation(step, Signature(fn)))
         return fn
 
     setattr(mark, UNFINISHED_MARK, True)
@@ -105,7 +109,7 @@ def on_failure(undo: Callable[..., Any]) -> Callable[[F], F]:
 
 
 class NoopAwaitable:
-    """May be awaited, and need not be: it is done."""
+    """Returned by `register_compensation`, which is complete: `await` is allowed and does nothing."""
 
     def __await__(self) -> Generator[Any, None, None]:
         return
@@ -113,19 +117,20 @@ class NoopAwaitable:
 
 
 def register_compensation(ctx: WorkflowContext, undo: Callable[..., Any], *args: Any, **kwargs: Any) -> NoopAwaitable:
-    """If the run fails or is cancelled from here on, `undo` is called with these arguments."""
+    """Register a compensation: if the run fails or is cancelled after this call, `undo` is called with these
+    arguments. Compensations run in reverse order of their registration."""
     if not isinstance(ctx, RunContext):
         raise misplaced(ctx, "register_compensation(ctx, undo, ...)")
     activity = _as_activity(undo)
     signature, codec = activity.signature, ctx.codec
-    # Kept as it is now: the workflow may change its lists and dictionaries.
-    input = signature.encode(codec, signature.bind(args, kwargs, check=False))
+    # Encoded now: the workflow may change its lists and dictionaries later.
+    input = codec.encode(signature.bind(args, kwargs, check=False))
 
     def run(id: str) -> Coroutine[Any, Any, Any]:
         stored_args, stored_kwargs = signature.decode(codec, input)
         return activity.with_id(id)(ctx, *stored_args, **stored_kwargs)
 
-    ctx.execution.undoing.add(CompensationStep(activity.name, run))
+    ctx.execution.compensator.add(CompensationStep(activity.name, run))
     return NoopAwaitable()
 
 
@@ -135,32 +140,30 @@ def _as_activity(undo: Any) -> Activity[Any, Any]:
     if inspect.iscoroutine(undo):
         undo.close()
         raise TypeError(
-            "register_compensation(ctx, refund(...)): the second argument was called already; pass the function "
-            "itself, and its arguments after it: register_compensation(ctx, refund, amount)"
+            "register_compensation(ctx, refund(...)): expected a function, got a coroutine; pass the function itself "
+            "and its arguments: register_compensation(ctx, refund, amount)"
         )
     name = getattr(undo, "__name__", None)
     if name is None:
-        raise TypeError(f"{undo!r} has no name, which its step needs: wrap it with @compensation(name=...)")
+        raise TypeError(f"{undo!r} has no name for its step: decorate it with @compensation(name=...)")
     return Compensation(undo, name, None)
 
 
 class ActivityCompensation:
-    """How an activity is undone."""
+    """The compensation of an activity, and how its arguments are found."""
 
     def __init__(self, undo: Activity[Any, Any], signature: Signature) -> None:
         self._undo = undo
         self._signature = signature
-        self._refuse_unknown()
-
-    def _refuse_unknown(self) -> None:
-        """What can be seen without a result: a parameter that nothing will ever fill."""
-        undo, known = self._undo.signature, _names_in(self._signature)
-        if known is None:
+        # Refuse at import a parameter that neither an argument nor a field of the result type can fill.
+        result_fields = None if signature.takes_any else _names_of_type(signature.returns)
+        if result_fields is None:
             return
-        missing = [name for name in undo.required if name not in known]
+        known = [*signature.names, RESULT, *result_fields]
+        missing = [name for name in undo.signature.required if name not in known]
         if missing:
             raise ArgumentError(
-                f"@on_failure: {self._undo.name}() needs {_listed(missing)}, but {self._signature.name}() has only "
+                f"@on_failure: {undo.name}() needs {_listed(missing)}, but {signature.name}() has only "
                 f"{_listed(known)} to give (its arguments, the fields of its result, and {RESULT!r})"
             )
 
@@ -177,30 +180,28 @@ class ActivityCompensation:
         missing = [name for name in undo.required if name not in known]
         if missing:
             raise ArgumentError(
-                f"{self._undo.name}() cannot undo {self._signature.name}(): it needs {_listed(missing)}, and there are "
-                f"only {_listed(known)}. What {self._signature.name}() did stands; return what its undo needs."
+                f"{self._undo.name}() cannot undo {self._signature.name}(): it needs {_listed(missing)}, but only "
+                f"{_listed(known)} are available. The effect of {self._signature.name}() remains; let it return the "
+                "missing values."
             )
         return known if undo.takes_any else {name: known[name] for name in undo.names if name in known}
 
-    def prepare(self, ctx: WorkflowContext, arguments: dict[str, Any]) -> CompensationStep:
-        undo = self._undo
-        return CompensationStep(undo.name, lambda id: undo.with_id(id)(ctx, **arguments))
 
-
+@dataclass(frozen=True)
 class BoundActivityCompensation:
-    """How one call of an activity is undone."""
+    """The compensation of one call of an activity."""
 
-    def __init__(self, remedy: ActivityCompensation, ctx: WorkflowContext, input: bytes) -> None:
-        self._remedy = remedy
-        self._ctx = ctx
-        self._input = input
+    compensation: ActivityCompensation
+    ctx: WorkflowContext
+    input: bytes
 
     def check(self, result: Any) -> None:
-        """Raises `ArgumentError` if the result does not have what undoing needs."""
-        self._remedy.arguments(self._ctx.codec, self._input, result)
+        """Raises `ArgumentError` if the result lacks a value that the compensation needs."""
+        self.compensation.arguments(self.ctx.codec, self.input, result)
 
     def prepare(self, result: Any) -> CompensationStep:
-        return self._remedy.prepare(self._ctx, self._remedy.arguments(self._ctx.codec, self._input, result))
+        undo, arguments = self.compensation._undo, self.compensation.arguments(self.ctx.codec, self.input, result)
+        return CompensationStep(undo.name, lambda id: undo.with_id(id)(self.ctx, **arguments))
 
 
 def _fields_of(result: Any) -> dict[str, Any]:
@@ -214,13 +215,8 @@ def _fields_of(result: Any) -> dict[str, Any]:
     return dict(getattr(result, "_asdict", dict)())
 
 
-def _names_in(signature: Signature) -> list[str] | None:
-    """All that undoing can be given; None if only the result itself will tell."""
-    known = None if signature.takes_any else _names_of_type(signature.returns)
-    return None if known is None else [*signature.names, RESULT, *known]
-
-
 def _names_of_type(returns: Any) -> list[str] | None:
+    """The names of the fields of a result; None if its type does not tell."""
     if returns is None or returns in (type(None), str, int, float, bool, bytes):
         return []
     if is_typeddict(returns):

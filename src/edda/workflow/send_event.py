@@ -1,4 +1,4 @@
-"""Sending events: into the app's own database, or over HTTP."""
+"""Sending events: into the app's database, over HTTP, or through the outbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgspec import UNSET
 from edda.cloudevents import http_binding, json_format
 from edda.cloudevents.event import CloudEvent, check, make
 from edda.core.model import OutboxEvent, RunId
-from edda.core.urls import show_url, split_credentials
+from edda.core.redact import show_url, split_credentials
 from edda.errors import EventDeliveryError, NotInWorkflowError
 
 from .activity import inline_step
@@ -23,10 +23,10 @@ from .client import current_context, get_client_or_default
 from .context import ActivityContext, RunContext, WorkflowContext
 
 POST_TIMEOUT = 30.0
-_WORTH_TRYING_AGAIN = frozenset({408, 425, 429})
+_RETRYABLE_STATUS = frozenset({408, 425, 429})
 
-inherited_extensions: ContextVar[Mapping[str, str]] = ContextVar("edda_carried", default={})  # noqa: B039 - nobody changes it
-"""Extensions that every event sent from here has unless it says otherwise: where it stands in a trace."""
+inherited_extensions: ContextVar[Mapping[str, str]] = ContextVar("edda_carried", default={})  # noqa: B039 - not changed
+"""Default extensions of all events that are sent in this context, such as `traceparent`."""
 
 
 def send_event(
@@ -43,14 +43,29 @@ def send_event(
     target_instance_id: str | None = None,
     extensions: Mapping[str, Any] | None = None,
 ) -> Coroutine[Any, Any, str]:
-    """Send a CloudEvent; returns its id when it is stored, or taken by whoever listens at `broker_url`.
+    """Send a CloudEvent; returns its id when it is stored, or accepted by the receiver at `broker_url`.
 
-    In a workflow it is a recorded step, and in an activity every attempt sends it under the same id: it counts once.
+    In a workflow this is a recorded step. In an activity every attempt sends it with the same id, so that the receiver
+    counts it once.
+
+    Args:
+        event_type: Attribute `type`, 1 to 255 characters.
+        source: Attribute `source`, a URI reference such as "/orders".
+        data: JSON-compatible value, model, text or bytes. Default: no data.
+        broker_url: HTTP URL that the event is posted to. Default None: the database of the app, or EDDA_DB_URL.
+        datacontenttype: Media type of `data`. Default None: "application/json", or "application/octet-stream" for
+            bytes.
+        id: Attribute `id`. Default None: generated.
+        subject: Attribute `subject`. Default None.
+        time: Attribute `time`, an aware datetime or its text. Default None: now.
+        dataschema: Attribute `dataschema`, a URI. Default None.
+        target_instance_id: Id of the only run that may receive the event. Default None: all waits that match.
+        extensions: Extension attributes. Default None.
     """
     attributes = event_attributes(
         event_type, source, data, datacontenttype, subject, time, dataschema, target_instance_id, extensions
     )
-    make(id=id or "-", **attributes)  # what is wrong with it is said here, before anything is recorded
+    make(id=id or "-", **attributes)  # raises EventError here, before anything is recorded
     context = current_context.get()
     if isinstance(context, RunContext):
         return inline_step(context, "send_event", _send, (attributes, id, broker_url), None)
@@ -71,9 +86,22 @@ def send_event_transactional(
     dataschema: str | None = None,
     extensions: Mapping[str, Any] | None = None,
 ) -> Coroutine[Any, Any, str]:
-    """Put an event into the outbox, in the same commit as the step's record; returns its id.
+    """Put a CloudEvent into the outbox, in the same commit as the outcome of the step; returns its id.
 
-    The relayer delivers it, at least once, and those of one `key` in order; the key is the run's id if none is given.
+    The relayer sends it at least once.
+
+    Args:
+        ctx: The context of the workflow or activity.
+        event_type: Attribute `type`, 1 to 255 characters.
+        event_source: Attribute `source`, a URI reference such as "/orders".
+        event_data: JSON-compatible value, model, text or bytes. Default: no data.
+        content_type: Attribute `datacontenttype`. Default "application/json".
+        key: Events with the same key are sent in order. Default None: the id of the run.
+        id: Attribute `id`. Default None: generated, and the same for every attempt.
+        subject: Attribute `subject`. Default None.
+        time: Attribute `time`, an aware datetime or its text. Default None: now.
+        dataschema: Attribute `dataschema`, a URI. Default None.
+        extensions: Extension attributes. Default None.
     """
     attributes = event_attributes(
         event_type, event_source, event_data, content_type, subject, time, dataschema, None, extensions
@@ -97,7 +125,7 @@ async def _to_outbox(attributes: Mapping[str, Any], id: str | None, key: str | N
             key or ctx.instance_id,
             event.type,
             event.source,
-            ctx.values.encrypt(json_format.emit_stored(event)),
+            ctx.codec.encrypt(json_format.emit_stored(event)),
             ctx.microseconds,
             RunId(ctx.instance_id),
         )
@@ -116,7 +144,7 @@ def event_attributes(
     target: str | None,
     extensions: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Its attributes, all but the id."""
+    """All attributes except the id."""
     return {
         "type": event_type,
         "source": source,
@@ -141,7 +169,7 @@ async def _send(attributes: Mapping[str, Any], id: str | None, broker_url: str |
 
 
 def finish_event(attributes: Mapping[str, Any], id: str | None, new_id: str, now: datetime) -> CloudEvent:
-    """With an id and a time; inside an activity the id is the same at every attempt."""
+    """The event with its id and time; in an activity the generated id is the same for every attempt."""
     context = current_context.get()
     if id is None:
         id = context.next_effect_id() if isinstance(context, ActivityContext) else new_id
@@ -150,7 +178,7 @@ def finish_event(attributes: Mapping[str, Any], id: str | None, new_id: str, now
 
 
 def as_cloudevent(event: Any) -> CloudEvent:
-    """Ours, the JSON object as a dict, or an object of the CloudEvents SDK."""
+    """From a `CloudEvent`, its JSON object as a dict, or an object of the CloudEvents SDK."""
     if isinstance(event, CloudEvent):
         check(event)
         return event
@@ -171,7 +199,7 @@ def _from_sdk(event: Any) -> dict[str, Any]:
 
 
 async def post(url: str, event: CloudEvent) -> None:
-    import httpx2  # only who sends over HTTP pays for it
+    import httpx2  # imported on demand: only senders over HTTP need it
 
     headers, body = http_binding.emit(event, http_binding.ContentMode.STRUCTURED)
     plain, credentials = split_credentials(url)
@@ -180,7 +208,7 @@ async def post(url: str, event: CloudEvent) -> None:
         async with httpx2.AsyncClient(timeout=POST_TIMEOUT, follow_redirects=False) as client:
             answer = await client.post(plain, content=body, headers=[*headers, *credentials.items()])
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise EventDeliveryError(f"{shown} did not take event {event.id}: {type(error).__name__}: {error}") from error
+        raise EventDeliveryError(f"cannot send event {event.id} to {shown}: {type(error).__name__}: {error}") from error
     if not answer.is_success:
-        again = answer.status_code in _WORTH_TRYING_AGAIN or answer.status_code >= 500
-        raise EventDeliveryError(f"{shown} answered {answer.status_code} to event {event.id}", retryable=again)
+        retryable = answer.status_code in _RETRYABLE_STATUS or answer.status_code >= 500
+        raise EventDeliveryError(f"{shown} answered {answer.status_code} to event {event.id}", retryable=retryable)

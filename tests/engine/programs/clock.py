@@ -13,7 +13,7 @@ from edda.core.model import MICROSECONDS
 from edda.engine.settings import Settings
 from edda.storage.sqlite import SQLiteStorage
 
-SETTINGS = Settings(lease=3.0, heartbeat=0.3, sweep=0.1, takeover_grace=0.0, linger=0.0, poll=0.1)
+SETTINGS = Settings(lease=10.0, heartbeat=0.3, sweep=0.1, takeover_grace=0.0, linger=0.0, poll=0.1)
 
 
 @activity

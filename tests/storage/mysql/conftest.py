@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.session import Session
+from edda.storage.mysql.connection import MySQLSession
 from tests.conftest import MakeDatabase, OnMySQL
 from tests.storage.probes import Listener
 from tests.storage.worker import Worker
@@ -43,7 +43,7 @@ async def worker(storage: MySQLStorage) -> Worker:
 
 
 @pytest.fixture
-async def stranger(url: str) -> AsyncIterator[Session]:
+async def stranger(url: str) -> AsyncIterator[MySQLSession]:
     """A session of another process."""
     async with session_at(url) as session:
         yield session
@@ -57,6 +57,6 @@ async def large(request: pytest.FixtureRequest) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def session(large: str) -> AsyncIterator[Session]:
+async def session(large: str) -> AsyncIterator[MySQLSession]:
     async with session_at(large) as session:
         yield session

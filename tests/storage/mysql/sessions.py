@@ -1,4 +1,4 @@
-"""Databases with rows in them, and sessions of their own, for what only MySQL and MariaDB are asked."""
+"""Databases with rows, and sessions on them, for the tests of MySQL and MariaDB alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.pool import ConnectionFactory
-from edda.storage.mysql.session import Session
+from edda.storage.mysql.connection import MySQLConnectionFactory, MySQLSession
 from tests import databases
 from tests.conftest import need
 
@@ -27,9 +26,9 @@ async def seeded(seeds: Iterable[str]) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def session_at(url: str) -> AsyncIterator[Session]:
-    """As the storage itself would open it."""
-    address = ConnectionFactory(url, None)
+async def session_at(url: str) -> AsyncIterator[MySQLSession]:
+    """A session as the storage opens it."""
+    address = MySQLConnectionFactory(url, None)
     address.open()
     session = await address.connect()
     yield session

@@ -1,4 +1,4 @@
-"""What is special about events on MariaDB and MySQL: numbers, buckets, and how many messages it takes."""
+"""Events on MariaDB and MySQL: their numbers, lock buckets, and the number of messages to the server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edda.core.model import Event, EventKey, NewEvent, RunId, RunWrite, Suspend
 from edda.core.states import RunStatus
 from edda.errors import StorageConflictError, StorageRejectedError
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.locks import HOLD, SHARE, of_keys, of_types
-from edda.storage.mysql.session import BEGIN, Session
+from edda.storage.mysql.connection import BEGIN, MySQLSession
+from edda.storage.mysql.locks import LOCK_EXCLUSIVE, LOCK_SHARED, of_keys, of_types
 from edda.storage.mysql.statement import bind
 from tests.storage.probes import Listener
-from tests.storage.records import SOURCE, TYPE, born, bundle, entry, incoming, key, start, wait
+from tests.storage.records import SOURCE, TYPE, entry, incoming, key, new_run, run_write, start, wait
 from tests.storage.worker import Worker
 
 from .locks import shorten_lock_waits
@@ -57,16 +57,16 @@ async def test_a_batch_takes_a_second_message_only_if_a_run_asks(worker: Worker,
         assert await worker.send(*batch) is not None
         return len(listener.heard) // 2
 
-    assert await messages(born("a"), born("b", move=REST, waits=[wait("b", "1", "paid")])) == 1
-    assert await messages(bundle("a", entry(1), move=REST)) == 1
-    await worker.write(born("c"))
-    assert await messages(bundle("c", move=REST, waits=[wait("c", "1", "paid")])) == 2
+    assert await messages(new_run("a"), new_run("b", transition=REST, waits=[wait("b", "1", "paid")])) == 1
+    assert await messages(run_write("a", entry(1), transition=REST)) == 1
+    await worker.write(new_run("c"))
+    assert await messages(run_write("c", transition=REST, waits=[wait("c", "1", "paid")])) == 2
 
 
 async def test_an_event_takes_two_messages_or_three_if_somebody_waits(
     storage: MySQLStorage, worker: Worker, listener: Listener
 ) -> None:
-    await worker.write(born("run", move=REST, waits=[wait("run", "1", "paid")]))
+    await worker.write(new_run("run", transition=REST, waits=[wait("run", "1", "paid")]))
     for name, messages in (("shipped", 2), ("paid", 3)):
         listener.heard.clear()
         assert await storage.accept([incoming(name, name, starts=[start(f"by {name}")])], {})
@@ -76,23 +76,23 @@ async def test_an_event_takes_two_messages_or_three_if_somebody_waits(
 # Numbers
 
 
-async def test_letters_bring_the_right_events_where_numbers_are_not_given_out_one_by_one(
+async def test_items_bring_the_right_events_where_numbers_are_not_given_out_one_by_one(
     storage: MySQLStorage, worker: Worker
 ) -> None:
-    await worker.write(*(born(run, waits=[wait(run, "1", run)]) for run in ("a", "b", "c")))
+    await worker.write(*(new_run(run, waits=[wait(run, "1", run)]) for run in ("a", "b", "c")))
     await storage._pool.run(b"SET SESSION auto_increment_increment = 3")
     await storage.accept([incoming(f"for {run}", run, starts=[start(f"by {run}")]) for run in ("c", "a", "b")], {})
     numbers = {run: await number_of(storage, f"for {run}") for run in ("a", "b", "c")}
     assert numbers["c"] + 6 == numbers["a"] + 3 == numbers["b"]
-    assert {(letter.run_id, letter.event) for letter in await storage.read_inboxes(worker.id)} == set(numbers.items())
+    assert {(item.run_id, item.event) for item in await storage.read_inboxes(worker.id)} == set(numbers.items())
     started = (await worker.claim()).runs
-    assert {run.run_id: run.start_seq for run in started} == {f"by {run}": n for run, n in numbers.items()}
+    assert {run.run_id: run.event_cursor for run in started} == {f"by {run}": n for run, n in numbers.items()}
 
 
 async def test_a_post_larger_than_a_packet_is_still_one_commit(storage: MySQLStorage, worker: Worker) -> None:
     size = await packet_of(storage) // 5  # quotes are sent doubled
     runs = ["a", "b", "c", "d", "e"]
-    await worker.write(*(born(run, waits=[wait(run, "1", run)]) for run in runs))
+    await worker.write(*(new_run(run, waits=[wait(run, "1", run)]) for run in runs))
     post = [large(f"for {run}", size, run) for run in reversed(runs)]
     with pytest.raises(StorageRejectedError):
         await storage.accept([*post, incoming("x" * 2000)], {})
@@ -100,15 +100,15 @@ async def test_a_post_larger_than_a_packet_is_still_one_commit(storage: MySQLSto
     assert await storage.accept(post, {}) is not None
     numbers = {run: await number_of(storage, f"for {run}") for run in runs}
     assert sorted(numbers, key=lambda run: numbers[run]) == runs[::-1]
-    assert {(letter.run_id, letter.event) for letter in await storage.read_inboxes(worker.id)} == set(numbers.items())
-    assert {run.start_seq for run in (await worker.claim()).runs} == set(numbers.values())
+    assert {(item.run_id, item.event) for item in await storage.read_inboxes(worker.id)} == set(numbers.items())
+    assert {run.event_cursor for run in (await worker.claim()).runs} == set(numbers.values())
 
 
 # Locks
 
 
 async def test_starting_a_run_does_not_wait_for_an_event_that_is_being_stored(
-    storage: MySQLStorage, worker: Worker, stranger: Session
+    storage: MySQLStorage, worker: Worker, stranger: MySQLSession
 ) -> None:
     await storage.accept([incoming("first")], {})
     await stranger.send(
@@ -116,38 +116,38 @@ async def test_starting_a_run_does_not_wait_for_an_event_that_is_being_stored(
         bind(b"INSERT INTO edda_event (source, id, type, received_at, body) VALUES ('s', 'second', 't', 1, '')"),
     )
     assert await storage.start([start("a")]) == {"a"}
-    assert await worker.write(born("b")) == frozenset()
+    assert await worker.write(new_run("b")) == frozenset()
     await stranger.rollback()
 
 
 async def test_whoever_brings_or_asks_waits_for_the_bucket_of_its_key_alone(
-    storage: MySQLStorage, worker: Worker, stranger: Session
+    storage: MySQLStorage, worker: Worker, stranger: MySQLSession
 ) -> None:
-    await worker.write(born("run"))
-    await stranger.send(bind(BEGIN), bind(HOLD, sorted(of_keys([key("paid")]))))
+    await worker.write(new_run("run"))
+    await stranger.send(bind(BEGIN), bind(LOCK_EXCLUSIVE, sorted(of_keys([key("paid")]))))
     with pytest.raises(StorageConflictError):
         await storage.accept([incoming("1", "paid")], {})
     with pytest.raises(StorageConflictError):
-        await worker.send(bundle("run", move=REST, waits=[wait("run", "1", "paid")]))
+        await worker.send(run_write("run", transition=REST, waits=[wait("run", "1", "paid")]))
     assert await storage.accept([incoming("2", "shipped")], {}) is not None
-    assert await worker.send(bundle("run", move=REST, waits=[wait("run", "1", "sent")])) is not None
+    assert await worker.send(run_write("run", transition=REST, waits=[wait("run", "1", "sent")])) is not None
     await stranger.rollback()
     assert await storage.accept([incoming("1", "paid")], {}) is not None
 
 
 async def test_those_who_ask_for_one_key_do_not_wait_for_each_other(
-    storage: MySQLStorage, worker: Worker, stranger: Session
+    storage: MySQLStorage, worker: Worker, stranger: MySQLSession
 ) -> None:
-    await worker.write(born("run"))
-    await stranger.send(bind(BEGIN), bind(SHARE, sorted(of_keys([key("paid")]))))
-    assert await worker.send(bundle("run", move=REST, waits=[wait("run", "1", "paid")])) is not None
+    await worker.write(new_run("run"))
+    await stranger.send(bind(BEGIN), bind(LOCK_SHARED, sorted(of_keys([key("paid")]))))
+    assert await worker.send(run_write("run", transition=REST, waits=[wait("run", "1", "paid")])) is not None
     await stranger.rollback()
 
 
-async def test_learning_a_shape_waits_for_those_who_store_events_of_its_type(
-    storage: MySQLStorage, stranger: Session
+async def test_learning_a_path_set_waits_for_those_who_store_events_of_its_type(
+    storage: MySQLStorage, stranger: MySQLSession
 ) -> None:
-    await stranger.send(bind(BEGIN), bind(SHARE, sorted(of_types([TYPE]))))
+    await stranger.send(bind(BEGIN), bind(LOCK_SHARED, sorted(of_types([TYPE]))))
     assert await storage.accept([incoming("1")], {}) is not None
     with pytest.raises(StorageConflictError):
         await storage.register_match_paths(TYPE, "order")
@@ -158,26 +158,27 @@ async def test_learning_a_shape_waits_for_those_who_store_events_of_its_type(
 
 
 async def test_an_event_pruned_between_finding_and_delivering_it_is_a_conflict(
-    storage: MySQLStorage, worker: Worker, stranger: Session
+    storage: MySQLStorage, worker: Worker, stranger: MySQLSession
 ) -> None:
-    await worker.write(born("run"))
+    await worker.write(new_run("run"))
     await storage.accept([incoming("1", "paid")], {})
     await stranger.run(b"DELETE FROM edda_event")
-    asking = bundle("run", entry(1), move=REST, waits=[wait("run", "1", "paid")])
+    asking = run_write("run", entry(1), transition=REST, waits=[wait("run", "1", "paid")])
     with pytest.raises(StorageConflictError, match="pruned"):
         await worker.send(asking)
     assert await storage.history(RunId("run")) == ()
     await stranger.run(b"DELETE FROM edda_event_key")
     written = await worker.send(asking)
     assert written is not None
-    assert written.unmet == {}
+    assert written.refused == {}
 
 
-async def test_pruning_steps_over_events_that_somebody_delivers(storage: MySQLStorage, stranger: Session) -> None:
+async def test_pruning_steps_over_events_that_somebody_delivers(storage: MySQLStorage, stranger: MySQLSession) -> None:
     await storage.accept([incoming("1"), incoming("2"), incoming("3")], {})
     later = await storage.now() + 2 * 3600 * 1_000_000
     await stranger.send(
-        bind(BEGIN), bind(b"SELECT 1 FROM edda_event WHERE seq = %b LOCK IN SHARE MODE", await number_of(storage, "1"))
+        bind(BEGIN),
+        bind(b"SELECT 1 FROM edda_event WHERE seq = %b LOCK IN SHARE MODE", await number_of(storage, "1")),
     )
     assert await storage.prune_events(later, 10) == 1
     assert await storage.find_event(SOURCE, "1") is not None

@@ -1,4 +1,4 @@
-"""Two nodes of a Galera cluster that both take writes: what locks do on one server, certified writes do here."""
+"""Two nodes of a Galera cluster that both accept writes: certified writes exclude what locks exclude on one server."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Any
 import pytest
 
 from edda import EddaApp, RetryPolicy, WorkflowContext, activity, workflow
-from edda.cli.doctor import _look_at_cluster
+from edda.cli.doctor import _check_cluster
 from edda.core.model import EndWatcher, RunId, Sent, StepCommit, StoredEvent
 from edda.errors import LeaseLostError, StorageConflictError, StorageError
 from edda.storage.mysql import MySQLStorage
-from edda.storage.mysql.session import ASSERT_ROW_COUNT, BEGIN, COMMIT, Session, _refuse_group_replication
+from edda.storage.mysql.connection import ASSERT_ROW_COUNT, BEGIN, COMMIT, MySQLSession, _refuse_group_replication
 from edda.storage.mysql.statement import bind
 from edda.storage.ports import Storage
-from edda.storage.shared import step_commit as joints
+from edda.storage.shared import step_commit
 from edda.storage.shared.step_faults import is_conflict
 from tests.databases import MySQLServer
 from tests.galera import two_nodes
 from tests.storage.records import (
-    ASLEEP,
     LAPSED,
     SOURCE,
-    born,
-    bundle,
+    SUSPENDED,
     done,
+    end_signal,
     entry,
     incoming,
     key,
-    letter,
-    outgoing,
+    new_run,
+    outbox_event,
+    run_write,
     start,
     wait,
 )
@@ -42,18 +42,18 @@ from tests.storage.worker import Worker
 
 from .sessions import session_at
 
-pytestmark = pytest.mark.pair
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
 def urls() -> Iterator[tuple[str, str]]:
-    """Of one fresh database at both nodes."""
+    """Storages of one new database at both nodes."""
     cluster = two_nodes()
     server = MySQLServer(cluster.nodes[0].url)
     url = server.create()
     one, two = cluster.urls(url.rpartition("/")[2])
     give_up = time.monotonic() + 30
-    while not MySQLServer.answers(two):  # it is made there a moment later
+    while not MySQLServer.answers(two):  # the second node creates it a little later
         assert time.monotonic() < give_up
     yield one, two
     server.drop(url)
@@ -77,23 +77,23 @@ async def worker_at(storage: Storage, name: str, lease: int | None = None) -> Wo
 
 
 async def patiently(call: Any, *args: Any) -> Any:
-    """As the engine does it: what was rolled back is sent again."""
+    """As the engine does: a transaction that was rolled back is sent again."""
     while True:
         with suppress(StorageConflictError):
             return await call(*args)
 
 
-# What is one transaction stays one
+# A transaction stays one transaction
 
 
 async def test_a_transaction_that_another_node_aborts_leaves_nothing(urls: tuple[str, str]) -> None:
-    """All statements of each go to the server in one call of `send`, as those of a batch do."""
+    """Each transaction is one call of `send`, as a batch is."""
     async with session_at(urls[0]) as session:
         await session.run(b"CREATE TABLE tally (b INT PRIMARY KEY, v INT NOT NULL)")
         await session.run(b"CREATE TABLE mark (m VARCHAR(20), part INT, PRIMARY KEY (m, part))")
         await session.run(b"INSERT INTO tally VALUES (1, 0), (2, 0)")
 
-    async def write(session: Session, name: str) -> int:
+    async def write(session: MySQLSession, name: str) -> int:
         count = 0
         for n in range(60):
             mark = f"{name}-{n}"
@@ -151,14 +151,14 @@ async def test_no_wake_up_is_lost_between_a_wait_at_one_node_and_its_event_at_th
     missed = []
     for n in range(100):
         run = f"run-{n}"
-        await worker.write(born(run))
+        await worker.write(new_run(run))
         written, _ = await asyncio.gather(
-            worker.send(bundle(run, move=ASLEEP, waits=[wait(run, "1", run)])),
+            worker.send(run_write(run, transition=SUSPENDED, waits=[wait(run, "1", run)])),
             patiently(two.accept, [incoming(run, run)], {}),
         )
         assert written is not None
-        if run in written.unmet:  # it found the event, and has it in its inbox
-            reached = run in {letter.run_id for letter in await one.read_inboxes(worker.id)}
+        if run in written.refused:  # it found the event, and has it in its inbox
+            reached = run in {item.run_id for item in await one.read_inboxes(worker.id)}
         else:  # the event found the wait, and made the run ready
             reached = run in {claimed.run_id for claimed in (await worker.claim()).runs}
         if not reached:
@@ -195,11 +195,11 @@ async def test_an_event_after_the_start_of_a_run_is_found_whatever_number_its_no
     for n in range(20):
         run = f"run-{n}"
         await one.accept([incoming(f"before-{n}-{k}", f"other-{k}") for k in range(5)], {})
-        await worker.write(born(run))
+        await worker.write(new_run(run))
         await two.accept([incoming(f"after-{n}", run)], {})
-        written = await worker.send(bundle(run, move=ASLEEP, waits=[wait(run, "1", run)]))
+        written = await worker.send(run_write(run, transition=SUSPENDED, waits=[wait(run, "1", run)]))
         assert written is not None
-        assert written.unmet == {RunId(run): frozenset({"1"})}
+        assert written.refused == {RunId(run): frozenset({"1"})}
 
 
 async def test_an_event_that_both_nodes_get_at_once_is_stored_once(
@@ -207,13 +207,13 @@ async def test_an_event_that_both_nodes_get_at_once_is_stored_once(
 ) -> None:
     for n in range(30):
         accepted = await asyncio.gather(*(patiently(one.accept, [incoming(f"e{n}", "paid")], {}) for one in storages))
-        assert sorted(len(one.fresh) for one in accepted) == [0, 1]
+        assert sorted(len(one.new) for one in accepted) == [0, 1]
 
 
-async def test_a_shape_learned_at_one_node_turns_away_acceptors_of_the_other(
+async def test_a_path_set_learned_at_one_node_turns_away_acceptors_of_the_other(
     storages: tuple[MySQLStorage, MySQLStorage],
 ) -> None:
-    """Or the learner sees what they stored, and fills in its key."""
+    """Or the process that registers the match paths sees the stored events, and backfills their keys."""
     one, two = storages
     for n in range(25):
         kind = f"type-{n}"
@@ -228,7 +228,7 @@ async def test_a_shape_learned_at_one_node_turns_away_acceptors_of_the_other(
 
 
 async def test_of_two_nodes_one_takes_a_message(storages: tuple[MySQLStorage, MySQLStorage]) -> None:
-    await storages[0].accept([incoming(f"m{n}", once=["jobs"]) for n in range(30)], {})
+    await storages[0].accept([incoming(f"m{n}", exclusive=["jobs"]) for n in range(30)], {})
     taken = Counter[bytes]()
 
     async def take(storage: Storage) -> None:
@@ -279,17 +279,17 @@ async def test_of_an_end_and_a_watcher_at_two_nodes_one_sees_the_other(
 ) -> None:
     one, two = storages
     worker = await worker_at(one, "worker-1")
-    await worker.write(born("watcher"))
+    await worker.write(new_run("watcher"))
     for n in range(25):
         run = RunId(f"run-{n}")
-        await worker.write(born(run))
+        await worker.write(new_run(run))
         written, record = await asyncio.gather(
-            worker.send(bundle(run, move=done(), letters=[letter("watcher", run.encode())])),
+            worker.send(run_write(run, transition=done(), signals=[end_signal("watcher", run.encode())])),
             two.add_watcher(run, EndWatcher(RunId("watcher"), run)),
         )
         assert written is not None
         assert record is not None
-        assert (run in written.unmet) is (record.ended_at is None)
+        assert (run in written.refused) is (record.ended_at is None)
 
 
 async def test_a_step_is_recorded_before_its_run_is_taken_away_at_the_other_node_or_not_at_all(
@@ -299,16 +299,16 @@ async def test_a_step_is_recorded_before_its_run_is_taken_away_at_the_other_node
     owner, heir = await worker_at(one, "owner"), await worker_at(two, "heir")
 
     async def record(run: str, epoch: int) -> bool:
-        joint = await one.begin()
-        step = joints.StepCommitWrite(owner.id, RunId(run), epoch, 0, StepCommit("pay:1", 1, b"paid", 7))
+        shared = await one.begin()
+        step = step_commit.StepCommitWrite(owner.id, RunId(run), epoch, 0, StepCommit("pay:1", 1, b"paid", 7))
         try:
-            await joints.write_step_commit(joint, step)
-            await joint.commit()
+            await step_commit.write_step_commit(shared, step)
+            await shared.commit()
         except LeaseLostError:
-            await joint.rollback()
+            await shared.rollback()
             return False
         except Exception as error:
-            await joint.rollback()
+            await shared.rollback()
             if not is_conflict(error, "mysql"):
                 raise
             return False
@@ -319,7 +319,7 @@ async def test_a_step_is_recorded_before_its_run_is_taken_away_at_the_other_node
         assert await patiently(two.release_run, RunId(run))
         while not (runs := (await patiently(heir.claim)).runs):
             pass
-        found: tuple[StepCommit, ...] = runs[0].done
+        found: tuple[StepCommit, ...] = runs[0].step_commits
         return found
 
     for n in range(30):
@@ -337,8 +337,8 @@ async def test_a_batch_and_a_take_over_at_the_other_node_do_not_both_happen(
     heir = await worker_at(two, "heir")
     for n in range(25):
         lapsed, run = await worker_at(one, f"lapsed-{n}", LAPSED), RunId(f"run-{n}")
-        await lapsed.write(born(run))
-        written, taken = await asyncio.gather(lapsed.send(bundle(run, entry(1))), patiently(two.take_over, heir.id))
+        await lapsed.write(new_run(run))
+        written, taken = await asyncio.gather(lapsed.send(run_write(run, entry(1))), patiently(two.take_over, heir.id))
         assert taken is not None
         (claimed,) = (await patiently(heir.claim)).runs
         assert len(claimed.entries) == (0 if written is None else 1)
@@ -347,7 +347,7 @@ async def test_a_batch_and_a_take_over_at_the_other_node_do_not_both_happen(
 async def test_relayers_of_two_nodes_send_the_events_of_one_key_in_order(
     storages: tuple[MySQLStorage, MySQLStorage],
 ) -> None:
-    await storages[0].enqueue([outgoing(f"{n:02}", f"key-{n % 3}") for n in range(30)])
+    await storages[0].enqueue([outbox_event(f"{n:02}", f"key-{n % 3}") for n in range(30)])
     sent: list[tuple[str, str]] = []
 
     async def relay(storage: Storage, limit: int) -> None:
@@ -381,7 +381,7 @@ async def counting(ctx: WorkflowContext) -> int:
 
 
 async def test_rows_of_steps_at_two_nodes_that_meet_are_written_once(urls: tuple[str, str]) -> None:
-    """One row for all: nearly every COMMIT meets another, and no step may be tried twice by its policy."""
+    """All steps write one row, so that nearly every COMMIT conflicts; their retry policies allow one attempt."""
     apps = [EddaApp(f"node-{n}", url, workflows=[counting]) for n, url in enumerate(urls)]
     await apps[0].initialize()
     await apps[1].initialize()
@@ -401,7 +401,7 @@ async def test_the_doctor_names_the_cluster(urls: tuple[str, str]) -> None:
     storage = MySQLStorage(urls[1], pool_size=1)
     await storage.open()
     try:
-        found = await _look_at_cluster(storage)
+        found = await _check_cluster(storage)
     finally:
         await storage.close()
     assert found is not None

@@ -6,9 +6,9 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from edda.storage.postgres.session import Session
+from edda.storage.postgres.connection import PostgresSession
 from tests.conftest import MakeDatabase, OnPostgres
-from tests.storage.outsider import Outsider
+from tests.storage.other_session import Outsider
 
 from .plans import seeded, session_at
 
@@ -22,7 +22,7 @@ def database(make_database: MakeDatabase) -> OnPostgres:
 
 @pytest.fixture
 async def outsider(database: OnPostgres) -> AsyncIterator[Outsider]:
-    """Somebody else on the same database, with statements of his own."""
+    """Another client of the same database, with statements of its own."""
     connection = await asyncpg.connect(database.url)
     yield connection
     await connection.close()
@@ -30,13 +30,13 @@ async def outsider(database: OnPostgres) -> AsyncIterator[Outsider]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """Of a database with the module's SEEDS in it."""
+    """The URL of a database with the module's SEEDS in it."""
     async with seeded(request.module.SEEDS) as url:
         yield url
 
 
 @pytest.fixture(params=["force_custom_plan", "force_generic_plan"])
-async def session(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Session]:
+async def session(request: pytest.FixtureRequest, url: str) -> AsyncIterator[PostgresSession]:
     async with session_at(url) as session:
         await session.execute(f"SET plan_cache_mode = {request.param}")
         yield session

@@ -1,4 +1,4 @@
-"""What a statement reads on PostgreSQL, by its plan and by what the server counts."""
+"""Which rows and pages a statement reads on PostgreSQL, by EXPLAIN (ANALYZE, BUFFERS)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edda.storage.postgres import PostgresStorage
-from edda.storage.postgres.pool import ConnectionFactory
-from edda.storage.postgres.session import Session
-from edda.storage.postgres.target import Target
+from edda.storage.postgres.connection import PostgresSession
+from edda.storage.postgres.pool import PostgresConnectionFactory
+from edda.storage.postgres.target import PostgresTarget
 from tests import databases
 from tests.conftest import need
 
@@ -30,9 +30,9 @@ async def seeded(seeds: Iterable[str] = ()) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def session_at(url: str) -> AsyncIterator[Session]:
-    """As the storage itself would open it."""
-    session = await ConnectionFactory(Target(url, 0), probe=None).connect(None)
+async def session_at(url: str) -> AsyncIterator[PostgresSession]:
+    """A session as the storage opens it."""
+    session = await PostgresConnectionFactory(PostgresTarget(url, 0), probe=None).connect(None)
     yield session
     await session.close()
 
@@ -47,11 +47,11 @@ class Look:
     pages: int
     rows: int
     work: int
-    """Rows that came out of any part of the plan, counted each time."""
+    """Rows that all nodes of the plan returned, summed over their loops."""
 
 
-async def look(session: Session, statement: str, *values: object) -> Look:
-    """Execute the statement for real, and take it back."""
+async def look(session: PostgresSession, statement: str, *values: object) -> Look:
+    """Execute the statement, and roll it back."""
     call = f"EXECUTE looked_at ({', '.join(literal(value) for value in values)})" if values else "EXECUTE looked_at"
     await session.execute(f"PREPARE looked_at AS {statement}")
     await session.execute("BEGIN")
@@ -94,7 +94,7 @@ def element(item: object) -> str:
 
 
 def field(part: object) -> str:
-    """Of a row in an array: each of the two takes a backslash for its own."""
+    """A field of a row in an array: both the array and the row unescape backslashes."""
     if isinstance(part, bytes):
         return rf"\\\\x{part.hex()}"
     return "" if part is None else str(part)

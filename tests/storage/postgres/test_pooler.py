@@ -1,4 +1,4 @@
-"""A connection pooler in front of the server: recognised, and never given what it would mix up."""
+"""A connection pooler in front of the server is recognised, and gets no statement that it could mix up."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from edda import EddaApp, RetryPolicy, RunStatus, WorkflowContext, activity, workflow
-from edda.core.model import WorkerId
+from edda.core.model import StagedEvent, StagedKind, WorkerId
 from edda.errors import StorageError, StorageUnavailableError
 from edda.storage.postgres import PostgresStorage
-from edda.storage.postgres.pool import SETTINGS, SHARED_SETTINGS, ConnectionFactory
-from edda.storage.postgres.target import Pooling, Target
+from edda.storage.postgres.pool import SETTINGS, SHARED_SETTINGS, PostgresConnectionFactory
+from edda.storage.postgres.target import MAX_POOLER_CHECKS, Pooling, PostgresTarget
+from edda.storage.shared import step_commit
+from edda.storage.sqlalchemy_sessions import caller_transaction
 from edda.workflow.workflow import registry
 from tests.conftest import OnPostgres, behind_pgbouncer
-from tests.engine.facts import reason_of, until_status
+from tests.engine.conditions import reason_of, until_status
 
 ONCE = RetryPolicy(max_attempts=1)
 TIMEOUT = "SELECT current_setting('idle_in_transaction_session_timeout')"
-# What every client of asyncpg calls its first statements, and the one without a name.
+# The names that every client of asyncpg gives its first statements, and the unnamed one.
 USUAL_NAMES = ("", *(f"__asyncpg_stmt_{n:x}__" for n in range(1, 40)))
 
 
@@ -83,13 +85,13 @@ async def test_a_server_without_a_pooler_is_taken_for_one(database: OnPostgres) 
 
 
 async def test_a_pooler_that_accepts_all_start_up_parameters_is_recognised(database: OnPostgres) -> None:
-    """Nothing is refused there; only the number of the server's process tells."""
+    """This pooler refuses nothing; only the process number of the server shows it."""
     from tests.servers import start_pgbouncer
 
     ignored = {"ignore_startup_parameters": ",".join(SETTINGS)}
     behind_pgbouncer(database, "transaction")  # skips where there is none
     url = start_pgbouncer(database.url, database.server.answers, mode="transaction", settings=ignored)
-    target = Target(url)
+    target = PostgresTarget(url)
     connection = await target.connect(SETTINGS)
     assert connection.is_pooled
     assert target.pooling is Pooling.TRANSACTION
@@ -112,9 +114,9 @@ async def test_statements_of_other_clients_are_never_executed(pooled: str) -> No
     async with opened(pooled, pool_size=2) as storage:
         await leave_statements(pooled)
         assert await storage.now() > 1_000_000
-        joint = await storage.begin()
-        assert await joint.fetch("SELECT :n::int", {"n": 7}) == [(7,)]
-        await joint.rollback()
+        shared = await storage.begin()
+        assert await shared.fetch("SELECT :n::int", {"n": 7}) == [(7,)]
+        await shared.rollback()
         await leave_statements(pooled)
         assert [await storage.read_fence(WorkerId(name)) for name in ("a", "b")] == [None, None]
 
@@ -135,7 +137,7 @@ async def test_statements_of_other_clients_are_never_executed_in_a_session(poole
 
 async def test_names_of_statements_are_no_other_clients(database: OnPostgres) -> None:
     """Where a pooler is not recognised, the server refuses the statement instead of executing another's."""
-    target = Target(database.url)
+    target = PostgresTarget(database.url)
     names = set()
     for _ in range(2):
         connection = await target.connect(SETTINGS)
@@ -146,7 +148,7 @@ async def test_names_of_statements_are_no_other_clients(database: OnPostgres) ->
 
 
 async def test_a_pooler_that_was_not_recognised_is_when_a_statement_is_gone(database: OnPostgres) -> None:
-    address = ConnectionFactory(Target(database.url), probe=None)
+    address = PostgresConnectionFactory(PostgresTarget(database.url), probe=None)
     session = await address.connect(30)
     await session.fetch("SELECT 1")
     await session.execute("DEALLOCATE ALL")  # as if this were another server connection
@@ -165,11 +167,11 @@ async def test_time_outs_hold_behind_a_pooler(database: OnPostgres, option: str)
         async with storage._pool.session() as session, session.transaction():
             assert (await session.fetch(TIMEOUT))[0][0] == "5s"
             assert (await session.fetch("SHOW lock_timeout"))[0][0] == "5s"
-        async with storage._survey.session() as session, session.transaction():
+        async with storage._queries.session() as session, session.transaction():
             assert (await session.fetch("SHOW transaction_read_only"))[0][0] == "on"
-        joint = await storage.begin()
-        assert await joint.fetch(TIMEOUT, {}) == [("1min",)]
-        await joint.rollback()
+        shared = await storage.begin()
+        assert await shared.fetch(TIMEOUT, {}) == [("1min",)]
+        await shared.rollback()
     if not option:
         plain = await asyncpg.connect(url, statement_cache_size=0)
         async with plain.transaction():
@@ -178,7 +180,7 @@ async def test_time_outs_hold_behind_a_pooler(database: OnPostgres, option: str)
 
 
 async def test_settings_of_the_url_hold_behind_a_pooler(pooled: str) -> None:
-    target = Target(f"{pooled}?search_path=a,b&options=-c%20work_mem%3D123kB&application_name=shop")
+    target = PostgresTarget(f"{pooled}?search_path=a,b&options=-c%20work_mem%3D123kB&application_name=shop")
     connection = await target.connect(SHARED_SETTINGS, is_shared=True)
     async with connection.transaction():
         found = [await connection.fetchval(f"SHOW {name}") for name in ("search_path", "work_mem", "application_name")]
@@ -207,6 +209,34 @@ async def test_an_engine_of_the_users_that_keeps_prepared_statements_is_refused(
                 await until_status(app, run_id, RunStatus.PARKED)
                 assert "prepared_statement_name_func" in await reason_of(app, run_id)
         await engine.dispose()
+
+
+@pytest.mark.parametrize("option", ["pooler=transaction", "statement_cache_size=0"])
+def test_sessions_keep_no_prepared_statements_where_the_storage_keeps_none(option: str) -> None:
+    arguments = PostgresStorage(f"postgresql://host/db?{option}").session_target().arguments()
+    assert arguments["prepared_statement_cache_size"] == 0
+    assert arguments["prepared_statement_name_func"]() == "", "a name would stay on the server connection"
+    direct = PostgresStorage("postgresql://host/db").session_target().arguments()
+    assert direct["prepared_statement_cache_size"] > 0
+
+
+async def test_what_edda_adds_to_a_session_is_not_prepared_if_its_engine_keeps_no_statements(
+    database: OnPostgres,
+) -> None:
+    """asyncpg has a cache of its own beside SQLAlchemy's."""
+    driver = database.url.replace("postgresql://", "postgresql+asyncpg://")
+    arguments = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
+    prepared = text("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''")
+    async with opened(database.url):
+        for connect_args, count in ((arguments, 0), ({}, 1)):
+            engine = create_async_engine(driver, connect_args=connect_args)
+            async with AsyncSession(engine) as session:
+                before = (await session.execute(prepared)).scalar_one()
+                staged = StagedEvent(StagedKind.EVENT, b"{}")
+                await step_commit.stage_events(caller_transaction(session), (staged,))
+                assert (await session.execute(prepared)).scalar_one() - before == count
+                await session.rollback()
+            await engine.dispose()
 
 
 async def test_work_of_another_process_is_found_without_listen(pooled: str) -> None:
@@ -262,3 +292,26 @@ async def test_all_that_a_session_can_do_works_behind_a_pooler(pooled: str, data
     async with EddaApp("shop", pooled, workflows=[using]) as app:
         assert await app.run(using) == ([0, 100, 200, 300, 400], 8)
     database.execute("DROP TABLE moods; DROP TYPE mood")
+
+
+@pytest.mark.parametrize("losses", [2, 3])
+async def test_a_connection_that_the_pooler_drops_at_the_start_is_tried_again(
+    pooled: str, losses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = 0
+
+    async def drop(target: PostgresTarget, settings: object) -> None:
+        nonlocal lost
+        lost += 1
+        if lost <= losses:
+            raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+
+    monkeypatch.setattr(PostgresTarget, "_refuse_statement_mode", drop)
+    storage = PostgresStorage(pooled)
+    if losses < MAX_POOLER_CHECKS:
+        await storage.open()
+        await storage.close()
+    else:
+        with pytest.raises(StorageUnavailableError, match="no answer through the pooler"):
+            await storage.open()
+        storage.kill()

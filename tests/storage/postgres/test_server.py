@@ -1,10 +1,11 @@
-"""What only PostgreSQL can get wrong: snapshots, lost connections, transactions left open, LISTEN."""
+"""PostgreSQL: snapshots, lost connections, open transactions, LISTEN."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,15 +19,14 @@ from edda.errors import (
 )
 from edda.storage.ports import Storage
 from edda.storage.postgres import PostgresStorage
-from edda.storage.postgres.notifications import NOTIFY
-from edda.storage.postgres.pool import ConnectionFactory, Pool
-from edda.storage.postgres.session import COMMIT, Session
-from edda.storage.postgres.target import Target
+from edda.storage.postgres.connection import COMMIT, PostgresConnection, PostgresSession
+from edda.storage.postgres.pool import NOTIFY, PostgresConnectionFactory, PostgresPool
+from edda.storage.postgres.target import PostgresTarget
 from edda.storage.postgres.workers import DELETE_WORKER
 from tests.conftest import MakeDatabase, MakeStorage, OnPostgres
 from tests.storage.conftest import MakeWorker
-from tests.storage.outsider import WAITING, Death, Log, Outsider, become
-from tests.storage.records import HOUR, LAPSED, WORKFLOW, born, bundle, done, entry, start
+from tests.storage.other_session import WAITING, Death, Log, Outsider, become
+from tests.storage.records import HOUR, LAPSED, WORKFLOW, done, entry, new_run, run_write, start
 from tests.storage.worker import Worker
 
 ALL_GONE = """
@@ -45,8 +45,8 @@ def empty(make_database: MakeDatabase) -> OnPostgres:
 
 
 @pytest.fixture
-async def session(database: OnPostgres) -> AsyncIterator[Session]:
-    session = await ConnectionFactory(Target(database.url), probe=None).connect(30)
+async def session(database: OnPostgres) -> AsyncIterator[PostgresSession]:
+    session = await PostgresConnectionFactory(PostgresTarget(database.url), probe=None).connect(30)
     yield session
     await session.close()
 
@@ -54,9 +54,11 @@ async def session(database: OnPostgres) -> AsyncIterator[Session]:
 async def test_a_batch_is_one_statement(make_storage: MakeStorage, storage: Storage, make_worker: MakeWorker) -> None:
     log = Log()
     worker = await make_worker("worker-1", on=await make_storage(log))
-    await worker.write(born("a"), born("b"), born("c"))
+    await worker.write(new_run("a"), new_run("b"), new_run("c"))
     del log.sent[:]
-    await worker.write(bundle("a", entry(1)), bundle("b", entry(1), move=done()), born("d", entry(1), move=done()))
+    await worker.write(
+        run_write("a", entry(1)), run_write("b", entry(1), transition=done()), new_run("d", entry(1), transition=done())
+    )
     assert len(log.sent) == 1
 
 
@@ -65,8 +67,8 @@ async def test_one_row_of_history_alone_is_written_without_arrays(
 ) -> None:
     log = Log()
     worker = await make_worker("worker-1", on=await make_storage(log))
-    await worker.write(born("a"))
-    await worker.write(bundle("a", entry(1, b"one")))
+    await worker.write(new_run("a"))
+    await worker.write(run_write("a", entry(1, b"one")))
     assert "unnest" not in log.sent[-1]
     assert await storage.history(RunId("a")) == (entry(1, b"one"),)
 
@@ -74,7 +76,7 @@ async def test_one_row_of_history_alone_is_written_without_arrays(
 async def test_the_servers_default_isolation_level_does_not_matter(empty: OnPostgres) -> None:
     name = empty.url.rpartition("/")[2]
     empty.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
-    session = await ConnectionFactory(Target(empty.url), probe=None).connect(30)
+    session = await PostgresConnectionFactory(PostgresTarget(empty.url), probe=None).connect(30)
     alone = await session.fetch("SHOW transaction_isolation")
     async with session.transaction():
         inside = await session.fetch("SHOW transaction_isolation")
@@ -101,7 +103,7 @@ async def test_a_takeover_waits_for_the_batch_in_flight_and_takes_what_that_wrot
     await outsider.execute("UPDATE edda_fence SET batch_no = batch_no + 1 WHERE worker = 'dead'")
     takeover = asyncio.create_task(storage.take_over(WorkerId("alive")))
     await become(lambda: outsider.fetchval(WAITING))
-    await outsider.execute("INSERT INTO edda_sched VALUES ('a', 'w', 'running', 'dead', 1, 0, 0)")
+    await outsider.execute("INSERT INTO edda_open_run VALUES ('a', 'w', 'running', 'dead', 1, 0, 0)")
     await batch.commit()
     taken = await takeover
     assert taken is not None
@@ -125,17 +127,17 @@ async def test_a_takeover_waits_for_the_claim_in_flight(
 async def test_a_batch_does_not_wait_for_a_claim(storage: Storage, worker: Worker, outsider: Outsider) -> None:
     async with outsider.transaction():
         await outsider.execute("SELECT 1 FROM edda_fence WHERE worker = 'worker-1' FOR KEY SHARE")
-        assert await worker.write(born("a")) == frozenset()
+        assert await worker.write(new_run("a")) == frozenset()
 
 
 async def test_runs_are_locked_in_the_order_of_their_ids(worker: Worker, outsider: Outsider) -> None:
-    await worker.write(born("a"), born("b"))
+    await worker.write(new_run("a"), new_run("b"))
     deliverer = outsider.transaction()
     await deliverer.start()
-    await outsider.execute("SELECT 1 FROM edda_sched WHERE run_id = 'a' FOR UPDATE")
-    batch = asyncio.create_task(worker.write(bundle("b", move=done()), bundle("a", move=done())))
+    await outsider.execute("SELECT 1 FROM edda_open_run WHERE run_id = 'a' FOR UPDATE")
+    batch = asyncio.create_task(worker.write(run_write("b", transition=done()), run_write("a", transition=done())))
     await become(lambda: outsider.fetchval(WAITING))
-    await outsider.execute("SELECT 1 FROM edda_sched WHERE run_id = 'b' FOR UPDATE NOWAIT")
+    await outsider.execute("SELECT 1 FROM edda_open_run WHERE run_id = 'b' FOR UPDATE NOWAIT")
     await deliverer.rollback()
     assert await batch == frozenset()
 
@@ -145,7 +147,7 @@ async def test_a_claim_steps_over_runs_that_somebody_else_has_locked(
 ) -> None:
     await storage.start([start("a", ready_at=1), start("b", ready_at=2)])
     async with outsider.transaction():
-        await outsider.execute("SELECT 1 FROM edda_sched WHERE run_id = 'a' FOR UPDATE")
+        await outsider.execute("SELECT 1 FROM edda_open_run WHERE run_id = 'a' FOR UPDATE")
         claim = await worker.claim(limit=1)
     assert [run.run_id for run in claim.runs] == ["b"]
 
@@ -157,9 +159,11 @@ async def test_the_workflow_that_has_waited_longest_is_served_first(storage: Sto
 
 
 async def test_a_claim_that_history_has_overtaken_is_void(storage: Storage, worker: Worker, outsider: Outsider) -> None:
-    """Stopped between the claim and its reading; meanwhile another worker took the run and absorbed a letter."""
+    """Stopped between the claim and its reads; meanwhile another worker claimed the run and read an inbox item."""
     await storage.start([start("a", ready_at=1), start("b", ready_at=1)])
-    await outsider.execute("INSERT INTO edda_hist VALUES ('a', 0, 1, 1, 'cancel', '', '', true, 1, 1, 1, NULL, '', '')")
+    await outsider.execute(
+        "INSERT INTO edda_history VALUES ('a', 0, 1, 1, 'cancel', '', '', true, 1, 1, 1, NULL, '', '')"
+    )
     claim = await worker.claim()
     assert [run.run_id for run in claim.runs] == ["b"]
 
@@ -169,7 +173,7 @@ async def test_a_worker_with_very_many_runs_is_freed_in_steps(
 ) -> None:
     await make_worker("dead", lease=LAPSED)
     await outsider.execute(
-        """INSERT INTO edda_sched (run_id, workflow, status, owner, epoch, gen, start_seq)
+        """INSERT INTO edda_open_run (run_id, workflow, status, owner, epoch, generation, event_cursor)
            SELECT i, 'w', 'running', 'dead', 1, 0, 0 FROM generate_series(1, 5010) i"""
     )
     taken = await storage.take_over(WorkerId("alive"))
@@ -180,28 +184,28 @@ async def test_a_worker_with_very_many_runs_is_freed_in_steps(
 
 
 async def test_every_connection_that_is_cut_comes_back(storage: Storage, worker: Worker, outsider: Outsider) -> None:
-    pulse = await storage.open_heartbeat()
-    await pulse.beat(worker.id, HOUR)
+    heartbeat = await storage.open_heartbeat()
+    await heartbeat.beat(worker.id, HOUR)
     await outsider.execute(CUT)
-    await worker.write(born("a"))
-    assert await pulse.beat(worker.id, HOUR) is not None
-    await pulse.close()
+    await worker.write(new_run("a"))
+    assert await heartbeat.beat(worker.id, HOUR) is not None
+    await heartbeat.close()
     assert await storage.get(RunId("a")) is not None
 
 
-async def test_a_statement_that_is_cut_off_reports_no_answer(session: Session, outsider: Outsider) -> None:
+async def test_a_statement_that_is_cut_off_reports_no_answer(session: PostgresSession, outsider: Outsider) -> None:
     statement = asyncio.create_task(session.fetch("SELECT pg_sleep(60)"))
     await become(lambda: outsider.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"))
     await outsider.execute(CUT)
     with pytest.raises(StorageUnavailableError):
         await statement
-    assert not session.is_open
+    assert not session.is_usable
 
 
 async def test_a_connection_cancelled_in_the_middle_is_never_used_again(
     database: OnPostgres, outsider: Outsider
 ) -> None:
-    pool = Pool(ConnectionFactory(Target(database.url), probe=None), size=1)
+    pool = PostgresPool(PostgresConnectionFactory(PostgresTarget(database.url), probe=None), size=1)
     async with pool.session() as first:
         statement = asyncio.create_task(first.fetch("SELECT pg_sleep(60)"))
         await become(
@@ -217,14 +221,14 @@ async def test_a_connection_cancelled_in_the_middle_is_never_used_again(
 
 
 async def test_a_conflict_inside_a_transaction_leaves_the_connection_in_order(
-    session: Session, storage: Storage, worker: Worker, outsider: Outsider
+    session: PostgresSession, storage: Storage, worker: Worker, outsider: Outsider
 ) -> None:
     async with outsider.transaction():
         await outsider.execute("SELECT 1 FROM edda_fence FOR UPDATE")
         with pytest.raises(StorageConflictError):
             async with session.transaction():
                 await session.execute("SELECT 1 FROM edda_fence FOR UPDATE NOWAIT")
-    assert session.is_open
+    assert session.is_usable
     async with session.transaction():
         assert (await session.fetch("SELECT 1"))[0][0] == 1
 
@@ -232,24 +236,24 @@ async def test_a_conflict_inside_a_transaction_leaves_the_connection_in_order(
 async def test_a_deadlock_is_a_conflict_and_the_same_batch_can_be_sent_again(
     worker: Worker, outsider: Outsider
 ) -> None:
-    await worker.write(born("a"), born("b"))
+    await worker.write(new_run("a"), new_run("b"))
     async with outsider.transaction():
         await outsider.execute("SET LOCAL deadlock_timeout = '1min'")  # the storage is to be the victim
-        await outsider.execute("SELECT 1 FROM edda_sched WHERE run_id = 'a' FOR UPDATE")
-        batch = asyncio.create_task(worker.write(bundle("a", move=done()), bundle("b", move=done())))
+        await outsider.execute("SELECT 1 FROM edda_open_run WHERE run_id = 'a' FOR UPDATE")
+        batch = asyncio.create_task(worker.write(run_write("a", transition=done()), run_write("b", transition=done())))
         await become(lambda: outsider.fetchval(WAITING))
-        await outsider.execute("UPDATE edda_fence SET moves = moves WHERE worker = 'worker-1'")
+        await outsider.execute("UPDATE edda_fence SET ownership_version = ownership_version WHERE worker = 'worker-1'")
         with pytest.raises(StorageConflictError):
             await batch
-    assert await worker.write(bundle("a", move=done()), bundle("b", move=done())) == frozenset()
+    assert await worker.write(run_write("a", transition=done()), run_write("b", transition=done())) == frozenset()
 
 
 @pytest.mark.parametrize("text", ["nul \0", "half a pair \ud800"])
 async def test_text_that_postgres_cannot_hold_is_rejected_and_nothing_is_written(worker: Worker, text: str) -> None:
     with pytest.raises(StorageRejectedError):
-        await worker.write(born("good"), born("bad", workflow=text))
+        await worker.write(new_run("good"), new_run("bad", workflow=text))
     assert await worker.storage.get(RunId("good")) is None
-    assert await worker.write(born("good")) == frozenset()
+    assert await worker.write(new_run("good")) == frozenset()
 
 
 async def test_a_death_inside_a_takeover_leaves_nothing_locked_and_nothing_done(
@@ -279,9 +283,9 @@ async def test_an_answer_lost_after_the_commit_has_taken_effect(
 async def test_a_killed_storage_stays_dead_until_it_is_opened_again(storage: Storage, worker: Worker) -> None:
     storage.kill()
     with pytest.raises(StorageUnavailableError, match="closed"):
-        await worker.write(born("a"))
+        await worker.write(new_run("a"))
     await storage.open()
-    assert await worker.write(born("a")) == frozenset()
+    assert await worker.write(new_run("a")) == frozenset()
 
 
 async def test_kill_also_ends_the_heartbeat_of_another_thread(
@@ -290,12 +294,12 @@ async def test_kill_also_ends_the_heartbeat_of_another_thread(
     beaten, killed, trouble = threading.Event(), threading.Event(), []
 
     async def heart() -> None:
-        pulse = await storage.open_heartbeat()
-        await pulse.beat(worker.id, HOUR)
+        heartbeat = await storage.open_heartbeat()
+        await heartbeat.beat(worker.id, HOUR)
         beaten.set()
         await asyncio.to_thread(killed.wait, 10)
         try:
-            await pulse.beat(worker.id, HOUR)
+            await heartbeat.beat(worker.id, HOUR)
         except StorageUnavailableError as error:
             trouble.append(error)
 
@@ -326,7 +330,7 @@ async def test_a_database_without_the_tables_is_named_as_such(empty: OnPostgres)
 
 
 async def test_a_server_that_is_too_old_is_refused(database: OnPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "version", (11, 22))
+    monkeypatch.setattr(PostgresConnection, "get_server_version", lambda _: SimpleNamespace(major=11))
     storage = database.storage()
     with pytest.raises(StorageError, match=r"needs PostgreSQL 12 or newer; this server is 11"):
         await storage.open()
@@ -345,9 +349,9 @@ async def test_it_works_without_prepared_statements(database: OnPostgres, storag
     pooled = PostgresStorage(database.url, statement_cache_size=0)
     worker = Worker(pooled, "worker-1")
     await worker.register()
-    await worker.write(born("a"), born("b"))
-    await worker.write(bundle("a", entry(1)))
-    await worker.write(bundle("a", entry(2), move=done()), bundle("b", entry(1)))
+    await worker.write(new_run("a"), new_run("b"))
+    await worker.write(run_write("a", entry(1)))
+    await worker.write(run_write("a", entry(2), transition=done()), run_write("b", entry(1)))
     record = await pooled.get(RunId("a"))
     await pooled.close()
     assert record is not None
@@ -366,14 +370,16 @@ async def test_an_announcement_does_not_come_back_to_its_own_process(
     storage: Storage,
 ) -> None:
     await storage.notify()
-    await storage.wait_for_notification(30)  # told directly
+    await storage.wait_for_notification(30)  # notified in the process
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(storage.wait_for_notification(30), 0.2)  # an echo would be here long before
+        await asyncio.wait_for(storage.wait_for_notification(30), 0.2)  # its own NOTIFY would have arrived long before
 
 
-async def test_news_survive_a_cut_connection(make_storage: MakeStorage, storage: Storage, outsider: Outsider) -> None:
+async def test_notifications_survive_a_cut_connection(
+    make_storage: MakeStorage, storage: Storage, outsider: Outsider
+) -> None:
     await outsider.execute(CUT)
-    await asyncio.wait_for(storage.wait_for_notification(30), 10)  # something may have been missed, so look
+    await asyncio.wait_for(storage.wait_for_notification(30), 10)  # a notification may have been missed
     listening = asyncio.create_task(storage.wait_for_notification(30))
     await become(lambda: outsider.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
     await (await make_storage()).notify()
@@ -385,7 +391,7 @@ async def test_an_announcement_without_a_database_is_only_a_hint_lost(storage: S
     await storage.notify()
 
 
-async def test_an_empty_batch_still_moves_the_fence(storage: Storage, worker: Worker) -> None:
+async def test_an_empty_batch_still_transitions_the_fence(storage: Storage, worker: Worker) -> None:
     assert await worker.write() == frozenset()
     assert await storage.read_fence(worker.id) == Fence(worker.id, 1, 0)
 
@@ -394,7 +400,7 @@ async def test_many_callers_share_few_connections(database: OnPostgres, storage:
     busy = PostgresStorage(database.url, pool_size=2)
     await asyncio.gather(*(busy.get(RunId(str(i))) for i in range(50)))
     count = await outsider.fetchval(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%later.gen%'"
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%later.generation%'"
         " AND pid <> pg_backend_pid()"
     )
     await busy.close()

@@ -1,4 +1,4 @@
-"""Where the events of the outbox go. A sink says of each event: taken, never, or not now."""
+"""Where the relayer sends the events of the outbox: each event is accepted, rejected, or postponed."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from urllib.parse import urlsplit
 from edda.cloudevents import http_binding
 from edda.cloudevents.event import CloudEvent
 from edda.cloudevents.signatures import sign, standard_key
-from edda.core.urls import split_credentials
+from edda.core.redact import split_credentials
 from edda.engine.tasks import start_task
-from edda.errors import EventDeliveryError, EventError, EventPostponedError, EventRefusedError
+from edda.errors import EventError, EventPostponedError, EventRefusedError
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient, Response
 
 TIMEOUT = 10.0
-"""Seconds until an answer has to be there."""
-MOST_READ = 4096
-"""Bytes of an answer's body that are of interest, if any."""
-MOST_TOLD = 500
-"""Characters of it that are kept as the reason."""
-BODY_PATIENCE = 1.0
-"""Seconds for an answer's body: what it is about, its status has said already."""
+"""Seconds for the whole answer."""
+MAX_BODY = 4096
+"""Bytes of an answer's body that are read."""
+MAX_REASON = 500
+"""Characters of the body that are stored as the reason."""
+BODY_TIMEOUT = 1.0
+"""Seconds for an answer's body: the status alone decides."""
 
-_WORTH_TRYING_AGAIN = frozenset({408, 425, 429})
+_RETRYABLE_STATUSES = frozenset({408, 425, 429})
 
 
 class Sink(Protocol):
     async def send(self, event: CloudEvent) -> None:
-        """Returns when the receiver has it. May be called for many events at once, and twice for one.
+        """Returns when the receiver has accepted it. Called for many events at once, and possibly twice for one.
 
-        `EventRefusedError`: it is never to be tried again. `EventPostponedError`, and every other error: later.
+        `EventRefusedError`: it is not sent again. `EventPostponedError`, and every other error: it is sent later.
         """
         ...
 
@@ -62,8 +62,13 @@ class HttpSink:
         headers: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._url, credentials = split_credentials(_check_url(url))
-        self._mode = _check_mode(mode)
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError("the address of a receiver must be http://host/... or https://host/...")
+        if mode not in {"structured", "binary"}:
+            raise ValueError(f"mode must be 'structured' or 'binary', not {mode!r}")
+        self._url, credentials = split_credentials(url)
+        self._mode = http_binding.ContentMode(mode)
         if secret is not None and self._mode is http_binding.ContentMode.BINARY:
             raise ValueError(
                 "HttpSink(mode='binary', secret=...): the signature covers the body alone, and in binary mode "
@@ -71,7 +76,7 @@ class HttpSink:
             )
         self._secrets = () if secret is None else (secret,) if isinstance(secret, str) else tuple(secret)
         for one in self._secrets:
-            standard_key(one)  # a wrong one is said here, not at the first event
+            standard_key(one)  # a wrong secret is an error here, not at the first event
         self._timeout = timeout
         given = dict(headers or {})
         if not any(name.lower() == "authorization" for name in given):
@@ -81,11 +86,11 @@ class HttpSink:
         self._pool: AsyncClient | None = None
 
     async def send(self, event: CloudEvent) -> None:
-        import httpx2  # only who sends over HTTP pays for it
+        import httpx2  # imported only by processes that send over HTTP
 
         headers, body = self._write(event)
         try:
-            await _end_gently(lambda: self._post_in_time(headers, body))
+            await _shield_from_cancel(lambda: self._post(headers, body))
         except TimeoutError:
             raise EventPostponedError(f"no answer within {self._timeout:g} seconds") from None
         except httpx2.HTTPError as error:
@@ -105,17 +110,18 @@ class HttpSink:
             headers += sign(self._secrets, message_id(event), int(self._now()), body)
         return [*self._headers, *headers], body
 
-    async def _post_in_time(self, headers: list[tuple[str, str]], body: bytes) -> None:
+    async def _post(self, headers: list[tuple[str, str]], body: bytes) -> None:
         import anyio
 
         with anyio.fail_after(self._timeout):
-            await self._post(headers, body)
-
-    async def _post(self, headers: list[tuple[str, str]], body: bytes) -> None:
-        async with self._client().stream("POST", self._url, content=body, headers=headers) as answer:
-            said = await _beginning_of(answer)
-        if not answer.is_success:
-            raise self._refusal(answer, said)
+            async with self._client().stream("POST", self._url, content=body, headers=headers) as answer:
+                text = await _read_beginning(answer)
+        if answer.is_success:
+            return
+        reason = f"{answer.status_code} {answer.reason_phrase}: {text}".rstrip(": ")
+        if 400 <= answer.status_code < 500 and answer.status_code not in _RETRYABLE_STATUSES:
+            raise EventRefusedError(reason)
+        raise EventPostponedError(reason, read_retry_after(answer.headers.get("retry-after"), self._now()))
 
     def _client(self) -> AsyncClient:
         import httpx2
@@ -125,20 +131,14 @@ class HttpSink:
                 timeout=self._timeout,
                 follow_redirects=False,
                 headers={"accept-encoding": "identity"},
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # every try is the same
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # no cookies: every try is the same
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0),
             )
         return self._pool
 
-    def _refusal(self, answer: Response, said: str) -> EventDeliveryError:
-        reason = f"{answer.status_code} {answer.reason_phrase}: {said}".rstrip(": ")
-        if 400 <= answer.status_code < 500 and answer.status_code not in _WORTH_TRYING_AGAIN:
-            return EventRefusedError(reason)
-        return EventPostponedError(reason, read_retry_after(answer.headers.get("retry-after"), self._now()))
-
 
 def message_id(event: CloudEvent) -> str:
-    """One text for the pair of source and id, which is the name of an event."""
+    """One text for the source and id of an event, which together identify it."""
     digest = blake2b(digest_size=16)
     for part in (event.source, event.id):
         encoded = part.encode()
@@ -147,7 +147,7 @@ def message_id(event: CloudEvent) -> str:
 
 
 def read_retry_after(text: str | None, now: float) -> float | None:
-    """Seconds, from a number or a date; None if it says nothing."""
+    """Seconds, from a number or a date; None if there is neither."""
     if text is None:
         return None
     if text.isascii() and text.isdigit():
@@ -159,11 +159,11 @@ def read_retry_after(text: str | None, now: float) -> float | None:
     return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now)
 
 
-async def _end_gently(post: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Cancelled in anyio's way, which the pool of connections shields itself from.
+async def _shield_from_cancel(post: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Cancel with an anyio scope, from which the connection pool shields its clean-up.
 
-    It closes those that were cut one after the other, and asyncio's own cancel would get through to it: all that it had
-    not come to yet would stay open, and belong to nobody.
+    The pool closes interrupted connections one after the other. asyncio's own cancel would interrupt that, and the
+    connections that were not closed yet would stay open.
     """
     import anyio
 
@@ -182,28 +182,15 @@ async def _end_gently(post: Callable[[], Coroutine[Any, Any, None]]) -> None:
         raise
 
 
-async def _beginning_of(answer: Response) -> str:
-    """A body that does not come, or without end, changes nothing: the status counts."""
+async def _read_beginning(answer: Response) -> str:
+    """A body that is late or endless is cut: the status decides."""
     import anyio
     import httpx2
 
     read = bytearray()
-    with suppress(httpx2.HTTPError), anyio.move_on_after(BODY_PATIENCE):
+    with suppress(httpx2.HTTPError), anyio.move_on_after(BODY_TIMEOUT):
         async for part in answer.aiter_raw():
             read += part
-            if len(read) > MOST_READ:
+            if len(read) > MAX_BODY:
                 break
-    return bytes(read[:MOST_READ]).decode(errors="replace")[:MOST_TOLD]
-
-
-def _check_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("the address of a receiver must be http://host/... or https://host/...")
-    return url
-
-
-def _check_mode(mode: str) -> http_binding.ContentMode:
-    if mode not in {"structured", "binary"}:
-        raise ValueError(f"mode must be 'structured' or 'binary', not {mode!r}")
-    return http_binding.ContentMode(mode)
+    return bytes(read[:MAX_BODY]).decode(errors="replace")[:MAX_REASON]

@@ -1,93 +1,51 @@
-"""What one attempt of a step does through Edda: it counts only together with the attempt's outcome.
+"""What one attempt of a step does through Edda: it is committed together with the step's outcome, or not at all.
 
-Without a transaction, messages and outgoing events wait in memory and go in with the step's entry, in the journal's own
-commit. With one, the step's record is written into it: business rows, record, messages and events are one commit. The
-entry of the history follows, and whoever goes on with the run after a crash finds the record.
+Without a transaction, messages and outbox events wait in memory, and the journal writes them in one commit with the
+step's entry. With a transaction, the step commit is written into it: the user's rows, the step commit, messages and
+events are one commit. The entry follows; after a crash the run's next owner finds the step commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
-from edda.core.model import MICROSECONDS, OutboxEvent, RunId, StagedEvent, Start, StepCommit, WorkerId
+from edda.core.model import MICROSECONDS, OutboxEvent, StagedEvent, Start, StepCommit
 from edda.engine.tasks import Backoff
 from edda.errors import NotInWorkflowError
-from edda.storage.ports import Dialect, SharedTransaction, Transactions
-from edda.storage.shared import step_commit as joints
+from edda.storage.ports import Dialect, SharedTransaction
+from edda.storage.shared import step_commit
 from edda.storage.shared.step_commit import ExistingRun
 from edda.storage.shared.step_faults import Fault, find_fault
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    from edda.engine.clock import Clock
-    from edda.engine.tasks import Outage
-    from edda.storage.sqlalchemy_sessions import Sessions, StepSession
+    from edda.storage.sqlalchemy_sessions import StepSession
+
+    from .run import LiveRun
 
 MESSAGE_LEASE = 60 * MICROSECONDS
-"""How long a message that an activity took is kept from the others, until it is offered again."""
-_FIRST_LOOK = 0.05
-_LAST_LOOK = 1.0
-
-
-class EffectServices(Protocol):
-    """What work needs of the worker."""
-
-    loop: asyncio.AbstractEventLoop
-    clock: Clock
-    worker_id: WorkerId
-    transactions: Transactions
-    draining: bool
-    outage: Outage
-
-    @property
-    def sessions(self) -> Sessions: ...
-
-    def on_step_committed(self, *, dispatches: bool, outgoing: bool, starts: bool) -> None:
-        """A step's own transaction has left something for others to do."""
-        ...
+"""How long a message that an activity received is kept from other receivers, until it is delivered again."""
+_FIRST_POLL = 0.05
+_MAX_POLL = 1.0
 
 
 class DrainingError(Exception):
-    """The worker stops before the database has said what became of a commit."""
-
-
-class StepKey(Struct, frozen=True):
-    run_id: RunId
-    epoch: int
-    gen: int
-    step: str
-    attempt: int
-
-
-class LazyEffects:
-    """Where an attempt's work lies, once it does any: few do."""
-
-    __slots__ = ("_registrar", "_step", "work")
-
-    def __init__(self, registrar: EffectServices, run_id: RunId, epoch: int, gen: int, step: str, attempt: int) -> None:
-        self._registrar = registrar
-        self._step = (run_id, epoch, gen, step, attempt)
-        self.work: StepEffects | None = None
-
-    def __call__(self) -> StepEffects:
-        if self.work is None:
-            self.work = StepEffects(self._registrar, StepKey(*self._step))
-        return self.work
+    """The worker drains, and it is unknown whether a commit went through."""
 
 
 class StepEffects:
-    def __init__(self, registrar: EffectServices, key: StepKey) -> None:
-        self.dispatches: list[StagedEvent] = []
-        self.outgoing: list[OutboxEvent] = []
-        self._registrar = registrar
-        self._key = key
-        self._joint: SharedTransaction | None = None
+    def __init__(self, run: LiveRun, step: str, attempt: int) -> None:
+        self.staged: list[StagedEvent] = []
+        self.outbox: list[OutboxEvent] = []
+        self._run = run
+        self._worker = run.worker
+        self._step = step
+        self._attempt = attempt
+        self._transaction: SharedTransaction | None = None
         self._session: StepSession | None = None
         self._blocks = 0
         self._received: list[int] = []
@@ -99,204 +57,193 @@ class StepEffects:
         self._ended: tuple[Dialect, bool] | None = None
         """Of the transaction that was rolled back last: its dialect, and whether its connection was lost."""
 
-    # What the body does
+    # What the activity does
 
     @property
     def holder(self) -> str:
-        return f"step {self._key.step} of run {self._key.run_id}"
+        return f"step {self._step} of run {self._run.run_id}"
 
     @property
     def is_open(self) -> bool:
-        return self._joint is not None and (self._session is None or self._session.in_transaction())
+        return self._transaction is not None and (self._session is None or self._session.in_transaction())
 
     @property
     def session(self) -> AsyncSession:
         self._check_usable("ctx.session")
         if self._session is None:
-            if self._joint is not None:
-                raise NotInWorkflowError(f"{self._key.step} uses ctx.transaction() already: use one of the two")
-            self._session, self._joint = self._registrar.sessions.make(self)
+            if self._transaction is not None:
+                raise NotInWorkflowError(f"{self._step} uses ctx.transaction() already: use one of the two")
+            self._session, self._transaction = self._worker.services.sessions.get().make(self)
         return self._session
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         self._check_usable("ctx.transaction()")
         if self._session is not None:
-            raise NotInWorkflowError(f"{self._key.step} uses ctx.session already: use its begin_nested()")
+            raise NotInWorkflowError(f"{self._step} uses ctx.session already: use its begin_nested()")
         return self._transaction_block()
 
     @asynccontextmanager
     async def _transaction_block(self) -> AsyncIterator[Any]:
-        """The first block needs no savepoint: there is nothing before it that could be kept."""
-        is_first, position = self._joint is None, self.savepoint()
+        """The first block needs no savepoint: nothing precedes it in the transaction."""
+        is_first, position = self._transaction is None, self.savepoint()
         if is_first:
-            self._joint, self._blocks = await self._registrar.transactions.begin(self.holder), 0
-        joint = self._joint
-        assert joint is not None
+            self._transaction, self._blocks = await self._worker.services.storage.begin(self.holder), 0
+        transaction = self._transaction
+        assert transaction is not None
         self._blocks += 1
         savepoint = f"edda_{self._blocks}"
         if not is_first:
-            await joint.execute(f"SAVEPOINT {savepoint}", {})
+            await transaction.execute(f"SAVEPOINT {savepoint}", {})
         try:
-            yield joint.connection
+            yield transaction.connection
         except BaseException:
             self.rollback_to(position)
             if is_first:
                 await self._rollback()
-            elif self._joint is joint:
-                await joint.execute(f"ROLLBACK TO SAVEPOINT {savepoint}", {})
+            elif self._transaction is transaction:
+                await transaction.execute(f"ROLLBACK TO SAVEPOINT {savepoint}", {})
             raise
         if not is_first:
-            await joint.execute(f"RELEASE SAVEPOINT {savepoint}", {})
+            await transaction.execute(f"RELEASE SAVEPOINT {savepoint}", {})
 
     def savepoint(self) -> tuple[int, int, int]:
-        """How much it has sent and taken so far."""
-        return len(self.dispatches), len(self.outgoing), len(self._received)
+        """How much was sent and received so far."""
+        return len(self.staged), len(self.outbox), len(self._received)
 
     def rollback_to(self, mark: tuple[int, int, int]) -> None:
-        """What came after the mark was rolled back. Messages that were taken are offered again."""
-        dispatches, outgoing, taken = mark
-        self._to_redeliver += self._received[taken:]
-        del self.dispatches[dispatches:], self.outgoing[outgoing:], self._received[taken:]
+        """Everything after the savepoint was rolled back. Messages that were received are delivered again."""
+        staged, outbox, received = mark
+        self._to_redeliver += self._received[received:]
+        del self.staged[staged:], self.outbox[outbox:], self._received[received:]
 
-    def dispatch(self, dispatch: StagedEvent) -> None:
-        self.dispatches.append(dispatch)
+    def dispatch(self, event: StagedEvent) -> None:
+        self.staged.append(event)
 
     def send(self, event: OutboxEvent) -> None:
-        self.outgoing.append(event)
+        self.outbox.append(event)
 
     async def start(self, run: Start) -> ExistingRun | None:
-        assert self._joint is not None
+        assert self._transaction is not None
         self._starts += 1
-        is_new = await joints.start(self._joint, run)
-        return None if is_new else await joints.find_run(self._joint, run.run_id)
+        is_new = await step_commit.start(self._transaction, run)
+        return None if is_new else await step_commit.find_run(self._transaction, run.run_id)
 
-    async def receive_message(self, key: bytes, patience: int) -> bytes | None:
+    async def receive_message(self, key: bytes, timeout: int) -> bytes | None:
         self._check_usable("receive()")
-        if self._joint is not None and self._joint.dialect == "sqlite" and self.is_open:
-            return await joints.take_message(self._joint, key)  # nobody else can write before the commit
-        pause, until = _FIRST_LOOK, self._registrar.loop.time() + patience / MICROSECONDS
+        if self._transaction is not None and self._transaction.dialect == "sqlite" and self.is_open:
+            # No other connection can write before the commit.
+            return await step_commit.take_message(self._transaction, key)
+        pause, until = _FIRST_POLL, self._worker.loop.time() + timeout / MICROSECONDS
         while True:
-            offer = await self._registrar.transactions.take_message(key, MESSAGE_LEASE)
-            if offer is not None:
-                self._received.append(offer.seq)
-                return offer.body
-            rest = until - self._registrar.loop.time()
+            message = await self._worker.services.storage.take_message(key, MESSAGE_LEASE)
+            if message is not None:
+                self._received.append(message.seq)
+                return message.body
+            rest = until - self._worker.loop.time()
             if rest <= 0:
                 return None
             await asyncio.sleep(min(pause, rest))
-            pause = min(pause * 1.5, _LAST_LOOK)
+            pause = min(pause * 1.5, _MAX_POLL)
 
     def _check_usable(self, what: str) -> None:
         if self._is_over:
-            raise NotInWorkflowError(f"{what} was used after {self._key.step} was over: nobody would commit it")
+            raise NotInWorkflowError(f"{what} was used after {self._step} was over: nothing would commit it")
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
-        if loop is not self._registrar.loop:
-            raise NotInWorkflowError(f"{what} needs an `async def` activity: {self._key.step} runs in a thread")
+        if loop is not self._worker.loop:
+            raise NotInWorkflowError(f"{what} needs an `async def` activity: {self._step} runs in a thread")
 
-    # Its end
+    # Ending
 
     @property
     def needs_commit(self) -> bool:
         return self.is_open or bool(self._received)
 
     async def commit(self, value: bytes) -> None:
-        """The user's writes and the step's record, or neither. After an error that leaves it open what happened, ask
-        `find_done`."""
+        """The user's writes and the step commit, or neither. After an error that leaves the outcome unknown, call
+        `find_step_commit`."""
         self._is_over = True
         if self._session is not None:
             await self._session.flush_pending()
-        joint = self._joint
-        if joint is None or not self.is_open:
-            joint = self._joint = await self._registrar.transactions.begin(self.holder)
-        key = self._key
-        record = joints.StepCommitWrite(
-            self._registrar.worker_id,
-            key.run_id,
-            key.epoch,
-            key.gen,
-            StepCommit(key.step, key.attempt, value, self._registrar.clock.now()),
-            tuple(self.dispatches),
-            tuple(self.outgoing),
+        transaction = self._transaction
+        if transaction is None or not self.is_open:
+            transaction = self._transaction = await self._worker.services.storage.begin(self.holder)
+        run = self._run
+        record = step_commit.StepCommitWrite(
+            self._worker.worker_id,
+            run.run_id,
+            run.epoch,
+            run.generation,
+            StepCommit(self._step, self._attempt, value, self._worker.services.clock.now()),
+            tuple(self.staged),
+            tuple(self.outbox),
             tuple(self._received),
         )
         self._is_recording = True
-        await joints.write_step_commit(joint, record)
+        await step_commit.write_step_commit(transaction, record)
         self._is_recording = False
-        await joint.commit()
-        self._clear()
+        await transaction.commit()
+        self._transaction = self._session = None
         self._received.clear()
-        self._registrar.on_step_committed(
-            dispatches=bool(self.dispatches), outgoing=bool(self.outgoing), starts=bool(self._starts)
-        )
+        self._worker.on_step_committed(staged=bool(self.staged), outbox=bool(self.outbox), starts=bool(self._starts))
 
     async def find_step_commit(self) -> StepCommit | None:
-        """Whether the record is in, whoever wrote it. A commit whose answer was lost may still be on its way: it is
-        waited for, or the step would fail, or be tried again, while it goes through."""
-        backoff, key = Backoff(), self._key
+        """Whether any attempt's step commit is stored. A COMMIT whose answer was lost may still be under way: wait for
+        it, or the step would fail, or be tried again, while it goes through."""
+        backoff, run = Backoff(), self._run
         while True:
             try:
-                await self._wait_for_concurrent_commit()
-                return await self._registrar.transactions.find_step_commit(key.run_id, key.gen, key.step)
-            except Exception as error:  # the joint's are the driver's own: without an answer nobody knows
-                if self._registrar.draining:  # whoever goes on with the run finds the record
+                async with self._own_transaction() as transaction:
+                    await step_commit.lock_run(transaction, run.run_id)
+                return await self._worker.services.storage.find_step_commit(run.run_id, run.generation, self._step)
+            except Exception as error:  # the driver's own errors: without an answer the outcome is unknown
+                if self._worker.draining:  # the run's next owner finds the step commit
                     raise DrainingError from error
-                with self._registrar.outage.wait(key.run_id, key.step, error):
+                with self._worker.outage.wait(run.run_id, self._step, error):
                     await backoff.pause()
 
-    async def _wait_for_concurrent_commit(self) -> None:
-        joint = await self._registrar.transactions.begin()
+    @asynccontextmanager
+    async def _own_transaction(self) -> AsyncIterator[SharedTransaction]:
+        transaction = await self._worker.services.storage.begin()
         try:
-            await joints.lock_run(joint, self._key.run_id)
-            await joint.commit()
+            yield transaction
+            await transaction.commit()
         except BaseException:
-            await joint.rollback()
+            await transaction.rollback()
             raise
 
     async def roll_back(self) -> None:
-        """Whatever is left, for good."""
+        """Roll back what is open, for good."""
         self._is_over = True
         await self._rollback()
         unused, self._to_redeliver, self._received = [*self._to_redeliver, *self._received], [], []
-        if unused:
-            await self._redeliver(unused)
-
-    async def _redeliver(self, offers: Sequence[int]) -> None:
-        """At once, if that can be done; else the lease sees to it."""
-        with suppress(Exception):
-            joint = await self._registrar.transactions.begin()
-            try:
-                await joints.redeliver(joint, offers)
-                await joint.commit()
-            except BaseException:
-                await joint.rollback()
-                raise
-            self._registrar.on_step_committed(dispatches=True, outgoing=False, starts=False)
+        if not unused:
+            return
+        with suppress(Exception):  # if the database does not answer, they are delivered at the end of MESSAGE_LEASE
+            async with self._own_transaction() as transaction:
+                await step_commit.redeliver(transaction, unused)
+            self._worker.on_step_committed(staged=True, outbox=False, starts=False)
 
     async def _rollback(self) -> None:
-        """A connection that fails at it is dropped by its owner, and its transaction with it."""
-        joint = self._joint
-        self._clear()
-        if joint is not None:
-            self._ended = (joint.dialect, joint.is_lost)
+        """The storage drops a connection that fails here, and its transaction with it."""
+        transaction, self._transaction, self._session = self._transaction, None, None
+        if transaction is not None:
+            self._ended = (transaction.dialect, transaction.is_lost)
             with suppress(Exception):
-                await joint.rollback()
+                await transaction.rollback()
 
     def fault_of(self, error: BaseException) -> Fault | None:
-        """Whether the attempt ended by a fault of the database; None if by an error of its own."""
-        joint = self._joint
-        if joint is None:
+        """The fault of the database that ended the attempt; None if it was an error of its own."""
+        transaction = self._transaction
+        if transaction is None:
             dialect, is_lost = self._ended or (None, False)
             return find_fault(error, dialect, is_lost=is_lost, is_ours=self._is_recording)
         return find_fault(
             error,
-            joint.dialect,
-            is_lost=joint.is_lost or getattr(error, "connection_invalidated", False),
-            is_unopened=not joint.has_begun,
+            transaction.dialect,
+            is_lost=transaction.is_lost or getattr(error, "connection_invalidated", False),
+            is_unopened=not transaction.has_begun,
             is_ours=self._is_recording,
         )
-
-    def _clear(self) -> None:
-        self._joint = self._session = None

@@ -1,4 +1,4 @@
-"""Telling the hooks about one run: what is committed, in the order it was committed."""
+"""The hook calls of one run: made after the commit, in the order of the history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edda.cloudevents import json_format
 from edda.core.model import Entry, EntryKind
 from edda.engine.hooks import AttemptStarted, EventReceived
 
-from .outcome_policy import Outcome, Retry, Success
+from .outcomes import Outcome, Retry, Success
 
 if TYPE_CHECKING:
     from edda.cloudevents.event import CloudEvent
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edda.workflow.execution import Command
 
 AFTER_LAST_ENTRY = 1 << 62
-"""Behind every entry: told when the run's end is committed."""
+"""After every entry: called when the run's end is committed."""
 
 
 class RunHooks:
@@ -57,7 +57,7 @@ class RunHooks:
             self._attempt_callbacks[command.id, command.attempt] = ended
 
     def step_replayed(self, command: Command, entry: Entry) -> None:
-        """Hooks hear of replayed steps too, marked as such."""
+        """Hooks are called for replayed steps too, with `is_replaying` and `cache_hit`."""
         if entry.kind is EntryKind.STEP and entry.ok:
             step, result = (self._run_id, command.id, command.name), command.decode(entry)
             self._caller.call(lambda hooks: hooks.on_activity_start(*step, True))
@@ -68,29 +68,29 @@ class RunHooks:
         ended = self._attempt_callbacks.pop((command.id, attempt), None)
 
         def call(hooks: Any) -> Awaitable[None]:
-            told: Awaitable[None]
+            called: Awaitable[None]
             if ended is not None:
                 ended(None if isinstance(outcome, Success) else outcome.error)
             if isinstance(outcome, Success):
-                told = hooks.on_activity_complete(*step, outcome.result, False)
+                called = hooks.on_activity_complete(*step, outcome.result, False)
             elif isinstance(outcome, Retry):
-                told = hooks.on_activity_retry(*step, outcome.error, attempt, outcome.delay)
+                called = hooks.on_activity_retry(*step, outcome.error, attempt, outcome.delay)
             else:
-                told = hooks.on_activity_failed(*step, outcome.error)
-            return told
+                called = hooks.on_activity_failed(*step, outcome.error)
+            return called
 
         self._after_commit(seq, call)
 
     def event_received(self, seq: int, command: Command, body: bytes) -> None:
         def call(hooks: Any) -> Awaitable[None]:
             data = json_format.value_of(self._read_event(body))
-            told: Awaitable[None] = hooks.on_event_received(self._run_id, command.name, data)
-            return told
+            called: Awaitable[None] = hooks.on_event_received(self._run_id, command.name, data)
+            return called
 
         def watch(hooks: Any) -> Awaitable[None]:
             event = self._read_event(body)
-            told: Awaitable[None] = hooks.watch_arrival(EventReceived(*self._run, event.type, event.extensions))
-            return told
+            called: Awaitable[None] = hooks.watch_arrival(EventReceived(*self._run, event.type, event.extensions))
+            return called
 
         self._after_commit(seq, call)
         if self._caller.watches_arrivals:

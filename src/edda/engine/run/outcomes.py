@@ -1,128 +1,101 @@
-"""What became of the steps of one run, as entries of its history."""
+"""The outcomes of a step, and when it is retried."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
 from edda.core.codec import Codec
-from edda.core.model import MICROSECONDS, EntryKind, StepCommit
-from edda.engine.log import RunLog, tell_error, tell_moment
-from edda.errors import RetryExhaustedError
-from edda.workflow.compensation import UNDO_PREFIX
-from edda.workflow.execution import Command, Execution
+from edda.core.exceptions import MAX_MESSAGE, encode_failure, format_exception
+from edda.core.model import MICROSECONDS, OutboxEvent, RunId, StagedEvent, StepCommit
+from edda.core.retry import RetryPolicy
+from edda.core.value_path import truncate
+from edda.errors import ConfigurationError, RetryExhaustedError
 
-from .activities import ActivityRunner
-from .hooks import RunHooks
-from .host import AppendEntry
-from .outcome_policy import Failure, Outcome, Retry, Success
-from .timers import TimerQueue
-from .writes import RunWriteBuffer
+if TYPE_CHECKING:
+    from edda.workflow.activity import ActivityCall
+    from edda.workflow.execution import Command
 
 
-class StepOutcomes:
-    def __init__(
-        self,
-        draft: RunWriteBuffer,
-        bodies: ActivityRunner,
-        timetable: TimerQueue,
-        herald: RunHooks | None,
-        log: RunLog,
-        deliver: AppendEntry,
-    ) -> None:
-        self._draft = draft
-        self._bodies = bodies
-        self._timetable = timetable
-        self._herald = herald
-        self._log = log
-        self._deliver: AppendEntry | None = deliver
-        self.uncertain: list[Command] = []
-        """Abandoned before they did anything, or given up for good: their bodies may still run, and succeed."""
+Part = StagedEvent | OutboxEvent | StepCommit
 
-    def mark_uncertain(self, command: Command) -> None:
-        self.uncertain.append(command)
 
-    def record(self, execution: Execution, command: Command, outcome: Outcome) -> None:
-        if execution.pending.get(command.id) is not command:
-            if isinstance(outcome, Failure) and self._may_still_succeed(execution, command):
-                self.uncertain.append(command)
-            elif not isinstance(outcome, Retry):  # nobody waits for it any more, but it happened
-                self.uncertain = [one for one in self.uncertain if one is not command]
-                self._record(execution, EntryKind.LATE, command, outcome)
-        elif isinstance(outcome, Retry):
-            self._record(execution, EntryKind.RETRY, command, outcome)
-            if self._draft.transition is None:
-                command.after_entry = execution.length
-                self._timetable.add(self._bodies.schedule_retry(command), command)
-        else:
-            if command.is_uncertain and isinstance(outcome, Failure):
-                self.uncertain.append(command)
-            self._record(execution, EntryKind.STEP, command, outcome)
+class Success(Struct, frozen=True):
+    value: bytes
+    result: Any
+    parts: tuple[Part, ...] = ()
+    """Records that are written with its entry."""
 
-    def record_committed(self, execution: Execution, done: StepCommit, codec: Codec) -> None:
-        """Its effect was committed by somebody who could not record it any more."""
-        command = execution.pending.get(done.step)
-        if command is not None and command.kind is EntryKind.STEP:
-            result = codec.decode(done.value, command.call.returns)
-            command.attempt = done.attempt
-            self._record(execution, EntryKind.STEP, command, Success(done.value, result, (done,)))
-        elif self._deliver is not None:
-            self._draft.attach(done, execution.length + 1)
-            name = done.step.rpartition("/")[2].partition(":")[0]
-            self._deliver(EntryKind.LATE, done.step, name, value=done.value, attempt=done.attempt)
 
-    def _may_still_succeed(self, execution: Execution, command: Command) -> bool:
-        """Whether a failure does not say the last word: another body of the step runs, or one was better before."""
-        if command.undo is None:
-            return False
-        return self._bodies.has_attempt(command.id) or not execution.undoing.awaits_outcome(command)
+class Failure(Struct, frozen=True):
+    value: bytes
+    error: BaseException
 
-    def resolve_uncertain(self, execution: Execution, *, at_last: bool = False) -> None:
-        """What was abandoned before it did anything, and what was given up and did not succeed all the same: there is
-        nothing to undo."""
-        over = [command for command in self.uncertain if at_last or not self._bodies.has_attempt(command.id)]
-        self.uncertain = [command for command in self.uncertain if command not in over]
-        for command in over:
-            if (
-                self._deliver is not None
-                and self._draft.transition is None
-                and execution.undoing.awaits_outcome(command)
-            ):
-                self._deliver(EntryKind.LATE, command.id, command.name, ok=False, input=command.input)
 
-    def _record(self, execution: Execution, kind: EntryKind, command: Command, outcome: Outcome) -> None:
-        seq = execution.length + 1
-        if self._herald is not None:
-            self._herald.step_finished(seq, command, outcome)
-        if self._log.is_verbose or not isinstance(outcome, Success):
-            self._tell(seq, command, outcome)
-        if self._deliver is not None:
-            if isinstance(outcome, Success):
-                for part in outcome.parts:
-                    self._draft.attach(part, execution.length + 1)
-            self._deliver(
-                kind,
-                command.id,
-                command.name,
-                ok=isinstance(outcome, Success),
-                input=b"" if kind is EntryKind.RETRY else command.input,
-                value=outcome.value,
-                attempt=command.attempt,
-            )
+class Retry(Struct, frozen=True):
+    """Another try is due `delay` seconds from now."""
 
-    def _tell(self, seq: int, command: Command, outcome: Outcome) -> None:
-        step = {"step": command.id, "attempt": command.attempt}
-        if isinstance(outcome, Success):
-            self._log.write_at(seq, "step_recorded", **step)
-        elif isinstance(outcome, Retry):
-            due = tell_moment(self._bodies.place.clock.now() + int(outcome.delay * MICROSECONDS))
-            error = tell_error(outcome.error)
-            self._log.write_at(seq, "step_retry", command.input, **step, error=error, delay=outcome.delay, next_try=due)
-        else:
-            is_last = isinstance(outcome.error, RetryExhaustedError)
-            cause = outcome.error.__cause__ or outcome.error if is_last else outcome.error
-            line = "retries_exhausted" if is_last else "step_failed"
-            line = "compensation_failed" if command.id.startswith(UNDO_PREFIX) else line
-            self._log.write_at(seq, line, command.input, **step, error=tell_error(cause))
+    value: bytes
+    error: BaseException
+    delay: float
 
-    def close(self) -> None:
-        """Forget who wanted to know: the two would keep each other in memory."""
-        self._deliver = None
-        self.uncertain.clear()
+
+Outcome = Success | Failure | Retry
+
+
+class Unready(Struct, frozen=True):
+    """No outcome: this process is not configured for the step, and the run waits for one that is."""
+
+    error: ConfigurationError
+
+
+class OutcomePolicy(Struct, frozen=True):
+    """Decides between failure and retry for the steps of one run."""
+
+    run_id: RunId
+    codec: Codec
+    default: RetryPolicy
+    """Of steps without a policy of their own."""
+    now: Callable[[], int]
+
+    def _policy_of(self, command: Command) -> RetryPolicy:
+        call: ActivityCall = command.call
+        return call.retry_policy or self.default
+
+    def delay(self, command: Command, attempt: int) -> float:
+        """Seconds to wait after the failed attempt number `attempt`."""
+        return self._policy_of(command).delay(attempt, f"{self.run_id}/{command.id}")
+
+    def on_error(self, command: Command, attempt: int, error: BaseException) -> Failure | Retry:
+        policy = self._policy_of(command)
+        if not policy.covers(error):
+            return self.failure(error)
+        delay = self.delay(command, attempt)
+        elapsed = (self.now() - command.issued_at) / MICROSECONDS
+        if policy.allows(attempt, elapsed + delay):
+            return Retry(encode_failure(self.codec, error), error, delay)
+        return self._exhaust(command, attempt, error)
+
+    def counts_crashes(self, command: Command) -> bool:
+        """Whether deaths of the process are failed attempts of the step, and there is an end to its attempts."""
+        policy = self._policy_of(command)
+        return policy.count_crashes and policy.max_attempts is not None
+
+    def reject_crashed(self, command: Command, error: BaseException) -> Failure | None:
+        """Whether the attempt before the next one, in which the process died, was the last."""
+        attempt, elapsed = command.attempt - 1, (self.now() - command.issued_at) / MICROSECONDS
+        if self._policy_of(command).allows(attempt, elapsed):
+            return None
+        return self._exhaust(command, attempt, error)
+
+    def _exhaust(self, command: Command, attempt: int, error: BaseException) -> Failure:
+        exhausted = RetryExhaustedError(
+            f"{command.id} failed {attempt} times, the last time with {truncate(format_exception(error), MAX_MESSAGE)}"
+        )
+        exhausted.__cause__ = error
+        return self.failure(exhausted)
+
+    def failure(self, error: BaseException) -> Failure:
+        return Failure(encode_failure(self.codec, error), error)

@@ -1,13 +1,13 @@
 """This machine: its name among the workers, and which of its processes are gone.
 
-A worker that died on the very host that looks need not be waited for, if its death is certain. A process number cannot
-tell: with `hidepid` or systemd's `ProtectProc` the processes of other users are not to be seen, and in another
-container, after a boot, or on a copy of a virtual machine the same number is another process.
+The lease of a worker whose process certainly ended on this host need not lapse first. A process number does not prove
+that: with `hidepid` or systemd's `ProtectProc` the processes of other users are invisible, and in another container,
+after a boot, or on a copy of a virtual machine the same number is another process.
 
 So each worker holds a lock on a file of its own in a folder that does not survive a boot. The kernel frees the lock
-when the process ends, in whatever way. A file that is there and not locked is therefore a process that ended here;
-without the file, or with a lock on it, nothing is certain, and the lease decides. A process in another container, on
-another machine or on a copy of this one has its file elsewhere.
+when the process ends in any way. A file that exists and is not locked is therefore a process that ended here; without
+the file, or with a lock on it, nothing is proven, and the lease decides. A process in another container, on another
+machine or on a copy of this one has its file elsewhere.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
 _MEMORY = Path("/dev") / "shm"
 _PREFIX = "edda-worker-"
-_KEPT = 86_400.0
-"""Seconds for which the file of a dead process is kept: whoever restarts it needs it to see that it is dead."""
+_KEEP_SECONDS = 86_400.0
+"""For the file of a dead process: the process that replaces it reads it to see that it is dead."""
+_CLEANUP_SECONDS = 3_600.0
+"""Between two scans of the folder by one process: a crash loop may leave thousands of files there."""
+_next_cleanup = 0.0
 
 
 @cache
@@ -37,7 +40,7 @@ def host_name() -> str:
     name = socket.gethostname()
     try:
         identity = f"{_BOOT.read_text()}{os.readlink(_NAMESPACE)}"
-    except OSError:  # not Linux: a name of its own for each process, so that none is judged by another
+    except OSError:  # not Linux: a name of its own for each process, so that no process checks another
         identity = f"{os.getpid()}{os.urandom(8).hex()}"
     return f"{name}/{hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()}"
 
@@ -51,39 +54,34 @@ class Presence:
         self._descriptor: int | None = None
 
     def hold(self) -> None:
-        """Before the worker is registered. Where no file can be written its lease alone tells that it lives."""
+        """Before the worker is registered. Where no file can be written, the lease alone shows that it lives."""
         _remove_old(self._folder)
         with suppress(OSError):
             # Locked before it has its name, so that it is never seen without its lock.
             fresh = f"{self._file}.new"
             self._descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            os.fchmod(self._descriptor, 0o644)  # whatever the umask: others have to be able to look
+            os.fchmod(self._descriptor, 0o644)  # independent of the umask: other users' workers have to read it
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(fresh, self._file)
 
     def release(self) -> None:
-        """The worker is gone, and so is its row, or its runs are to wait for nothing."""
+        """The worker has ended: from now on other processes may remove it."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def remove(self) -> None:
-        """Its row is gone, too."""
+        """The worker has ended, and its row is deleted."""
         self.release()
-        with suppress(OSError):  # another user's file in a folder with the sticky bit: it is removed by its owner
+        with suppress(OSError):  # another user's file in a folder with the sticky bit: its owner removes it
             self._file.unlink()
 
 
 def has_ended(worker: WorkerId, pid: int, folder: Path | None = None) -> bool:
-    """Whether a worker that was registered with our own `host_name` is dead for certain."""
-    if pid == os.getpid():  # our own lock would not keep us out, and to close the file here would free it
+    """Whether a worker that was registered with this process's `host_name` has certainly ended."""
+    if pid == os.getpid():  # a process is not locked out by its own lock, and closing the file here would free it
         return False
     return _is_unlocked((folder or _shared_folder()) / f"{_PREFIX}{worker}")
-
-
-def forget(worker: WorkerId) -> None:
-    """After the burial of a worker that has ended."""
-    Presence(worker).remove()
 
 
 def _is_unlocked(file: Path) -> bool:
@@ -101,17 +99,21 @@ def _is_unlocked(file: Path) -> bool:
 
 
 def _remove_old(folder: Path) -> None:
-    """Files of our own processes that died long ago without a worker to bury them."""
+    """Files of this user's processes that died long ago, and that no worker removed."""
+    global _next_cleanup
+    if time.monotonic() < _next_cleanup:
+        return
+    _next_cleanup = time.monotonic() + _CLEANUP_SECONDS
     with suppress(OSError):
         for file in folder.glob(f"{_PREFIX}*"):
             with suppress(OSError):
                 about = file.stat()
-                if about.st_uid == os.getuid() and time.time() - about.st_mtime > _KEPT and _is_unlocked(file):
+                if about.st_uid == os.getuid() and time.time() - about.st_mtime > _KEEP_SECONDS and _is_unlocked(file):
                     file.unlink()
 
 
 @cache
 def _shared_folder() -> Path:
-    """Of all processes of this host, whoever runs them, until the next boot. A service with a folder of its own
-    (`PrivateTmp`, a container) is judged by its lease."""
+    """Of all processes of this host and all its users, until the next boot. For a service with a folder of its own
+    (`PrivateTmp`, a container) the lease decides."""
     return _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())

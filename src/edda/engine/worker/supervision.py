@@ -1,9 +1,8 @@
-"""What happens to a background duty of the engine that ends with an error it does not expect itself.
+"""Background tasks of the engine, and what happens when one ends with an unexpected error.
 
-Every task that the engine starts beside its callers goes through here. A duty that can begin anew is started again
-after a pause that grows with each failure in a row; the log has its first failure with a traceback, later ones in one
-line each, and none more often than the pauses. A duty that holds state which nothing can rebuild gives up its whole
-worker instead, and the engine starts a new one (`Worker.fail`).
+A duty that can be started again is, after a pause that grows with each failure in a row; the log has its first failure
+with a traceback, and one line for each later one. A duty whose state cannot be rebuilt gives up its whole worker
+instead, and the engine starts a new one (`Worker.fail`).
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from edda.engine.tasks import start_task
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 30.0
+MAX_PAUSE = 30.0
 HEALTHY_AFTER = 60.0
 """Seconds that a duty has to run without a failure for the next one to count as the first."""
 
 
 class Failures:
-    """Counts the failures in a row of one part of the engine, and says how long it has to rest after each."""
+    """Counts the failures in a row of one part of the engine, and sets the pause after each."""
 
-    def __init__(self, what: str, longest: float = LONGEST_PAUSE) -> None:
+    def __init__(self, what: str, max_pause: float = MAX_PAUSE) -> None:
         self.what = what
         self.count = 0
-        self._longest = longest
+        self._max_pause = max_pause
         self._failed_at = 0.0
 
     def record(self, error: BaseException, action: str) -> float:
-        """Log the failure; returns the seconds to pause before `action`, which is what is done next."""
+        """Log the failure; returns the seconds to pause before `action`, the next thing that is done."""
         now = time.monotonic()
-        if now - self._failed_at > HEALTHY_AFTER + self._longest:
+        if now - self._failed_at > HEALTHY_AFTER + self._max_pause:
             self.count = 0
         self.count += 1
         self._failed_at = now
-        pause = min(FIRST_PAUSE * 2.0 ** min(self.count - 1, 32), self._longest)
+        pause = min(FIRST_PAUSE * 2.0 ** min(self.count - 1, 32), self._max_pause)
         details = error if self.count == 1 else None
         again = "" if self.count == 1 else f", {self.count} times in a row"
         logger.error(
@@ -56,13 +55,12 @@ class Failures:
 
 
 async def keep(what: str, duty: Callable[[], Awaitable[None]], on_failure: Callable[[], object] | None = None) -> None:
-    """Run a duty to its end, and begin it anew after every unexpected error. `on_failure` is called before the pause,
-    for whatever the duty may have left half done."""
+    """Run a duty to its end, and start it again after unexpected errors. `on_failure` is called before each pause."""
     failures = Failures(what)
     while True:
         try:
             return await duty()
-        except Exception as error:  # any bug or lack of memory: without this duty the process would be alive and idle
+        except Exception as error:  # a bug, or no memory: without this duty the process would be alive and idle
             pause = failures.record(error, "starting it again")
         if on_failure is not None:
             on_failure()
@@ -76,18 +74,17 @@ def start(
     name: str,
     on_failure: Callable[[], object] | None = None,
 ) -> asyncio.Task[None]:
-    """A task that is kept: see `keep`."""
+    """A task that runs `keep`."""
     return start_task(keep(what, duty, on_failure), name=name)
 
 
 def start_once(what: str, work: Callable[[], Awaitable[None]], *, name: str) -> asyncio.Task[None]:
-    """A task whose failure costs nothing but its own work, which is done again when it is next asked for: its failure
-    is logged."""
+    """A task whose failure is only logged: its work is done again when it is next requested."""
 
     async def attempt() -> None:
         try:
             await work()
-        except Exception as error:  # whatever it is: the next call starts the work again
+        except Exception as error:  # a bug, or no memory: the next request starts the work again
             logger.error("%s failed unexpectedly (%s: %s)", what, type(error).__name__, error, exc_info=error)
 
     return start_task(attempt(), name=name)

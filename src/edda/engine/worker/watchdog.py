@@ -1,8 +1,8 @@
-"""Notices from another thread that the event loop of the worker does not turn, and says which code holds it up.
+"""Detects from another thread that the worker's event loop is blocked, and which code blocks it.
 
 A step or a workflow that blocks (`time.sleep`, a long computation, a synchronous client) stops every run of its
-process, and nothing on the loop can say so. The watchdog costs two wake-ups a second; the name of the step is read
-from the stack of the blocked thread, so that steps themselves pay nothing.
+process, and no code on the loop can report it. The watchdog costs two wake-ups a second; it reads the name of the step
+from the stack of the blocked thread, so that steps have no cost.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from edda.engine.run.run import LiveRun
 logger = logging.getLogger(__name__)
 
 TICK = 0.5
-"""Seconds between two signs of life of the loop, and between two looks at them."""
+"""Seconds between two ticks of the loop, and between two checks of them."""
 FIRST_WARNING = 1.0
 GROWTH = 4.0
 """Warnings come after 1, 4, 16, 64, ... seconds of one block."""
 PAUSED_FROM = 2.0
-"""Seconds by which the watchdog itself has to be late before it says that the whole process did not run."""
+"""Seconds by which the watchdog itself has to be late to log that the whole process did not run."""
 
 _LIBRARY = str(Path(__file__).parents[1])
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
 
 class Culprit(NamedTuple):
-    """What the thread of the loop is doing."""
+    """What the loop's thread executes."""
 
     run_id: RunId | None
     description: str
@@ -54,19 +54,19 @@ class Watchdog:
         self._thread = thread
         self._monotonic = monotonic
         self._ticked = monotonic()
-        self._looked = monotonic()
+        self._checked = monotonic()
         self._cpu = time.process_time()
         self._timer: asyncio.TimerHandle | None = None
         self._next_warning = FIRST_WARNING
         self._blocked_from: float | None = None
         self._described = ""
         self._blocked_for = 0.0
-        """Seconds since the loop should have turned, at the last look."""
+        """Seconds since the loop should have ticked, at the last check."""
 
     @property
     def blocked_for(self) -> float:
-        """Seconds since the loop should have turned, without the time that the whole process was stopped. It may have
-        turned since the last look; and before the next look it is not known whether the process was stopped."""
+        """Seconds since the loop should have ticked, without the time that the whole process was stopped. The loop may
+        have ticked since the last check; and until the next check it is unknown whether the process was stopped."""
         return min(self._blocked_for, max(0.0, self._monotonic() - self._ticked - TICK))
 
     def tick(self) -> None:
@@ -78,18 +78,18 @@ class Watchdog:
             self._timer.cancel()
 
     async def run(self) -> None:
-        self._looked = self._monotonic()
+        self._checked = self._monotonic()
         while True:
             await asyncio.sleep(TICK)
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         now, cpu = self._monotonic(), time.process_time()
-        late = now - self._looked - TICK
+        late = now - self._checked - TICK
         if late > PAUSED_FROM:
-            self._tell_paused(late, cpu - self._cpu)
-            self._ticked += late  # the loop could not turn either
-        self._looked, self._cpu = now, cpu
+            self._log_paused(late, cpu - self._cpu)
+            self._ticked += late  # the loop could not tick either
+        self._checked, self._cpu = now, cpu
         self._blocked_for = max(0.0, now - self._ticked - TICK)
         if self._blocked_for >= self._next_warning:
             self._warn()
@@ -113,7 +113,7 @@ class Watchdog:
             self._described,
         )
 
-    def _tell_paused(self, seconds: float, cpu: float) -> None:
+    def _log_paused(self, seconds: float, cpu: float) -> None:
         if cpu > seconds / 2:
             logger.warning(
                 "no thread of this process got the interpreter for %.1f s, though it was computing: a C extension "
@@ -129,7 +129,7 @@ class Watchdog:
             )
 
     def culprit(self) -> Culprit:
-        """What holds up the loop, as far as its stack tells."""
+        """What blocks the loop, by its stack."""
         frame = sys._current_frames().get(self._thread)
         user: FrameType | None = None
         run: tuple[RunId, str] | None = None
@@ -139,7 +139,9 @@ class Watchdog:
             if run is None:
                 run = _run_of(frame)
             frame = frame.f_back
-        where = "code that is not known" if user is None else _place(user)
+        where = "code that is not known"
+        if user is not None:
+            where = f"{user.f_code.co_filename}:{user.f_lineno} in {user.f_code.co_name}"
         if run is None:
             return Culprit(None, f"code outside of any run, at {where}")
         return Culprit(run[0], f"{run[1]}, at {where}")
@@ -152,9 +154,7 @@ class Watchdog:
 def _is_known(frame: FrameType) -> bool:
     """Whether it belongs to this library, to Python's own, or to no file at all."""
     file = frame.f_code.co_filename
-    if file.startswith("<"):
-        return True
-    return file.startswith(_LIBRARY) or (file.startswith(_STANDARD) and "site-packages" not in file)
+    return file.startswith(("<", _LIBRARY)) or (file.startswith(_STANDARD) and "site-packages" not in file)
 
 
 def _run_of(frame: FrameType) -> tuple[RunId, str] | None:
@@ -164,14 +164,10 @@ def _run_of(frame: FrameType) -> tuple[RunId, str] | None:
     actor = frame.f_locals.get("self")
     try:
         if isinstance(actor, Attempt):
-            run_id, workflow, _ = actor.run_key
-            return run_id, f"step {actor.command.id} of run {run_id} ({workflow})"
+            run_id = actor.run.run_id
+            return run_id, f"step {actor.command.id} of run {run_id} ({actor.run.workflow.name})"
         if isinstance(actor, LiveRun):
             return actor.run_id, f"the workflow code of run {actor.run_id} ({actor.workflow.name})"
     except AttributeError:  # the other thread is in its constructor
         pass
     return None
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -1,23 +1,20 @@
-"""One incarnation of a worker: it claims runs, drives them, and takes over from those that died.
+"""One worker: it holds the runs that it drives, and starts, drains and ends with them.
 
-A worker that was taken over is never mended: it forgets everything, and the engine makes a new one.
+A worker that was taken over is not repaired: it drops everything from memory, and the engine starts a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edda.core.codec import Codec
 from edda.core.model import (
     MICROSECONDS,
-    Claim,
     ClaimedRun,
     End,
     EndWatcher,
@@ -29,207 +26,214 @@ from edda.core.model import (
     StoredEvent,
     Suspend,
     WorkerInfo,
-    WorkerStatus,
 )
-from edda.core.retry import RetryPolicy
-from edda.engine.clock import Clock
-from edda.engine.events.match_paths import MatchPathCache
-from edda.engine.hooks import HookCaller
 from edda.engine.journal import JournalWriter, RunWriter
+from edda.engine.log import ParkingLog
 from edda.engine.log import runs as run_logger
 from edda.engine.log import write as log_line
-from edda.engine.parking_log import ParkingLog
-from edda.engine.run.backlog import PAGE_SIZE
-from edda.engine.run.concurrency import ConcurrencyLimiter
-from edda.engine.run.cursors import EventCursors
-from edda.engine.run.outcome_policy import ActivityThreads
 from edda.engine.run.run import LiveRun
-from edda.engine.settings import Settings
-from edda.engine.tasks import Backoff, ClaimRecheck, Drops, Outage, cancel_and_wait
-from edda.errors import (
-    InstanceNotFoundError,
-    LeaseLostError,
-    MigrationError,
-    StorageConflictError,
-    StorageUnavailableError,
-)
-from edda.storage.ports import Storage, Transactions
+from edda.engine.run.waits import PAGE_SIZE, EventCursors
+from edda.engine.tasks import RETRYABLE_ERRORS, Outage, cancel_and_wait, retry_transient, start_task
+from edda.errors import InstanceNotFoundError, LeaseLostError
 from edda.workflow.client import Client
 from edda.workflow.execution import Command
 from edda.workflow.workflow import Workflow
 
 from . import host, supervision
+from .claims import ClaimLoop
 from .heartbeat import Heartbeat
-from .pruner import Pruner
-from .suspects import SuspectTurns
-from .unclaimed import UnclaimedRuns
+from .maintenance import Pruner, TakeOver
 
 if TYPE_CHECKING:
-    from edda.storage.sqlalchemy_sessions import Sessions
+    from edda.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_OWNERSHIP = "edda-ownership"
-_CLOCK = "edda-clock"
-RETRYABLE_ERRORS = (StorageUnavailableError, StorageConflictError)
+
+class InboxPoller:
+    """Reads the inboxes of the worker's live runs: after a notification, every poll, and when a run asks for it."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.task: asyncio.Task[None] | None = None
+        """Reads the inboxes of the runs that asked for it."""
+        self._worker = worker
+        self._storage = worker.services.storage
+        self._is_reading = False
+        self._requests: set[LiveRun] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._is_reading and self.task is None
+
+    async def run(self) -> None:
+        """Wait for notifications of other processes; after each, and every `poll` seconds, read and wake the worker."""
+        worker, services = self._worker, self._worker.services
+        while not worker.draining:
+            try:
+                await self._storage.wait_for_notification(services.settings.poll)
+                self._is_reading = True
+                if worker.live:
+                    await self.read()
+            except RETRYABLE_ERRORS as error:
+                logger.debug("waiting for notifications failed (%s), trying again", error)
+                await services.clock.sleep(services.settings.poll)
+            self._is_reading = False
+            worker.notified()
+
+    def request(self, run: LiveRun) -> None:
+        """Read the inboxes now, then call the run's `inbox_checked`."""
+        self._requests.add(run)
+        if self.task is None:
+            self.task = supervision.start("reading inboxes", self._read_requested, name="edda-inbox")
+
+    async def _read_requested(self) -> None:
+        while self._requests:
+            runs, self._requests = self._requests, set()
+            try:
+                await retry_transient(self.read, "reading inboxes", self._worker.outage)
+            except BaseException:  # the supervision calls this method again if it is an error: these runs wait for it
+                self._requests |= runs
+                raise
+            for run in runs:
+                run.inbox_checked()
+        self.task = None
+
+    async def read(self) -> None:
+        for item in await self._storage.read_inboxes(self._worker.worker_id):
+            run = self._worker.live.get(item.run_id)
+            if run is not None:
+                run.read_inbox_item(item)
 
 
 class Worker:
-    def __init__(
-        self,
-        info: WorkerInfo,
-        storage: Storage,
-        *,
-        client: Client,
-        clock: Clock,
-        codec: Codec,
-        threads: ActivityThreads,
-        slots: ConcurrencyLimiter,
-        hooks: HookCaller | None,
-        settings: Settings,
-        retry_policy: RetryPolicy,
-        book: MatchPathCache,
-        find: Callable[[str], Workflow[Any, Any]],
-        names: Callable[[], Sequence[str]],
-        on_end: Callable[[RunId, End], None],
-        on_lost: Callable[[Worker], None],
-        on_dispatch: Callable[[], None],
-        on_outgoing: Callable[[], None],
-        on_news: Callable[[], None],
-        find_sessions: Callable[[], Sessions],
-    ) -> None:
+    def __init__(self, info: WorkerInfo, engine: Engine) -> None:
+        services = engine.services
         self.info = info
         self.worker_id = info.id
-        self.transactions: Transactions = storage
+        self.services = services
+        self.client: Client = engine.client
         self.loop = asyncio.get_running_loop()
-        self.client = client
-        self.clock = clock
-        self.codec = codec
-        self.threads = threads
-        self.slots = slots
-        self.hooks = hooks
-        self.settings = settings
-        self.retry_policy = retry_policy
-        self.match_paths = book
         self.live: dict[RunId, LiveRun] = {}
         self.draining = False
+        self.failure: BaseException | None = None
+        """Why this worker gave up, unless it was taken over."""
+        self.resting: set[RunId] = set()
+        """Runs that failed in the engine and are still owned, so that no worker claims them again at once."""
         self.outage = Outage(info.id)
         self.parking_log = ParkingLog()
-        self.journal = JournalWriter(
-            storage,
-            Fence(info.id, 0, 0),
-            owns=self._owns,
-            owned_sources=self._sources,
-            lost=self._run_lost,
-            outage=self.outage,
-        )
-        self._storage = storage
-        self._find = find
-        self._names = names
-        self._on_end = on_end
-        self._on_lost = on_lost
-        self._on_staged = on_dispatch
-        self._on_outbox = on_outgoing
-        self._on_notification = on_news
-        self._find_sessions = find_sessions
-        self._claims = 0
-        """The number of the last claim that was answered."""
-        self._claim_recheck = ClaimRecheck(settings.poll, settings.orphan_sweep)
-        self._unknown_claims = Drops()
-        self._woken = asyncio.Event()
+        self.journal = JournalWriter(services.storage, Fence(info.id, 0, 0), self)
+        self.heartbeat = Heartbeat(services.storage, info.id, services.settings, self)
+        self.claims = ClaimLoop(self)
+        self.inbox = InboxPoller(self)
+        self.takeover = TakeOver(self)
+        self.engine = engine
+        self._storage = services.storage
+        self._has_held_steps = False
+        """`may_start_steps` was False for some run since the last heartbeat that advanced all runs."""
         self._emptied = asyncio.Event()
-        self._skip_due_check = False
-        self._planned_wake = 0
-        self._is_claiming = True
-        """For something to claim; it begins with that."""
-        self._is_reading_inbox = False
-        self._lease_was_safe = True
-        self._telling: asyncio.Task[None] | None = None
-        self._inbox_requests: set[LiveRun] = set()
-        self._fetching: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self.failure: BaseException | None = None
-        """What made this incarnation give up, unless it was taken over."""
         self._failures: dict[RunId, supervision.Failures] = {}
-        """Of runs that this worker could not drive."""
-        self._resting: set[RunId] = set()
-        """Of these, the ones that are still owned, so that no worker tries them again at once."""
-        self._worker_lock = host.Presence(info.id)
+        """Of runs that failed in the engine."""
         self._awaiting: Counter[RunId] = Counter()
-        """Runs with activities that wait for other runs, and how many of them do."""
-        self._suspects = SuspectTurns(settings)
-        self._unclaimed = UnclaimedRuns(storage, info.id)
-        self.heartbeat = Heartbeat(storage, info.id, settings, self)
+        """Runs with activities that wait for other runs, and the number of these activities."""
+        self._worker_lock = host.Presence(info.id)
 
-    # Life
+    # Start and end
 
     async def start(self) -> None:
+        services = self.services
         self._worker_lock.hold()
         sent = time.monotonic()
-        now = await self._storage.register(self.info, int(self.settings.lease * MICROSECONDS))
-        self.clock.observe(now, sent, time.monotonic())
+        now = await self._storage.register(self.info, int(services.settings.lease * MICROSECONDS))
+        received = time.monotonic()
+        services.clock.observe(now, sent, received)
+        self.heartbeat.see_clock(now, sent, received)  # a clock that is set before the first heartbeat is noticed
         if await self._storage.is_ahead():
-            await self._mend_times()
-        await self._storage.wake_parked(self._names())
-        # Before the first claim: which runs died with the process before this one decides what is claimed first.
+            await self.takeover.correct_times()
+        await self._storage.wake_parked(services.registry.names())
+        # Before the first claim: the deaths of the runs of an earlier process decide which runs are claimed first.
         try:
-            await self._remove_dead_local_workers(await self._storage.registered_workers())
-        except Exception as error:  # an answer that is missing, or a defect: the sweep looks again, and reports it
+            await self.takeover.remove_dead_local_workers(await self._storage.registered_workers())
+        except Exception as error:  # no answer, or a defect: the sweep tries it again, and reports it
             what = f"{type(error).__name__}: {error}"
-            logger.warning("worker %s could not look for dead workers (%s); the sweep does", self.info.id, what)
-        await self.match_paths.load_last_event()
+            logger.warning("worker %s could not check for dead workers (%s), the sweep tries again", self.info.id, what)
+        await services.match_paths.load_last_event()
         self.heartbeat.start()
-        duties = (self._journal_loop, self._claim_loop, self._take_over_loop, self._notification_loop, self._prune_loop)
-        self._tasks += [self._start_duty(duty) for duty in duties]
+        journal = start_task(self.journal.run(), name="edda-journal")
+        journal.add_done_callback(self._journal_ended)
+        duties = {
+            "claims": self.claims.run,
+            "take-over": self.takeover.run,
+            "inbox": self.inbox.run,
+            "pruning": Pruner(self._storage, services.clock, services.settings).run,
+        }
+        self._tasks.append(journal)
+        for name, duty in duties.items():
+            what = f"{name} of worker {self.info.id}"
+            # A duty that failed in the middle of a claim may have left runs that this worker owns and does not drive.
+            self._tasks.append(supervision.start(what, duty, name=f"edda-{name}", on_failure=self.claims.recheck))
 
-    def _start_duty(self, duty: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        name = getattr(duty, "__name__", "duty").strip("_")
-        # Whatever a failed duty had claimed or asked for may be ours without our driving it.
-        return supervision.start(
-            f"{name} of worker {self.info.id}", duty, name=f"edda-{name}", on_failure=self._claim_recheck.start
-        )
+    def _journal_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, LeaseLostError):
+            logger.warning("%s", error)
+            self.lost()
+        elif isinstance(error, Exception):  # its batch is lost: a second writer would leave these records out
+            self.fail(error)
+
+    def lost(self) -> None:
+        """The worker was taken over, or cannot go on."""
+        self.engine.worker_lost(self)
 
     def fail(self, error: BaseException) -> None:
-        """Give up this incarnation: a part of it is lost that nothing can rebuild."""
+        """Give up this worker: a part of it is lost that cannot be rebuilt."""
         self.failure = self.failure or error
-        self._on_lost(self)
+        self.lost()
 
     async def drain(self, grace: float) -> None:
-        """Claim nothing more, let bodies finish within the grace, hand everything back."""
+        """Claim nothing more, let attempts finish within the grace, hand all runs back."""
         self.draining = True
         for run in list(self.live.values()):
             run.drain()
-        try:
-            async with asyncio.timeout(grace):
-                await self._until_empty()
-        except TimeoutError:
-            for run in list(self.live.values()):
-                run.abandon_attempts()
-            await self._hand_back_all()
-
-    async def _hand_back_all(self) -> None:
-        try:
-            async with asyncio.timeout(self.settings.call_timeout):
-                await self._until_empty()
-        except TimeoutError:
+        if await self._is_empty_within(grace):
+            return
+        for run in list(self.live.values()):
+            run.abandon_attempts()
+        timeout = self.services.settings.call_timeout
+        if not await self._is_empty_within(timeout):
             logger.warning(
-                "worker %s: %d runs could not be handed back within %g s, the database does not answer; other workers "
-                "take them over when its lease has lapsed",
+                "worker %s: %d %s could not be handed back within %g s, the database does not answer; other workers "
+                "take over when its lease has lapsed",
                 self.info.id,
                 len(self.live),
-                self.settings.call_timeout,
+                "run" if len(self.live) == 1 else "runs",
+                timeout,
             )
             self.kill()
 
+    async def _is_empty_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                while self.live:
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def retire(self) -> None:
-        await self._stop_tasks()
+        others = [task for task in (self.inbox.task, *self._background_tasks) if task is not None]
+        await cancel_and_wait(*self._tasks)
+        if others:
+            await asyncio.wait(others, timeout=self.services.settings.call_timeout)
+            await cancel_and_wait(*others)
         self.parking_log.summarize(all=True)
         await self.heartbeat.stop()
         try:
-            async with asyncio.timeout(self.settings.call_timeout):
+            async with asyncio.timeout(self.services.settings.call_timeout):
                 await self._storage.remove_worker(self.info.id)
                 await self._storage.notify()
             self._worker_lock.remove()
@@ -238,8 +242,8 @@ class Worker:
             logger.warning("worker %s could not sign off (%r); its lease will lapse", self.info.id, error)
 
     async def abandon(self) -> None:
-        """Taken over, or failed: nothing of this incarnation may have an effect any more. What it still owns is ready
-        for others at once, instead of after its lease."""
+        """After a take-over or a failure: stop without further effects. The runs that it still owns are released at
+        once, so that other workers need not wait for the end of its lease."""
         self.kill()
         await cancel_and_wait(*self._tasks)
         try:
@@ -255,57 +259,58 @@ class Worker:
         """Stop at once and write nothing, as a dying process would."""
         self.draining = True
         self.heartbeat.kill()
-        for task in (*self._tasks, *self._background_tasks, *([self._fetching] if self._fetching else ())):
+        for task in (*self._tasks, *self._background_tasks, *([self.inbox.task] if self.inbox.task else ())):
             task.cancel()
         for run in list(self.live.values()):
             try:
                 run.abandon()
-            except Exception as error:  # of one run: the others have to be let go all the same
-                logger.error("letting go of run %s failed: %r", run.run_id, error, exc_info=error)
+            except Exception as error:  # of one run: the others have to be dropped all the same
+                logger.error("dropping run %s failed: %r", run.run_id, error, exc_info=error)
         self.live.clear()
         self._worker_lock.release()
         self._emptied.set()
 
-    async def _stop_tasks(self) -> None:
-        beside = [task for task in (self._telling, self._fetching, *self._background_tasks) if task is not None]
-        await cancel_and_wait(*self._tasks)
-        if beside:
-            await asyncio.wait(beside, timeout=self.settings.call_timeout)
-            await cancel_and_wait(*beside)
-
-    async def _until_empty(self) -> None:
-        while self.live:
-            self._emptied.clear()
-            await self._emptied.wait()
+    def _run_in_background(
+        self, name: str, what: str, work: Callable[[], Awaitable[None]], *, once: bool = False
+    ) -> None:
+        """`once`: not beside a task of the same name."""
+        if once and any(task.get_name() == name for task in self._background_tasks):
+            return
+        task = supervision.start(what, work, name=name)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
     @property
     def is_idle(self) -> bool:
         """Nothing is under way in this process that could change anything by itself."""
         at_rest = all(run.is_idle for run in self.live.values())
-        looks = self._is_claiming or self._is_reading_inbox or self._woken.is_set()
-        busy = looks or self._fetching is not None or self._background_tasks
-        return at_rest and self.journal.is_idle and not busy
+        parts_at_rest = self.claims.is_idle and self.inbox.is_idle and self.journal.is_idle
+        return at_rest and parts_at_rest and not self._background_tasks
 
     def due_times(self) -> list[int]:
         """When the runs that stay in memory go on."""
         return [run.alarm_at for run in self.live.values() if run.alarm_at is not None]
 
-    @property
-    def has_capacity(self) -> bool:
-        return not self.draining and not self._suspects.is_holding and self._room > 0
+    # Capacity
 
     @property
-    def _room(self) -> int:
-        """Runs that may still come into memory. A run whose activity waits for another run has given its place away:
-        the run it waits for may be one that could not be claimed without it."""
-        room = self.settings.capacity - len(self.live)
+    def has_capacity(self) -> bool:
+        if self.draining or self.claims.suspects.holding_since is not None:
+            return False
+        return len(self.live) < self.services.settings.capacity or self.room > 0
+
+    @property
+    def room(self) -> int:
+        """Runs that may still come into memory. A run whose activity waits for another run does not count: the other
+        run may be one that could not be claimed otherwise."""
+        room = self.services.settings.capacity - len(self.live)
         return room + len(self._awaiting.keys() & self.live.keys()) if self._awaiting else room
 
     @contextmanager
     def awaiting(self, run_id: RunId) -> Iterator[None]:
         """While an activity of this run waits for another run."""
         self._awaiting[run_id] += 1
-        if len(self.live) >= self.settings.capacity:
+        if len(self.live) >= self.services.settings.capacity:
             self.wake()
         try:
             yield
@@ -314,216 +319,110 @@ class Worker:
             if not self._awaiting[run_id]:
                 del self._awaiting[run_id]
 
-    # Runs
+    # Runs come into memory
 
-    def begin(self, start: Start) -> LiveRun:
-        """Start a run that is ours from its first record on."""
+    def begin(self, start: Start, workflow: Workflow[Any, Any]) -> LiveRun:
+        """Start a run that is this worker's own from its first record on."""
         claimed = ClaimedRun(
             start.run_id,
             start.workflow,
-            gen=0,
+            generation=0,
             epoch=1,
             input=start.input,
             created_at=start.created_at,
             deadline=start.deadline,
-            absorbed=0,
+            inbox_read=0,
             attempts=0,
             entries=(),
-            mail=(),
-            start_seq=self.match_paths.last_event,
+            inbox=(),
+            event_cursor=self.services.match_paths.last_event,
         )
-        run = LiveRun(self, self._find(start.workflow), claimed, start)
+        run = LiveRun(self, workflow, claimed, start)
         self.journal.enqueue(run)
-        self._schedule_run(run)
-        return run
-
-    def wake(self, sure: bool = False) -> None:
-        """There may be something to claim, or surely is: then it need not be looked for first."""
-        self._skip_due_check = self._skip_due_check or sure
-        self._woken.set()
-
-    def _add_claimed_run(self, claimed: ClaimedRun) -> None:
-        old = self.live.pop(claimed.run_id, None)
-        if old is not None:  # stolen from us and claimed again before we noticed
-            old.abandon()
-        if run_logger.isEnabledFor(logging.DEBUG):
-            told = {"run": claimed.run_id, "workflow": claimed.workflow, "worker": self.info.id}
-            log_line("run_claimed", **told, entries=len(claimed.entries))
-        self._schedule_run(LiveRun(self, self._find(claimed.workflow), claimed))
-
-    def _schedule_run(self, run: LiveRun) -> None:
         self.live[run.run_id] = run
         self.loop.call_soon(run.begin)
-
-    @property
-    def sessions(self) -> Sessions:
-        return self._find_sessions()
-
-    @property
-    def may_start_steps(self) -> bool:
-        self._lease_was_safe = self.heartbeat.lease_is_safe and not self.heartbeat.has_handed_over
-        return self._lease_was_safe
-
-    def run_ended(self, run: LiveRun, end: End) -> None:
-        self._failures.pop(run.run_id, None)
-        self._remove(run)
-        self._unknown_claims.discard(run.run_id)
-        self._on_end(run.run_id, end)
-
-    def run_unstored(self, run: LiveRun) -> None:
-        self._remove(run)
+        return run
 
     def withdraw(self, run: LiveRun) -> bool:
-        """Forget a run that was begun here, if the journal has not taken its rows; False if they may be stored."""
-        if run.is_start_taken:
+        """Drop a run that was started here, if the journal has not taken its rows; False if they may be stored."""
+        if run.writes.is_start_taken:
             return False
         run.abandon()
         self._remove(run)
         return True
 
-    def run_suspended(self, run: LiveRun, release: Suspend, early: bool) -> None:
+    def wake(self, sure: bool = False) -> None:
+        """There may be a run to claim. `sure`: there is one."""
+        self.claims.wake(sure)
+
+    def add_claimed_run(self, claimed: ClaimedRun) -> None:
+        old = self.live.pop(claimed.run_id, None)
+        if old is not None:  # taken from this worker, and claimed again before it noticed
+            old.abandon()
+        if run_logger.isEnabledFor(logging.DEBUG):
+            log_line(
+                "run_claimed",
+                run=claimed.run_id,
+                workflow=claimed.workflow,
+                worker=self.info.id,
+                entries=len(claimed.entries),
+            )
+        self._add(LiveRun(self, self.services.registry.find(claimed.workflow), claimed))
+
+    def _add(self, run: LiveRun) -> None:
+        self.live[run.run_id] = run
+        self.loop.call_soon(run.begin)
+
+    # What the runs report
+
+    @property
+    def may_start_steps(self) -> bool:
+        may_start = self.heartbeat.lease_is_safe and not self.heartbeat.has_handed_over
+        if not may_start:
+            self._has_held_steps = True
+        return may_start
+
+    def run_ended(self, run: LiveRun, end: End) -> None:
         self._failures.pop(run.run_id, None)
         self._remove(run)
-        due = release.ready_at
+        self.claims.dropped.pop(run.run_id, None)
+        self.engine.client.run_ended(run.run_id, end)
+
+    def run_unstored(self, run: LiveRun) -> None:
+        self._remove(run)
+
+    def run_suspended(self, run: LiveRun, transition: Suspend, early: bool) -> None:
+        self._failures.pop(run.run_id, None)
+        self._remove(run)
+        due = transition.ready_at
         if self.draining:
-            self._notify_other_processes()
-        elif early or (due is not None and due < self._planned_wake):
+            self.engine.notify_other_processes()
+        elif early or (due is not None and due < self.claims.next_claim):
             self.wake(sure=early)
 
-    def run_progressed(self, run: LiveRun) -> None:
-        self._run_errand("edda-deaths", "clearing deaths", lambda: self._clear_deaths(run.run_id, run.epoch))
-
-    async def _clear_deaths(self, run_id: RunId, epoch: int) -> None:
-        await self._retry_forever("clearing deaths", lambda: self._storage.clear_deaths(run_id, epoch))
-        # Not before: a suspect of the next turn may end the process at once.
-        self._leave_turn(run_id)
-
-    def _leave_turn(self, run_id: RunId) -> None:
-        turns = self._suspects
-        if turns.leave(run_id) or (turns.is_waiting and not turns.must_wait_for(self.live)):
-            self.wake()
-
-    def run_recurred(self, run: LiveRun, following: ClaimedRun) -> None:
+    def run_recurred(self, run: LiveRun, next_generation: ClaimedRun) -> None:
         if self.live.get(run.run_id) is run:
-            self._schedule_run(LiveRun(self, run.workflow, following, is_new=True))
+            self._add(LiveRun(self, run.workflow, next_generation, is_new=True))
             if self.draining:
                 self.live[run.run_id].drain()
 
-    def on_written(self, bundle: RunWrite) -> None:
-        if bundle.dispatches:
-            self._on_staged()
-        if bundle.outgoing:
-            self._on_outbox()
-        here = {letter.run_id for letter in bundle.letters if letter.run_id in self.live}
-        for run_id in here:
-            self.request_inbox(self.live[run_id])
-        if bundle.children or any(letter.run_id not in here for letter in bundle.letters):
-            self.wake(sure=True)
-            self._notify_other_processes()
+    def run_progressed(self, run: LiveRun) -> None:
+        self._run_in_background("edda-deaths", "clearing deaths", lambda: self._clear_deaths(run))
 
-    def on_step_committed(self, *, dispatches: bool, outgoing: bool, starts: bool) -> None:
-        if dispatches:
-            self._on_staged()
-        if outgoing:
-            self._on_outbox()
-        if starts:
-            self.wake(sure=True)
-            self._notify_other_processes()
-
-    def _notify_other_processes(self) -> None:
-        """What is handed back must not wait for the others' next look; one call speaks for many runs."""
-        if self._telling is None or self._telling.done():
-            self._telling = supervision.start_once("announcing runs", self._announce, name="edda-announce")
-
-    async def _announce(self) -> None:
-        with suppress(*RETRYABLE_ERRORS):  # only a hint: other workers look by themselves every `poll` seconds
-            await self._storage.notify()
-
-    def _remove(self, run: LiveRun) -> None:
-        if self.live.get(run.run_id) is run:
-            del self.live[run.run_id]
-        self.journal.unquarantine(run.run_id)
-        self._leave_turn(run.run_id)
-        if self._room == 1:
-            self.wake()
-        if not self.live:
-            self._emptied.set()
-
-    def _owns(self, run_id: RunId, epoch: int) -> bool:
-        run = self.live.get(run_id)
-        return run is not None and run.epoch == epoch
-
-    def _sources(self) -> Sequence[RunWriter]:
-        return list(self.live.values())
-
-    def _run_lost(self, source: RunWriter, why: str) -> None:
-        run = self.live.get(source.run_id)
-        if run is source:
-            logger.warning("run %s: %s; this worker drops it, and it goes on from its history", run.run_id, why)
-            run.abandon()
-            self._remove(run)
-            self._unknown_claims.add(run.run_id)
-            self._claim_recheck.start()  # it may be ours in the database all the same
-            self.wake()
-
-    # What the heartbeat tells
-
-    def on_heartbeat(self, database_now: int, sent: float, received: float) -> None:
-        self.clock.observe(database_now, sent, received)
-        self.outage.end(sent)
-        if not self._lease_was_safe and self.may_start_steps:
-            for run in list(self.live.values()):
-                run.advance()
-
-    def on_heartbeat_failed(self, error: Exception) -> None:
-        self.outage.begin(error)
-
-    def on_taken_over(self) -> None:
-        self._on_lost(self)
-
-    def clock_jumped(self) -> None:
-        if not any(task.get_name() == _CLOCK for task in self._background_tasks):
-            self._run_errand(_CLOCK, "mending times", self._mend_times)
-
-    async def _mend_times(self) -> None:
-        """Times that were stored before the database's clock was set back lie in the future now."""
-        lease = int(self.settings.lease * MICROSECONDS)
-        mended = await self._retry_forever("mending times", lambda: self._storage.mend_times(lease))
-        if mended:
-            logger.warning("the database's clock was set back: %d runs that were ready are made ready again", mended)
-        self._on_notification()
-        self.wake()
-        self._notify_other_processes()
-
-    def runs_handed_over(self) -> None:
-        """While the loop was blocked, the heartbeat gave our other runs away: look which ones are still ours."""
-        if not any(task.get_name() == _OWNERSHIP for task in self._background_tasks):
-            self._run_errand(_OWNERSHIP, "looking which runs are left", self._drop_handed_over)
-
-    async def _drop_handed_over(self) -> None:
-        self.heartbeat.has_handed_over = False  # before the look: what is handed over from now on is looked at again
-        known = [run for run in self.live.values() if run.is_stored]
-        self.journal.ownership_checks += 1
-        owned = await self._retry_forever("reading which runs are ours", lambda: self._storage.owned_runs(self.info.id))
-        for run in known:
-            if owned.get(run.run_id) != run.epoch:
-                self._run_lost(run, "it was handed over while the event loop was blocked")
-        self._claim_recheck.start()  # a claim that was under way when the loop was blocked
-        self.wake()
-        for run in list(self.live.values()):
-            run.advance()
-
-    # What the runs tell
+    async def _clear_deaths(self, run: LiveRun) -> None:
+        await self._retry("clearing deaths", lambda: self._storage.clear_deaths(run.run_id, run.epoch))
+        # Not before: a suspect of the next turn may end the process at once.
+        self.claims.leave_turn(run.run_id)
 
     def run_failed(self, run: LiveRun, error: Exception) -> None:
-        """An error of the engine, or no memory, while this run was moved. What is in memory of it is forgotten; after
-        a rest that grows with each failure in a row the run is given back, and goes on from its history."""
+        """An error of the engine, or no memory. The run is dropped from memory; after a pause that grows with each
+        failure in a row it is released, and goes on from its history."""
         if self.live.get(run.run_id) is not run:
             return
         run_id = run.run_id
         failures = self._failures.setdefault(run_id, supervision.Failures(f"driving run {run_id}"))
         pause = failures.record(error, "giving it back")
-        self._resting.add(run_id)
+        self.resting.add(run_id)
         try:
             run.abandon()
         finally:
@@ -531,207 +430,62 @@ class Worker:
             self.loop.call_later(pause, self._end_rest, run_id)
 
     def _end_rest(self, run_id: RunId) -> None:
-        self._resting.discard(run_id)
-        self._claim_recheck.start()
+        self.resting.discard(run_id)
+        self.claims.recheck()
         self.wake()
 
-    # Duties
-
-    async def _journal_loop(self) -> None:
-        try:
-            await self.journal.run()
-        except LeaseLostError as error:
-            logger.warning("%s", error)
-            self._on_lost(self)
-        except Exception as error:  # the batch in hand is lost with it: a second writer would leave records out
-            self.fail(error)
-
-    async def _claim_loop(self) -> None:
-        backoff, doubt = Backoff(), self._claim_recheck
-        while not self.draining:
-            self._woken.clear()
-            try:
-                if doubt.is_due:
-                    await self._release_unknown_claims()
-                    doubt.checked()
-                pause = await self._claim_ready()
-                backoff = Backoff()
-            except LeaseLostError as error:
-                logger.warning("%s", error)
-                self._on_lost(self)
-                return
-            except RETRYABLE_ERRORS as error:
-                if backoff.warn(logger, "claiming failed: %s", error):
-                    self.outage.begin(error)
-                doubt.start()
-                await backoff.pause()
-                continue
-            await self._wait_for_work(pause)
-
-    async def _release_unknown_claims(self) -> None:
-        """A claim whose answer was lost may have given us runs that we do not know of: nobody would drive them. Only
-        who claims can tell, between two claims: else it could be one that is just coming in."""
-        owned = await self._storage.owned_runs(self.info.id)
-        for run_id in owned.keys() - self.live.keys() - self._resting:
-            if self._unknown_claims.may_return(run_id):
-                level = logging.DEBUG if run_id in self._unknown_claims else logging.WARNING
-                logger.log(level, "run %s belongs to worker %s, which does not drive it; freed", run_id, self.info.id)
-                await self._storage.release_run(run_id)
-
-    async def _claim_ready(self) -> float:
-        """Claim all there is room for; returns the seconds until the next run is due."""
-        names = self._names()
-        rest = await self._run_suspects(names) if names else None
-        if rest is not None:
-            return min(rest, self.settings.poll)
-        while names and self.has_capacity and not self.journal.is_overloaded:
-            if not self._skip_due_check:
-                due = await self._storage.next_due(names)
-                if due != 0:
-                    return self.settings.poll if due is None else min(due / MICROSECONDS, self.settings.poll)
-            self._skip_due_check = False
-            await self._claim_batch(names)
-        return self.settings.poll
-
-    async def _claim_batch(self, names: Sequence[str]) -> None:
-        room = min(self._room, self.settings.claim_batch)
-        await self._adopt_claimed(lambda seen: self._storage.claim(self.info.id, names, room, seen))
-
-    async def _adopt_claimed(self, claim_runs: Callable[[int], Awaitable[Claim]]) -> Sequence[ClaimedRun]:
-        """Claim, given the number of the last claim, and drive what it brought. Claims go one after another."""
-        before, sent = self.journal.ownership_checks, time.monotonic()
-        claim = await claim_runs(self._claims)
-        self.clock.observe(claim.now, sent, time.monotonic())
-        if claim.number is None:
-            raise LeaseLostError(f"worker {self.info.id} was taken over, or the database lost a claim; starting anew")
-        self._claims = claim.number
-        self.journal.claimed(claim.number)
-        ours = await self._recheck_ownership(claim.runs, before) if claim.runs else ()
-        for run in ours:
-            if not self.draining:
-                self._add_claimed_run(run)
-        return ours
-
-    async def _run_suspects(self, names: Sequence[str]) -> float | None:
-        """Give suspects their turn. Returns the seconds for which nothing else is to be claimed; None if there is no
-        turn."""
-        turns = self._suspects
-        if turns.is_open:
-            if turns.left > 0:
-                return turns.left
-            logger.info("worker %s lets other runs in beside a suspect that goes on", self.info.id)
-            turns.close()
-        if turns.is_marked:
-            if self.live:
-                await self._storage.keep_company(self.info.id)
-            turns.is_marked = False
-        if not turns.are_due or turns.is_time_of_others:
-            return None
-        if turns.has_held_long and await self._storage.next_due(names) == 0:
-            turns.give_way()
-            return None
-        if self.live:
-            # Known before anything is held back: most databases have no suspect most of the time.
-            if not await self._storage.has_suspects(names):
-                turns.found_none()
-                return None
-            if turns.must_wait_for(self.live) and (rest := turns.wait()) > 0:
-                return rest
-        return await self._claim_suspects(names)
-
-    async def _claim_suspects(self, names: Sequence[str]) -> float | None:
-        turns = self._suspects
-        alone = not self.live and not turns.has_found_killer
-        runs = await self._claim_suspect_group(names, alone)
-        if not runs:
-            turns.found_none()
-            return None
-        while turns.has_found_killer and self._room > 0 and (more := await self._claim_suspect_group(names, False)):
-            runs = [*runs, *more]
-        if alone and len(self.live) > len(runs):  # a run was begun here while the claim was under way
-            await self._storage.keep_company(self.info.id)
-        turns.open(runs, self.live)
-        company = "alone" if len(runs) == 1 else f"with {len(runs) - 1} other such runs"
-        if beside := len(self.live) - len(runs):
-            company = f"{company} beside {beside} runs that stayed in memory"
-        for run in runs:
-            told = {"run": run.run_id, "workflow": run.workflow, "worker": self.info.id}
-            log_line("run_suspect", **told, deaths=run.crashes.deaths, company=company)
-        return turns.left
-
-    async def _claim_suspect_group(self, names: Sequence[str], alone: bool) -> Sequence[ClaimedRun]:
-        few = max(1, min(self._room, self.settings.claim_batch))
-        return await self._adopt_claimed(
-            lambda seen: self._storage.claim_suspects(self.info.id, names, few, alone, seen)
+    def on_written(self, write: RunWrite) -> None:
+        here = {signal.run_id for signal in write.signals if signal.run_id in self.live}
+        for run_id in here:
+            self.inbox.request(self.live[run_id])
+        self.on_step_committed(
+            staged=bool(write.staged_events),
+            outbox=bool(write.outbox_events),
+            starts=bool(write.children) or any(signal.run_id not in here for signal in write.signals),
         )
 
-    async def _recheck_ownership(self, runs: Sequence[ClaimedRun], before: int) -> Sequence[ClaimedRun]:
-        """A run stolen between its claim and now would be driven by two: if ownership was looked at
-        meanwhile, the look may have missed it, so look again until it stands still."""
-        while before != self.journal.ownership_checks:
-            before = self.journal.ownership_checks
-            owned = await self._storage.owned_runs(self.info.id)
-            runs = [run for run in runs if owned.get(run.run_id) == run.epoch]
-        return runs
+    def on_step_committed(self, *, staged: bool, outbox: bool, starts: bool) -> None:
+        if staged:
+            self.engine.events_staged()
+        if outbox:
+            self.engine.outbox_written()
+        if starts:
+            self.engine.notify_all()
 
-    async def _wait_for_work(self, pause: float) -> None:
-        self._planned_wake = self.clock.now() + int(pause * MICROSECONDS)
-        alarm = self.clock.call_at(self._planned_wake, self.wake)
-        self._is_claiming = False
-        try:
-            await self._woken.wait()
-        finally:
-            self._is_claiming = True
-            alarm.cancel()
-
-    async def _notification_loop(self) -> None:
-        """Wake up when other processes say so, and read the mail of the runs we hold."""
-        while not self.draining:
-            try:
-                await self._storage.wait_for_notification(self.settings.poll)
-                self._is_reading_inbox = True
-                if self.live:
-                    await self._read_inboxes()
-            except RETRYABLE_ERRORS as error:
-                logger.debug("listening failed: %s", error)
-                await self.clock.sleep(self.settings.poll)
-            self._is_reading_inbox = False
+    def _remove(self, run: LiveRun) -> None:
+        if self.live.get(run.run_id) is run:
+            del self.live[run.run_id]
+        self.journal.unquarantine(run.run_id)
+        self.claims.leave_turn(run.run_id)
+        if self.room == 1:
             self.wake()
-            self._on_notification()
+        if not self.live:
+            self._emptied.set()
 
-    # Mail
+    # What the runs ask for
 
     def request_inbox(self, run: LiveRun) -> None:
-        self._inbox_requests.add(run)
-        if self._fetching is None:
-            self._fetching = supervision.start("reading mail", self._read_requested_inboxes, name="edda-mail")
+        self.inbox.request(run)
 
-    async def _read_requested_inboxes(self) -> None:
-        while self._inbox_requests:
-            runs, self._inbox_requests = self._inbox_requests, set()
-            try:
-                await self._retry_forever("reading mail", self._read_inboxes)
-            except BaseException:  # begun anew if it is an error: these runs wait for it
-                self._inbox_requests |= runs
-                raise
-            for run in runs:
-                run.inbox_checked()
-        self._fetching = None
+    def fetch_watchers(self, run: LiveRun) -> None:
+        self._run_in_background("edda-watchers", "reading the watchers of a run", lambda: self._fetch_watchers(run))
 
-    async def ensure_wait_indexed(self, floors: EventCursors, command: Command) -> None:
-        await self._retry_forever(
-            "preparing a wait", lambda: floors.ensure_indexed(command, self.match_paths, self._storage)
+    async def _fetch_watchers(self, run: LiveRun) -> None:
+        run.watchers_loaded(
+            await self._retry("reading the watchers of a run", lambda: self._storage.watchers(run.run_id))
+        )
+
+    async def ensure_wait_indexed(self, cursors: EventCursors, command: Command) -> None:
+        match_paths = self.services.match_paths
+        await self._retry(
+            "indexing the events of a wait", lambda: cursors.ensure_indexed(command, match_paths, self._storage)
         )
 
     async def read_backlog(self, key: bytes, after: int) -> tuple[StoredEvent, ...]:
-        return await self._retry_forever(
-            "reading messages", lambda: self._storage.events_under_key(key, after, PAGE_SIZE)
-        )
-
-    # Other runs
+        return await self._retry("reading messages", lambda: self._storage.events_under_key(key, after, PAGE_SIZE))
 
     async def start_or_watch(self, start: Start | None, run_id: RunId, watcher: EndWatcher | None) -> RunRecord:
-        async def look() -> RunRecord:
+        async def read() -> RunRecord:
             if start is not None:
                 await self.client.insert_run(start)
             record = await (self._storage.add_watcher(run_id, watcher) if watcher else self._storage.get(run_id))
@@ -739,96 +493,64 @@ class Worker:
                 raise InstanceNotFoundError(f"no run has the id {run_id!r}")
             return record
 
-        return await self._retry_forever("looking for another run", look)
+        return await self._retry("starting or watching another run", read)
 
-    def fetch_watchers(self, run: LiveRun) -> None:
-        self._run_errand("edda-watchers", "reading who waits for a run", lambda: self._fetch_watchers(run))
+    async def _retry(self, doing: str, call: Callable[[], Awaitable[T]]) -> T:
+        return await retry_transient(call, doing, self.outage)
 
-    def _run_errand(self, name: str, what: str, work: Callable[[], Awaitable[None]]) -> None:
-        errand = supervision.start(what, work, name=name)
-        self._background_tasks.add(errand)
-        errand.add_done_callback(self._background_tasks.discard)
+    # What the journal asks for
 
-    async def _fetch_watchers(self, run: LiveRun) -> None:
-        run.watchers_loaded(
-            await self._retry_forever("reading who waits for a run", lambda: self._storage.watchers(run.run_id))
-        )
+    def run_lost(self, source: RunWriter, why: str) -> None:
+        run = self.live.get(source.run_id)
+        if run is source:
+            logger.warning("run %s: %s; this worker drops it, and it goes on from its history", run.run_id, why)
+            run.abandon()
+            self._remove(run)
+            self.claims.drop(run.run_id)
 
-    async def _retry_forever(self, doing: str, call: Callable[[], Awaitable[T]]) -> T:
-        """For what can be done twice: until there is an answer."""
-        backoff = Backoff()
-        while True:
-            try:
-                return await call()
-            except (
-                *RETRYABLE_ERRORS,
-                MigrationError,
-            ) as error:  # tables that are away come back; the run must not fail by it
-                if backoff.warn(logger, doing + " failed: %s", error):
-                    self.outage.begin(error)
-                await backoff.pause()
+    # What the heartbeat reports
 
-    async def _read_inboxes(self) -> None:
-        for letter in await self._storage.read_inboxes(self.info.id):
-            run = self.live.get(letter.run_id)
-            if run is not None:
-                run.read_inbox_item(letter)
+    def on_heartbeat(self, database_now: int, sent: float, received: float) -> None:
+        self.services.clock.observe(database_now, sent, received)
+        self.outage.end(sent)
+        if self.heartbeat.has_handed_over:  # again, after a task that was under way at the time reset it
+            self.runs_handed_over()
+        # Cleared here alone: the heartbeat's thread makes the lease safe before it schedules this callback. A run that
+        # asks in between may start its steps, and does not advance the runs that were refused before.
+        if self._has_held_steps and self.may_start_steps:
+            self._has_held_steps = False
+            for run in list(self.live.values()):
+                run.advance()
 
-    async def _take_over_loop(self) -> None:
-        orphans_due = 0.0
-        while not self.draining:
-            if self.heartbeat.has_died:
-                self._on_lost(self)
-                return
-            self.parking_log.summarize()
-            try:
-                roster = await self._storage.registered_workers()
-                if all(one.info.id != self.info.id for one in roster):
-                    logger.warning("worker %s is no longer registered: it was taken over", self.info.id)
-                    self._on_lost(self)
-                    return
-                moved = await self._remove_dead_local_workers(roster)
-                if self.heartbeat.may_take_over:
-                    if any(one.is_lapsed and one.info.id != self.info.id for one in roster):
-                        moved += await self._take_over_all() if await self._is_clock_steady() else 0
-                    if time.monotonic() >= orphans_due:
-                        orphans_due = time.monotonic() + self.settings.orphan_sweep
-                        moved += await self._storage.free_orphans()
-                        await self._unclaimed.look(self._names(), self.clock.now())
-                if moved:
-                    await self._storage.notify()
-                    self.wake()
-                if not self._suspects.are_due and await self._storage.has_suspects(self._names()):
-                    self._suspects.are_due = True
-                    self.wake()
-            except RETRYABLE_ERRORS as error:
-                logger.debug("sweep failed: %s", error)
-            await asyncio.sleep(self.settings.sweep * random.uniform(0.75, 1.25))
+    def on_heartbeat_failed(self, error: Exception) -> None:
+        self.outage.begin(error)
 
-    async def _is_clock_steady(self) -> bool:
-        """A clock that was set forward makes every lease look lapsed: ask for it once more before anything is taken."""
-        sent = time.monotonic()
-        now = await self._storage.now()
-        self.heartbeat.see_clock(now, sent, time.monotonic())
-        return self.heartbeat.may_take_over
+    def on_taken_over(self) -> None:
+        self.lost()
 
-    async def _remove_dead_local_workers(self, roster: Sequence[WorkerStatus]) -> int:
-        """Workers of this very host whose processes are gone: nobody has to wait for their leases."""
-        buried = 0
-        for info in (one.info for one in roster if one.info.host == self.info.host):
-            if info.id != self.info.id and host.has_ended(info.id, info.pid):
-                await self._storage.remove_worker(info.id, died=True)
-                host.forget(info.id)
-                log_line("worker_dead", worker=self.info.id, dead=info.id, process=info.pid)
-                buried += 1
-        return buried
+    def clock_jumped(self) -> None:
+        self._run_in_background("edda-clock", "correcting stored times", self.takeover.correct_times, once=True)
 
-    async def _prune_loop(self) -> None:
-        await Pruner(self._storage, self.clock, self.settings).run()
+    def runs_handed_over(self) -> None:
+        """While the loop was blocked, the heartbeat gave the other runs away: read which ones are still owned."""
+        self._run_in_background("edda-ownership", "reading which runs are left", self._drop_handed_over, once=True)
 
-    async def _take_over_all(self) -> int:
-        moved = 0
-        while (taken := await self._storage.take_over(self.info.id)) is not None:
-            log_line("worker_taken_over", worker=self.info.id, runs=taken.moved, dead=taken.worker)
-            moved += taken.moved
-        return moved
+    async def _drop_handed_over(self) -> None:
+        self.heartbeat.has_handed_over = False  # before the read: runs that are handed over later are read again
+        known = [run for run in self.live.values() if run.is_stored]
+        self.journal.ownership_checks += 1
+        owned = await self._retry("reading which runs are left", lambda: self._storage.owned_runs(self.info.id))
+        for run in known:
+            if owned.get(run.run_id) != run.epoch:
+                self.run_lost(run, "it was handed over while the event loop was blocked")
+        self.claims.recheck()  # a claim that was under way when the loop was blocked
+        self.wake()
+        for run in list(self.live.values()):
+            run.advance()
+
+    # Notifications
+
+    def notified(self) -> None:
+        """Another process may have written something."""
+        self.wake()
+        self.engine.wake_relayer()

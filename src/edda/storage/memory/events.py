@@ -1,4 +1,4 @@
-"""Events, messages, waits, staged events and run values in dictionaries."""
+"""Events, messages, waits and staged events in dictionaries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from edda.core.model import (
     MatchPaths,
     NewEvent,
     RunId,
-    RunValue,
     RunWrite,
     StagedEventRow,
     StagedKind,
@@ -23,193 +22,175 @@ from edda.core.model import (
     Wait,
 )
 from edda.errors import StorageConflictError
+from edda.storage.shared.batches import receivers_of
 
 from .tables import OpenRun, Tables, check_text, check_values
 
 
-class MemoryStaging(Tables):
-    def write_side_effects(self, bundle: RunWrite) -> None:
-        """What goes in with a bundle's entries."""
-        for dispatch in bundle.dispatches:
-            self._dispatch(dispatch.kind, dispatch.body, due=0)
-        self.enqueue_outbox(bundle.outgoing)
-        if bundle.facts:
-            self.value_rows.setdefault(bundle.run_id, {}).update((fact.name, fact) for fact in bundle.facts)
+class MemoryEvents(Tables):
+    # Staged events
 
-    def _dispatch(self, kind: StagedKind, body: bytes, due: int) -> StagedEventRow:
-        self.dispatched += 1
-        stored = StagedEventRow(self.dispatched, kind, body)
-        self.waiting_dispatches[stored.seq] = due, stored
-        return stored
+    def stage(self, kind: StagedKind, body: bytes, due: int) -> StagedEventRow:
+        self.last_staged_seq += 1
+        row = StagedEventRow(self.last_staged_seq, kind, body)
+        self.staged[row.seq] = due, row
+        return row
 
     def take_message(self, key: bytes, lease: int) -> StagedEventRow | None:
-        kept = self.keys.get(key)
-        if not kept:
+        numbers = self.keys.get(key)
+        if not numbers:
             return None
-        seq = min(kept)
-        kept.remove(seq)
-        return self._dispatch(StagedKind.OFFER, self.events[seq].event.body, due=self.now() + lease)
+        seq = min(numbers)
+        numbers.remove(seq)
+        return self.stage(StagedKind.REDELIVERY, self.events[seq].event.body, due=self.now() + lease)
 
     def staged_events(self, limit: int) -> tuple[StagedEventRow, ...]:
         now = self.now()
-        return tuple(islice((stored for due, stored in self.waiting_dispatches.values() if due <= now), limit))
+        return tuple(islice((row for due, row in self.staged.values() if due <= now), limit))
 
-    def forward(self, numbers: Sequence[int]) -> None:
-        gone = set(numbers) - self.waiting_dispatches.keys()
-        if gone:
-            raise StorageConflictError(f"somebody else has forwarded {sorted(gone)}")
-        for number in set(numbers):
-            del self.waiting_dispatches[number]
-
-    def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
-        return tuple(fact for _, fact in sorted(self.value_rows.get(run_id, {}).items()) if name in (None, fact.name))
-
-
-class MemoryEvents(MemoryStaging):
     # Accepting
 
     def accept(
-        self, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
+        self, events: Sequence[NewEvent], versions: Mapping[str, int], staged: Sequence[int] = ()
     ) -> AcceptResult | None:
-        for incoming in post:
+        for incoming in events:
             for record in (incoming.event, *incoming.starts):
                 check_values(record)
-        types = {incoming.event.type for incoming in post}
+        types = {incoming.event.type for incoming in events}
         if any(self.types.get(type, MatchPaths()).version != versions.get(type, 0) for type in types):
             return None
-        self.forward(forwarded)
-        fresh, woke = set[int](), False
-        for position, incoming in enumerate(post):
-            if (incoming.event.source, incoming.event.id) not in self.numbers:
-                fresh.add(position)
+        if missing := set(staged) - self.staged.keys():
+            raise StorageConflictError(f"another process has moved {sorted(missing)} into the log")
+        for number in set(staged):
+            del self.staged[number]
+        new, woke = set[int](), False
+        for position, incoming in enumerate(events):
+            if (incoming.event.source, incoming.event.id) not in self.event_numbers:
+                new.add(position)
                 woke |= self._store(incoming)
-        return AcceptResult(frozenset(fresh), woke)
+        return AcceptResult(frozenset(new), woke)
 
     def _store(self, incoming: NewEvent) -> bool:
-        """Whether there is something to do for somebody."""
+        """Whether a run received or was started by the event."""
         event, seq = incoming.event, self.newest + 1
         self.events[seq] = StoredEvent(seq, self.now(), event)
-        self.numbers[event.source, event.id] = seq
-        had = set(self._deliver_shared(incoming, seq))
+        self.event_numbers[event.source, event.id] = seq
+        shared = {key.wait_key for key in incoming.keys if not key.exclusive}
+        receivers = dict(self._first_steps(shared, event.target))
+        for run_id, step in receivers.items():
+            self._deliver_to_wait(run_id, EntryKind.EVENT, step, seq)
+        served = set(receivers)
         for key in incoming.keys:
-            if key.once and (taker := self._deliver_exclusive(key, event.target, seq, had)):
-                had.add(taker)
+            if key.exclusive and (receiver := self._deliver_exclusive(key, event.target, seq, served)):
+                served.add(receiver)
             else:
-                self.keys.setdefault(key.kept, set()).add(seq)
-        started = [start for start in incoming.starts if start.run_id not in self.runs]
-        for start in started:
-            self.insert(start, ready_at=self.now() if start.ready_at is None else start.ready_at, start_seq=seq)
-        return bool(had or started)
+                self.keys.setdefault(key.stored_key, set()).add(seq)
+        return bool(served) | bool(self.insert_unowned(incoming.starts))
 
-    def _deliver_shared(self, incoming: NewEvent, seq: int) -> list[RunId]:
-        plain = {key.plain for key in incoming.keys if not key.once}
-        takers = list(self._first_steps(plain, incoming.event.target))
-        for run_id, step in takers:
-            self._deliver(run_id, EntryKind.EVENT, step, seq)
-        return [run_id for run_id, _ in takers]
-
-    def _deliver_exclusive(self, key: EventKey, target: RunId | None, seq: int, had: set[RunId]) -> RunId | None:
-        """One of those who wait under the key; nobody who has the event by another key gets it twice."""
-        for run_id, step in self._first_steps({key.plain}, target):
-            if run_id not in had:
-                self._deliver(run_id, EntryKind.MESSAGE, step, seq)
+    def _deliver_exclusive(self, key: EventKey, target: RunId | None, seq: int, served: set[RunId]) -> RunId | None:
+        """To one run that waits under the key and has not received the event by another key."""
+        for run_id, step in self._first_steps({key.wait_key}, target):
+            if run_id not in served:
+                self._deliver_to_wait(run_id, EntryKind.MESSAGE, step, seq)
                 return run_id
         return None
 
-    def _deliver(self, run_id: RunId, kind: EntryKind, step: str, seq: int) -> None:
-        del self.waiting[run_id][step]
-        self.deliver(self.scheds[run_id], kind, step=step, event=seq)
-        self.scheds[run_id].wake()
+    def _deliver_to_wait(self, run_id: RunId, kind: EntryKind, step: str, seq: int) -> None:
+        del self.wait_rows[run_id][step]
+        self.deliver(self.open_runs[run_id], kind, step=step, event=seq)
+        self.open_runs[run_id].wake()
 
-    def _first_steps(self, plain: set[bytes], target: RunId | None) -> Iterator[tuple[RunId, str]]:
-        """At most one wait of each run: that of the first step."""
-        for run_id, waits in self.waiting.items():
-            steps = [step for step, wait in waits.items() if wait.key in plain]
+    def _first_steps(self, keys: set[bytes], target: RunId | None) -> Iterator[tuple[RunId, str]]:
+        """The runs that wait under one of the keys, each with its first waiting step."""
+        for run_id, waits in self.wait_rows.items():
+            steps = [step for step, wait in waits.items() if wait.key in keys]
             if steps and target in (None, run_id):
                 yield run_id, min(steps)
 
-    # Waiting: what the journal asks for, inside its own transaction
+    # Waits, for the journal inside its transaction
 
-    def register_waits(self, sched: OpenRun, waits: Sequence[Wait]) -> frozenset[str]:
-        """Returns the steps that are not registered: each found its event, or one that another step found too."""
-        found = self._look(sched, waits)
-        rows = self.waiting.setdefault(sched.run_id, {})
+    def register_waits(self, run: OpenRun, waits: Sequence[Wait]) -> frozenset[str]:
+        """Returns the steps that are not registered: each found an event, perhaps the same as another step."""
+        found = self._find_events(run, waits)
+        rows = self.wait_rows.setdefault(run.run_id, {})
         for wait in waits:
             if wait.step not in found:
-                rows.setdefault(wait.step, replace(wait, floor=None))
-        kinds = {wait.step: EntryKind.MESSAGE if wait.once else EntryKind.EVENT for wait in waits}
-        first = {seq: step for step, seq in sorted(found.items(), reverse=True)}
-        for seq, step in sorted(first.items()):
+                rows.setdefault(wait.step, replace(wait, cursor=None))
+        kinds = {wait.step: EntryKind.MESSAGE if wait.exclusive else EntryKind.EVENT for wait in waits}
+        for seq, step in receivers_of(found).items():
             rows.pop(step, None)
-            self.deliver(sched, kinds[step], step=step, event=seq)
+            self.deliver(run, kinds[step], step=step, event=seq)
         return frozenset(found)
 
-    def _look(self, sched: OpenRun, waits: Sequence[Wait]) -> dict[str, int]:
-        shared = ((wait.step, self._find(sched, wait)) for wait in waits if not wait.once)
-        found = {step: seq for step, seq in shared if seq is not None}
+    def _find_events(self, run: OpenRun, waits: Sequence[Wait]) -> dict[str, int]:
+        found: dict[str, int] = {}
         for wait in waits:
-            if wait.once and (seq := self._take(sched, wait, found.values())) is not None:
+            cursor = run.event_cursor if wait.cursor is None else wait.cursor
+            newer = [] if wait.exclusive else [seq for seq in self._available(run, wait) if seq > cursor]
+            if newer:
+                found[wait.step] = min(newer)
+        for wait in waits:
+            if wait.exclusive and (seq := self._take(run, wait, found.values())) is not None:
                 found[wait.step] = seq
         return found
 
-    def _find(self, sched: OpenRun, wait: Wait) -> int | None:
-        floor = sched.start_seq if wait.floor is None else wait.floor
-        return min((seq for seq in self._available(sched, wait) if seq > floor), default=None)
-
-    def _take(self, sched: OpenRun, wait: Wait, found: Collection[int]) -> int | None:
-        """Away from all others, and not what another step of the run has just found."""
-        unseen = self._available(sched, wait).difference(found)
-        if not unseen:
+    def _take(self, run: OpenRun, wait: Wait, found: Collection[int]) -> int | None:
+        """Take a message that no other step of the run has just found; no other run can find it afterwards."""
+        available = self._available(run, wait).difference(found)
+        if not available:
             return None
-        seq = min(unseen)
-        for key in (wait.key, wait.own_key):
+        seq = min(available)
+        for key in (wait.key, wait.target_key):
             self.keys.get(key, set()).discard(seq)
         return seq
 
-    def _available(self, sched: OpenRun, wait: Wait) -> set[int]:
-        had = {letter.event for letter in self.inboxes.get(sched.run_id, {}).values()}
-        return (self.keys.get(wait.key, set()) | self.keys.get(wait.own_key, set())) - had
+    def _available(self, run: OpenRun, wait: Wait) -> set[int]:
+        received = {item.event for item in self.inboxes.get(run.run_id, {}).values()}
+        return (self.keys.get(wait.key, set()) | self.keys.get(wait.target_key, set())) - received
 
-    def drop(self, bundle: RunWrite) -> None:
-        for step in bundle.drops:
-            self.waiting.get(bundle.run_id, {}).pop(step, None)
+    def cancel_waits(self, write: RunWrite) -> None:
+        for step in write.cancelled_waits:
+            self.wait_rows.get(write.run_id, {}).pop(step, None)
 
-    def give_back(self, bundle: RunWrite) -> None:
-        inbox = self.inboxes.get(bundle.run_id, {})
-        for n in bundle.frees:
-            if n in inbox:
-                inbox[n] = replace(inbox[n], kind=EntryKind.STRAY, event=None)
+    def release_items(self, write: RunWrite) -> None:
+        inbox = self.inboxes.get(write.run_id, {})
+        for inbox_no in write.released_items:
+            if inbox_no in inbox:
+                inbox[inbox_no] = replace(inbox[inbox_no], kind=EntryKind.LATE_EVENT, event=None)
 
-    # Shapes
+    def waits(self, run_id: RunId) -> tuple[Wait, ...]:
+        return tuple(wait for _, wait in sorted(self.wait_rows.get(run_id, {}).items()))
+
+    # Match paths
 
     def match_paths(self, types: Sequence[str]) -> dict[str, MatchPaths]:
         return {type: self.types[type] for type in types if type in self.types}
 
-    def register_match_paths(self, type: str, shape: str) -> int:
+    def register_match_paths(self, type: str, paths: str) -> int:
         check_text(type)
-        check_text(shape)
-        if (type, shape) not in self.filled:
-            self.filled[type, shape] = self.newest
+        check_text(paths)
+        if (type, paths) not in self.filled_from:
+            self.filled_from[type, paths] = self.newest
             before = self.types.get(type, MatchPaths())
-            self.types[type] = MatchPaths(before.version + 1, tuple(sorted((*before.known, shape))))
-        return self.filled[type, shape]
+            self.types[type] = MatchPaths(before.version + 1, tuple(sorted((*before.known, paths))))
+        return self.filled_from[type, paths]
 
-    def backfill_keys(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
+    def backfill_keys(self, type: str, paths: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
         for key, seq in keys:
             if seq in self.events:  # else pruned meanwhile: a key without its event must never be found
                 self.keys.setdefault(key, set()).add(seq)
-        if (type, shape) in self.filled:
-            self.filled[type, shape] = min(self.filled[type, shape], after)
+        if (type, paths) in self.filled_from:
+            self.filled_from[type, paths] = min(self.filled_from[type, paths], after)
 
-    # Looking
+    # Reading the log
 
     def events_of_type(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
-        fitting = [s for s in self.events.values() if s.event.type == type and after < s.seq <= upto]
-        return tuple(fitting[:limit])
+        fitting = (s for s in self.events.values() if s.event.type == type and after < s.seq <= upto)
+        return tuple(islice(fitting, limit))
 
     def events_under_key(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
-        above = nsmallest(limit, (seq for seq in self.keys.get(key, ()) if seq > after))
-        return tuple(self.events[seq] for seq in above)
+        numbers = nsmallest(limit, (seq for seq in self.keys.get(key, ()) if seq > after))
+        return tuple(self.events[seq] for seq in numbers)
 
     def last_event(self, before: int | None = None) -> int:
         if before is None:
@@ -218,8 +199,5 @@ class MemoryEvents(MemoryStaging):
         return max(old, default=(0, 0))[1]
 
     def find_event(self, source: str, id: str) -> StoredEvent | None:
-        seq = self.numbers.get((source, id))
+        seq = self.event_numbers.get((source, id))
         return None if seq is None else self.events[seq]
-
-    def waits(self, run_id: RunId) -> tuple[Wait, ...]:
-        return tuple(wait for _, wait in sorted(self.waiting.get(run_id, {}).items()))

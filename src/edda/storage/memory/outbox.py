@@ -1,4 +1,4 @@
-"""Events for others, in a dictionary."""
+"""The outbox in a dictionary."""
 
 from __future__ import annotations
 
@@ -16,80 +16,66 @@ class MemoryOutbox(Tables):
     def enqueue(self, events: Sequence[OutboxEvent]) -> None:
         for event in events:
             check_values(event)
-        self.enqueue_outbox(events)
+        self.insert_outbox(events)
 
     def claim_outbox(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
         now = self.now()
         claimed = [
-            replace(record, due=now + lease, attempts=record.attempts + 1)
-            for record in islice(self._due(now), limit)  # looked through before the first of them is changed
+            replace(row, due=now + lease, attempts=row.attempts + 1)
+            for row in islice(self._due(now), limit)  # read to the end before the first row changes
         ]
-        self.outbox.update((record.seq, record) for record in claimed)
+        self.outbox.update((row.seq, row) for row in claimed)
         return tuple(claimed)
 
     def _due(self, now: int) -> Iterator[OutboxRow]:
-        """By number, and none behind one of its key that is not due."""
-        held = set[str]()
-        for record in self._pending():
-            if record.due > now:
-                held.add(record.event.key)
-            elif record.event.key not in held:
-                yield record
+        """By number, and none behind an event of the same key that is not due."""
+        delayed_keys = set[str]()
+        for row in self._pending():
+            if row.due > now:
+                delayed_keys.add(row.event.key)
+            elif row.event.key not in delayed_keys:
+                yield row
 
     def _pending(self) -> Iterator[OutboxRow]:
-        return (record for record in self.outbox.values() if record.state is OutboxState.PENDING)
+        return (row for row in self.outbox.values() if row.state is OutboxState.PENDING)
 
-    def record_send_results(self, receipts: Sequence[SendResult]) -> None:
-        for receipt in receipts:
-            check_values(receipt)
-        for receipt in receipts:
-            record = self.outbox.get(receipt.seq)
-            if record and record.state is OutboxState.PENDING and _counts(receipt, record):
-                self._settle(record, receipt)
+    def record_send_results(self, results: Sequence[SendResult]) -> None:
+        for result in results:
+            check_values(result)
+        for result in results:
+            row = self.outbox.get(result.seq)
+            if row and row.state is OutboxState.PENDING and _counts(result, row):
+                self._record(row, result)
 
-    def _settle(self, record: OutboxRow, receipt: SendResult) -> None:
-        match receipt:
+    def _record(self, row: OutboxRow, result: SendResult) -> None:
+        match result:
             case Sent(seq):
-                self.outbox[seq] = replace(record, state=OutboxState.SENT, reason=None, ended_at=self.now())
+                self.outbox[seq] = replace(row, state=OutboxState.SENT, reason=None, ended_at=self.now())
             case Rejected(seq, _, reason):
-                self.outbox[seq] = replace(record, state=OutboxState.DEAD, reason=reason, ended_at=self.now())
+                self.outbox[seq] = replace(row, state=OutboxState.DEAD, reason=reason, ended_at=self.now())
             case SendLater(seq, _, due, reason):
-                self._hold(record.event.key, due)
-                self.outbox[seq] = replace(record, due=due, reason=reason)
-
-    def _hold(self, key: str, due: int) -> None:
-        held = [record for record in self._pending() if record.event.key == key and record.due < due]
-        self.outbox.update((record.seq, replace(record, due=due)) for record in held)
+                same_key = [other for other in self._pending() if other.event.key == row.event.key and other.due < due]
+                self.outbox.update((other.seq, replace(other, due=due)) for other in same_key)
+                self.outbox[seq] = replace(row, due=due, reason=reason)
 
     def next_outbox_due(self) -> int | None:
-        first = min((record.due for record in self._pending()), default=None)
+        first = min((row.due for row in self._pending()), default=None)
         return None if first is None else max(0, first - self.now())
 
     def find_outbox(self, state: OutboxState | None = None, after: int = 0, limit: int = 50) -> tuple[OutboxRow, ...]:
-        fitting = (r for r in self.outbox.values() if r.seq > after and state in (None, r.state))
+        fitting = (row for row in self.outbox.values() if row.seq > after and state in (None, row.state))
         return tuple(islice(fitting, limit))
 
     def retry_outbox(self, ids: Sequence[str] | None) -> int:
         dead = [
-            replace(record, state=OutboxState.PENDING, due=0, attempts=0, ended_at=None)
-            for record in self.outbox.values()
-            if record.state is OutboxState.DEAD and (ids is None or record.event.id in ids)
+            replace(row, state=OutboxState.PENDING, due=0, attempts=0, ended_at=None)
+            for row in self.outbox.values()
+            if row.state is OutboxState.DEAD and (ids is None or row.event.id in ids)
         ]
-        self.outbox.update((record.seq, record) for record in dead)
+        self.outbox.update((row.seq, row) for row in dead)
         return len(dead)
 
-    def prune_outbox(self, before: int, limit: int) -> int:
-        old = [
-            (record.ended_at, record.seq)
-            for record in self.outbox.values()
-            if record.state is OutboxState.SENT and record.ended_at is not None and record.ended_at < before
-        ]
-        chosen = sorted(old)[:limit]
-        for _, seq in chosen:
-            del self.outbox[seq]
-        return len(chosen)
 
-
-def _counts(receipt: SendResult, record: OutboxRow) -> bool:
-    """What was sent was sent, whoever did it; all else is said by who still holds the claim."""
-    return isinstance(receipt, Sent) or receipt.attempts == record.attempts
+def _counts(result: SendResult, row: OutboxRow) -> bool:
+    """`Sent` counts from any claimer; the other results only from the one that still holds the claim."""
+    return isinstance(result, Sent) or result.attempts == row.attempts

@@ -1,4 +1,4 @@
-"""The whole storage in memory: for tests in virtual time, and the model the other adapters are held against.
+"""The storage in memory: for tests in virtual time, and as the model that the SQL storages are compared with.
 
 A `MemoryStorage` is a connection to a `MemoryDatabase`; several on one database act like several processes.
 """
@@ -6,65 +6,54 @@ A `MemoryStorage` is a connection to a `MemoryDatabase`; several on one database
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from edda.core.model import (
-    AcceptResult,
-    BatchResult,
-    CancelOutcome,
-    Claim,
-    EndWatcher,
-    Entry,
-    Fence,
-    InboxItem,
-    MatchPaths,
-    NewEvent,
-    OutboxEvent,
-    OutboxRow,
-    OutboxState,
-    RunFilter,
-    RunId,
-    RunRecord,
-    RunValue,
-    RunWrite,
-    SendResult,
-    StagedEventRow,
-    Start,
-    StepCommit,
-    StoredEvent,
-    Takeover,
-    Wait,
-    WorkerId,
-    WorkerInfo,
-    WorkerStatus,
-)
-from edda.core.queries import (
-    Audit,
-    Backlog,
-    Definition,
-    EventQuery,
-    EventReceiver,
-    EventSchema,
-    Generation,
-    Latency,
-    ReopenOutcome,
-    RunQuery,
-    TimeBucket,
-    WaitRow,
-    WorkerRecord,
-)
-from edda.core.states import RunStatus
+from edda.core.model import RunId, StepCommit, WorkerId
 from edda.errors import AppError, StorageUnavailableError
 from edda.storage.ports import SharedTransaction, StatementProbe
 from edda.storage.shared.session_target import SessionTarget
+from edda.storage.shared.step_commit import NoWriteLock
 
-from .journal import MemoryDatabase
+from .admin import MemoryAdmin
+from .claims import MemoryClaims
+from .journal import MemoryJournal
+from .outbox import MemoryOutbox
 from .tables import wall_clock
+from .workers import MemoryWorkers
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class MemoryDatabase(MemoryJournal, MemoryWorkers, MemoryClaims, MemoryOutbox, MemoryAdmin):
+    """The rows, and the port methods as plain functions: nothing else runs in the process while one of them does."""
+
+    def __init__(self, now: Callable[[], int] = wall_clock) -> None:
+        super().__init__(now)
+        self.listeners: set[asyncio.Event] = set()
+
+    def notify(self) -> None:
+        for listener in self.listeners:
+            listener.set()
+
+
+def _commit(
+    work: Callable[Concatenate[MemoryDatabase, P], T],
+) -> Callable[Concatenate[MemoryStorage, P], Coroutine[Any, Any, T]]:
+    """The storage's method that calls `work` as one transaction of one statement."""
+    statement = f"COMMIT {work.__name__}"
+
+    @wraps(work)
+    async def method(self: MemoryStorage, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        await self.begin_statement(statement)
+        result = work(self.database, *args, **kwargs)
+        self.end_statement(statement)
+        return result
+
+    return method
 
 
 class MemoryStorage:
@@ -81,35 +70,33 @@ class MemoryStorage:
     ) -> None:
         self.database = database or MemoryDatabase(now)
         self._probe = probe
-        self._news = asyncio.Event()
+        self._notified = asyncio.Event()
         self._open = False
 
     def session_target(self) -> SessionTarget:
         raise AppError("ctx.session needs a database: memory:// has none; use sqlite:///file.db")
 
-    async def _commit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Each transaction is one statement; other tasks get their turn before it, as with a real database."""
-        await asyncio.sleep(0)
+    async def begin_statement(self, statement: str) -> None:
+        await asyncio.sleep(0)  # other tasks run before it, as with a real database
         if not self._open:
             raise StorageUnavailableError("the storage is closed")
-        statement = f"COMMIT {work.__name__}"
         if self._probe:
             self._probe.before(statement)
-        result = work(*args, **kwargs)
+
+    def end_statement(self, statement: str) -> None:
         if self._probe:
             self._probe.after(statement)
-        return result
 
     async def open(self) -> None:
         self._open = True
-        self.database.listeners.add(self._news)
+        self.database.listeners.add(self._notified)
 
     async def close(self) -> None:
         self.kill()
 
     def kill(self) -> None:
         self._open = False
-        self.database.listeners.discard(self._news)
+        self.database.listeners.discard(self._notified)
 
     async def migrate(self) -> tuple[str, ...]:
         return ()
@@ -118,163 +105,82 @@ class MemoryStorage:
         return ()
 
     async def now(self) -> int:
-        return await self._commit(self.database.now)
+        await self.begin_statement("COMMIT now")
+        now = self.database.now()
+        self.end_statement("COMMIT now")
+        return now
 
-    async def write(self, fence: Fence, batch: Sequence[RunWrite], token: int = 0) -> BatchResult | None:
-        return await self._commit(self.database.write, fence, batch, token)
+    # Journal
 
-    async def read_fence(self, worker: WorkerId) -> Fence | None:
-        return await self._commit(self.database.read_fence, worker)
-
-    async def owned_runs(self, worker: WorkerId) -> dict[RunId, int]:
-        return await self._commit(self.database.owned_runs, worker)
+    write = _commit(MemoryDatabase.write)
+    read_fence = _commit(MemoryDatabase.read_fence)
+    owned_runs = _commit(MemoryDatabase.owned_runs)
 
     async def locked(self, runs: Collection[RunId]) -> frozenset[RunId]:
         return frozenset()
 
-    async def register(self, worker: WorkerInfo, lease: int) -> int:
-        return await self._commit(self.database.register, worker, lease)
+    # Workers
 
-    async def remove_worker(self, worker: WorkerId, died: bool = False) -> None:
-        await self._commit(self.database.remove_worker, worker, died)
+    register = _commit(MemoryDatabase.register)
+    remove_worker = _commit(MemoryDatabase.remove_worker)
+    registered_workers = _commit(MemoryDatabase.registered_workers)
+    take_over = _commit(MemoryDatabase.take_over)
+    free_orphans = _commit(MemoryDatabase.free_orphans)
+    release_run = _commit(MemoryDatabase.release_run)
+    is_ahead = _commit(MemoryDatabase.is_ahead)
+    mend_times = _commit(MemoryDatabase.mend_times)
+    keep_company = _commit(MemoryDatabase.keep_company)
+    clear_deaths = _commit(MemoryDatabase.clear_deaths)
+    beat = _commit(MemoryDatabase.beat)
+    hand_over = _commit(MemoryDatabase.hand_over)
 
-    async def registered_workers(self) -> tuple[WorkerStatus, ...]:
-        return await self._commit(self.database.registered_workers)
+    async def open_heartbeat(self) -> MemoryHeartbeat:
+        return MemoryHeartbeat(self)
 
-    async def take_over(self, me: WorkerId) -> Takeover | None:
-        return await self._commit(self.database.take_over, me)
+    # ClaimQueue
 
-    async def free_orphans(self) -> int:
-        return await self._commit(self.database.free_orphans)
+    claim = _commit(MemoryDatabase.claim)
+    claim_suspects = _commit(MemoryDatabase.claim_suspects)
+    has_suspects = _commit(MemoryDatabase.has_suspects)
+    next_due = _commit(MemoryDatabase.next_due)
+    wake_parked = _commit(MemoryDatabase.wake_parked)
+    read_inboxes = _commit(MemoryDatabase.read_inboxes)
 
-    async def release_run(self, run_id: RunId) -> bool:
-        return await self._commit(self.database.release_run, run_id)
+    # Runs and RunValues
 
-    async def keep_company(self, worker: WorkerId) -> None:
-        await self._commit(self.database.keep_company, worker)
+    start = _commit(MemoryDatabase.start)
+    cancel = _commit(MemoryDatabase.cancel)
+    get = _commit(MemoryDatabase.get)
+    add_watcher = _commit(MemoryDatabase.add_watcher)
+    watchers = _commit(MemoryDatabase.watchers)
+    history = _commit(MemoryDatabase.history)
+    find = _commit(MemoryDatabase.find)
+    run_values = _commit(MemoryDatabase.run_values)
 
-    async def clear_deaths(self, run_id: RunId, epoch: int) -> None:
-        await self._commit(self.database.clear_deaths, run_id, epoch)
+    # Events
 
-    async def open_heartbeat(self) -> MemoryPulse:
-        return MemoryPulse(self)
+    accept = _commit(MemoryDatabase.accept)
+    staged_events = _commit(MemoryDatabase.staged_events)
+    match_paths = _commit(MemoryDatabase.match_paths)
+    register_match_paths = _commit(MemoryDatabase.register_match_paths)
+    backfill_keys = _commit(MemoryDatabase.backfill_keys)
+    events_of_type = _commit(MemoryDatabase.events_of_type)
+    events_under_key = _commit(MemoryDatabase.events_under_key)
+    last_event = _commit(MemoryDatabase.last_event)
+    find_event = _commit(MemoryDatabase.find_event)
+    waits = _commit(MemoryDatabase.waits)
+    take_message = _commit(MemoryDatabase.take_message)
 
-    async def is_ahead(self) -> bool:
-        return await self._commit(self.database.is_ahead)
+    # Outbox
 
-    async def mend_times(self, lease: int) -> int:
-        return await self._commit(self.database.mend_times, lease)
+    enqueue = _commit(MemoryDatabase.enqueue)
+    claim_outbox = _commit(MemoryDatabase.claim_outbox)
+    record_send_results = _commit(MemoryDatabase.record_send_results)
+    next_outbox_due = _commit(MemoryDatabase.next_outbox_due)
+    find_outbox = _commit(MemoryDatabase.find_outbox)
+    retry_outbox = _commit(MemoryDatabase.retry_outbox)
 
-    async def hand_over(self, worker: WorkerId, keep: RunId | None) -> int:
-        return await self._commit(self.database.hand_over, worker, keep)
-
-    async def beat(self, worker: WorkerId, lease: int) -> int | None:
-        return await self._commit(self.database.beat, worker, lease)
-
-    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, seen: int = 0) -> Claim:
-        return await self._commit(self.database.claim, worker, workflows, limit, seen)
-
-    async def claim_suspects(
-        self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0
-    ) -> Claim:
-        return await self._commit(self.database.claim_suspects, worker, workflows, few, alone, seen)
-
-    async def has_suspects(self, workflows: Sequence[str]) -> bool:
-        return await self._commit(self.database.has_suspects, workflows)
-
-    async def next_due(self, workflows: Sequence[str]) -> int | None:
-        return await self._commit(self.database.next_due, workflows)
-
-    async def wake_parked(self, workflows: Sequence[str]) -> int:
-        return await self._commit(self.database.wake_parked, workflows)
-
-    async def read_inboxes(self, worker: WorkerId) -> tuple[InboxItem, ...]:
-        return await self._commit(self.database.read_inboxes, worker)
-
-    async def start(self, starts: Sequence[Start]) -> frozenset[RunId]:
-        return await self._commit(self.database.start, starts)
-
-    async def cancel(self, run_id: RunId, value: bytes) -> CancelOutcome:
-        return await self._commit(self.database.cancel, run_id, value)
-
-    async def get(self, run_id: RunId) -> RunRecord | None:
-        return await self._commit(self.database.get, run_id)
-
-    async def add_watcher(self, run_id: RunId, watcher: EndWatcher) -> RunRecord | None:
-        return await self._commit(self.database.add_watcher, run_id, watcher)
-
-    async def watchers(self, run_id: RunId) -> tuple[EndWatcher, ...]:
-        return await self._commit(self.database.watchers, run_id)
-
-    async def history(
-        self,
-        run_id: RunId,
-        gen: int | None = None,
-        *,
-        step: str | None = None,
-        after: int = -1,
-        limit: int | None = None,
-    ) -> tuple[Entry, ...]:
-        history = await self._commit(self.database.history, run_id, gen)
-        return tuple(entry for entry in history if entry.seq > after and step in (None, entry.step))[:limit]
-
-    async def find(self, filter: RunFilter) -> tuple[RunRecord, ...]:
-        return await self._commit(self.database.find, filter)
-
-    async def accept(
-        self, post: Sequence[NewEvent], versions: Mapping[str, int], forwarded: Sequence[int] = ()
-    ) -> AcceptResult | None:
-        return await self._commit(self.database.accept, post, versions, forwarded)
-
-    async def staged_events(self, limit: int) -> tuple[StagedEventRow, ...]:
-        return await self._commit(self.database.staged_events, limit)
-
-    async def match_paths(self, types: Sequence[str]) -> dict[str, MatchPaths]:
-        return await self._commit(self.database.match_paths, types)
-
-    async def register_match_paths(self, type: str, shape: str) -> int:
-        return await self._commit(self.database.register_match_paths, type, shape)
-
-    async def backfill_keys(self, type: str, shape: str, keys: Sequence[tuple[bytes, int]], after: int) -> None:
-        await self._commit(self.database.backfill_keys, type, shape, keys, after)
-
-    async def events_of_type(self, type: str, after: int, upto: int, limit: int) -> tuple[StoredEvent, ...]:
-        return await self._commit(self.database.events_of_type, type, after, upto, limit)
-
-    async def events_under_key(self, key: bytes, after: int, limit: int) -> tuple[StoredEvent, ...]:
-        return await self._commit(self.database.events_under_key, key, after, limit)
-
-    async def last_event(self, before: int | None = None) -> int:
-        return await self._commit(self.database.last_event, before)
-
-    async def find_event(self, source: str, id: str) -> StoredEvent | None:
-        return await self._commit(self.database.find_event, source, id)
-
-    async def waits(self, run_id: RunId) -> tuple[Wait, ...]:
-        return await self._commit(self.database.waits, run_id)
-
-    async def enqueue(self, events: Sequence[OutboxEvent]) -> None:
-        await self._commit(self.database.enqueue, events)
-
-    async def claim_outbox(self, limit: int, lease: int) -> tuple[OutboxRow, ...]:
-        return await self._commit(self.database.claim_outbox, limit, lease)
-
-    async def record_send_results(self, receipts: Sequence[SendResult]) -> None:
-        await self._commit(self.database.record_send_results, receipts)
-
-    async def next_outbox_due(self) -> int | None:
-        return await self._commit(self.database.next_outbox_due)
-
-    async def find_outbox(
-        self, state: OutboxState | None = None, after: int = 0, limit: int = 50
-    ) -> tuple[OutboxRow, ...]:
-        return await self._commit(self.database.find_outbox, state, after, limit)
-
-    async def retry_outbox(self, ids: Sequence[str] | None) -> int:
-        return await self._commit(self.database.retry_outbox, ids)
-
-    async def run_values(self, run_id: RunId, name: str | None = None) -> tuple[RunValue, ...]:
-        return await self._commit(self.database.run_values, run_id, name)
+    # Transactions
 
     async def begin(self, holder: str = "") -> SharedTransaction:
         raise AppError("ctx.transaction() needs a database: memory:// has none; use sqlite:///file.db")
@@ -283,105 +189,60 @@ class MemoryStorage:
     def is_certified(self) -> bool:
         return False
 
-    async def acquire_write_lock(self, holder: str = "") -> MemoryTurn:
-        return MemoryTurn()
+    async def acquire_write_lock(self, holder: str = "") -> NoWriteLock:
+        return NoWriteLock()
 
-    async def find_step_commit(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
-        """Always None: such a row comes only with a transaction of the user's own."""
+    async def find_step_commit(self, run_id: RunId, generation: int, step: str) -> StepCommit | None:
+        """Always None: a step commit is written in a transaction that the user's code shares."""
         return None
 
-    async def take_message(self, key: bytes, lease: int) -> StagedEventRow | None:
-        return await self._commit(self.database.take_message, key, lease)
+    # Pruning
 
-    async def prune_events(self, before: int, limit: int) -> int:
-        return await self._commit(self.database.prune_events, before, limit)
+    prune_events = _commit(MemoryDatabase.prune_events)
+    prune_inbox = _commit(MemoryDatabase.prune_inbox)
+    prune_runs = _commit(MemoryDatabase.prune_runs)
+    prune_outbox = _commit(MemoryDatabase.prune_outbox)
 
-    async def prune_inbox(self, before: int, limit: int) -> int:
-        return await self._commit(self.database.prune_inbox, before, limit)
+    # Notifications
 
-    async def prune_runs(self, before: int, limit: int) -> int:
-        return await self._commit(self.database.prune_runs, before, limit)
-
-    async def prune_outbox(self, before: int, limit: int) -> int:
-        return await self._commit(self.database.prune_outbox, before, limit)
-
-    async def notify(self) -> None:
-        await self._commit(self.database.notify)
+    notify = _commit(MemoryDatabase.notify)
 
     async def wait_for_notification(self, timeout: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self._news.wait()
-        self._news.clear()
+                await self._notified.wait()
+        self._notified.clear()
 
-    async def search(self, query: RunQuery) -> tuple[RunRecord, ...]:
-        return await self._commit(self.database.search, query)
+    # Queries
 
-    async def count(self, query: RunQuery) -> dict[RunStatus, int]:
-        return await self._commit(self.database.count, query)
+    search = _commit(MemoryDatabase.search)
+    count = _commit(MemoryDatabase.count)
+    scan_boundary = _commit(MemoryDatabase.scan_boundary)
+    generations = _commit(MemoryDatabase.generations)
+    find_events = _commit(MemoryDatabase.find_events)
+    event = _commit(MemoryDatabase.event)
+    consumers = _commit(MemoryDatabase.consumers)
+    list_waits = _commit(MemoryDatabase.list_waits)
+    list_workers = _commit(MemoryDatabase.list_workers)
+    backlog = _commit(MemoryDatabase.backlog)
+    throughput = _commit(MemoryDatabase.throughput)
+    latency = _commit(MemoryDatabase.latency)
+    event_schemas = _commit(MemoryDatabase.event_schemas)
+    definitions = _commit(MemoryDatabase.definitions)
+    change_token = _commit(MemoryDatabase.change_token)
 
-    async def scan_boundary(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
-        return await self._commit(self.database.scan_boundary, query, reach)
+    # Admin
 
-    async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
-        return await self._commit(self.database.generations, run_id)
-
-    async def find_events(self, query: EventQuery) -> tuple[StoredEvent, ...]:
-        return await self._commit(self.database.find_events, query)
-
-    async def event(self, seq: int) -> StoredEvent | None:
-        return await self._commit(self.database.event, seq)
-
-    async def consumers(self, seq: int, limit: int) -> tuple[EventReceiver, ...]:
-        return await self._commit(self.database.consumers, seq, limit)
-
-    async def list_waits(self, type: str | None, after: tuple[str, str] | None, limit: int) -> tuple[WaitRow, ...]:
-        return await self._commit(self.database.list_waits, type, after, limit)
-
-    async def list_workers(self) -> tuple[WorkerRecord, ...]:
-        return await self._commit(self.database.list_workers)
-
-    async def backlog(self) -> Backlog:
-        return await self._commit(self.database.backlog)
-
-    async def throughput(self, since: int, width: int, count: int) -> tuple[TimeBucket, ...]:
-        return await self._commit(self.database.throughput, since, width, count)
-
-    async def latency(self, since: int, most: int) -> Latency:
-        return await self._commit(self.database.latency, since, most)
-
-    async def event_schemas(self, workflow: str) -> tuple[EventSchema, ...]:
-        return await self._commit(self.database.event_schemas, workflow)
-
-    async def definitions(self) -> tuple[Definition, ...]:
-        return await self._commit(self.database.definitions)
-
-    async def change_token(self) -> str:
-        return await self._commit(self.database.change_token)
-
-    async def reopen(self, run_id: RunId, gen: int, keep: int) -> ReopenOutcome:
-        return await self._commit(self.database.reopen, run_id, gen, keep)
-
-    async def resume(self, run_id: RunId) -> bool:
-        return await self._commit(self.database.resume, run_id)
-
-    async def delete(self, run_id: RunId) -> bool:
-        return await self._commit(self.database.delete, run_id)
-
-    async def delete_outbox(self, ids: Sequence[str]) -> int:
-        return await self._commit(self.database.delete_outbox, ids)
-
-    async def add_audit(self, audit: Audit) -> None:
-        await self._commit(self.database.add_audit, audit)
-
-    async def audits(self, before: int | None, limit: int) -> tuple[Audit, ...]:
-        return await self._commit(self.database.audits, before, limit)
-
-    async def save_definitions(self, definitions: Sequence[Definition], forms: Sequence[EventSchema]) -> None:
-        await self._commit(self.database.save_definitions, definitions, forms)
+    reopen = _commit(MemoryDatabase.reopen)
+    resume = _commit(MemoryDatabase.resume)
+    delete = _commit(MemoryDatabase.delete)
+    delete_outbox = _commit(MemoryDatabase.delete_outbox)
+    add_audit = _commit(MemoryDatabase.add_audit)
+    audits = _commit(MemoryDatabase.audits)
+    save_definitions = _commit(MemoryDatabase.save_definitions)
 
 
-class MemoryPulse:
+class MemoryHeartbeat:
     def __init__(self, storage: MemoryStorage) -> None:
         self._storage = storage
 
@@ -392,11 +253,4 @@ class MemoryPulse:
         return await self._storage.hand_over(worker, keep)
 
     async def close(self) -> None:
-        pass
-
-
-class MemoryTurn:
-    """Whoever writes elsewhere is in nobody's way."""
-
-    async def end(self) -> None:
         pass

@@ -1,110 +1,132 @@
-"""Runs that wait for somebody, and letters that wait for a run."""
+"""Claiming runs that are due, and reading the inboxes of runs in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from edda.core.model import Claim, ClaimedRun, InboxItem, RunId, WorkerId
-
-from .clock import NOW, READ_CLOCK
-from .locks import repeated
-from .notifications import MySQLNews
-from .pool import Pool
-from .rows import claimed_runs, delivery, run_id
-from .session import ASSERT_ROW_COUNT, BEGIN, COMMIT, ROLLBACK, AssertionFailedError, Reply, Row, Session
-from .statement import Statement, bind, quote_text
-
-# Waits for the batch in flight; without the row the worker was taken over and may claim nothing.
-SHARE_FENCE = b"SELECT 1 FROM edda_fence WHERE worker = %b LOCK IN SHARE MODE"
-# In a cluster who takes over on another node does not see that lock, so a claim that finds anything writes the row.
-HOLD_FENCE = b"SELECT 1 FROM edda_fence WHERE worker = %b FOR UPDATE"
-WRITE_FENCE = b"UPDATE edda_fence SET claims = claims + 1 WHERE worker = %b"
-# One name at a time: over several the server would sort, and lock all that is due before it takes the first few.
-_COLUMNS = (
-    b"run_id, workflow, gen, epoch, absorbed, attempts, start_seq, undoing, end_if_parked, deaths, deaths_alone,"
-    b" died_seq, watchers"
+from edda.storage.shared.polling import PollingNotifications
+from edda.storage.shared.rows import (
+    rows_by_run,
+    to_claimed_run,
+    to_entry,
+    to_inbox_item,
+    to_run_id,
+    to_step_commit,
+    to_text,
+    to_watcher,
 )
+
+from .connection import (
+    ASSERT_ROW_COUNT,
+    BEGIN,
+    COMMIT,
+    ROLLBACK,
+    AssertionFailedError,
+    MySQLPool,
+    MySQLSession,
+    Reply,
+    ReplyRows,
+    Row,
+)
+from .locks import repeated
+from .statement import NOW, READ_CLOCK, Statement, bind, quote_text
+
+# Waits for the batch in flight. Without the row the worker was taken over, and may claim nothing.
+LOCK_FENCE_SHARED = b"SELECT 1 FROM edda_fence WHERE worker = %b LOCK IN SHARE MODE"
+# On a cluster a take-over on another node does not see that lock, so a claim that found runs writes the row.
+LOCK_FENCE = b"SELECT 1 FROM edda_fence WHERE worker = %b FOR UPDATE"
+WRITE_FENCE = b"UPDATE edda_fence SET claims = claims + 1 WHERE worker = %b"
+_COLUMNS = (
+    b"run_id, workflow, generation, inbox_read, attempts, event_cursor, compensating, end_if_parked, deaths,"
+    b" deaths_alone, died_seq, epoch, watchers"
+)
+# One workflow name at a time: for several names the server would sort, and lock all due runs before it takes the first.
 FIND_DUE = (
-    b"SELECT ready_at, " + _COLUMNS + b" FROM edda_sched FORCE INDEX (edda_sched_ready)"
+    b"SELECT ready_at, " + _COLUMNS + b" FROM edda_open_run FORCE INDEX (edda_open_run_ready)"
     b" WHERE workflow = %b AND ready_at <= " + NOW + b" AND owner IS NULL"
     b" ORDER BY ready_at LIMIT %b FOR UPDATE SKIP LOCKED"
 )
-# In a row of its own, which only the worker's claims write; taken behind the fence, and in the message that commits.
-COUNT_CLAIM = b"UPDATE edda_claim SET n = n + 1 WHERE worker = %b AND n >= %b"
-CLAIM_NUMBER = b"SELECT n FROM edda_claim WHERE worker = %b"
-TAKE = b"""UPDATE edda_sched FORCE INDEX (PRIMARY)
+# In a row of its own, which only the worker's claims write; locked after the fence, in the message with the COMMIT.
+COUNT_CLAIM = b"UPDATE edda_claim SET claims = claims + 1 WHERE worker = %b AND claims >= %b"
+CLAIM_NUMBER = b"SELECT claims FROM edda_claim WHERE worker = %b"
+TAKE = b"""UPDATE edda_open_run FORCE INDEX (PRIMARY)
     SET owner = %b, epoch = epoch + 1, ready_at = NULL, status = 'running', reason = NULL WHERE run_id IN (%b)"""
-# Those first that died last; of these the first group is claimed.
+# The runs that died last come first; the claim takes the first group of them.
 FIND_SUSPECTS = (
-    b"SELECT suspect_at, " + _COLUMNS + b" FROM edda_sched FORCE INDEX (edda_sched_suspect)"
+    b"SELECT suspect_at, " + _COLUMNS + b" FROM edda_open_run FORCE INDEX (edda_open_run_suspect)"
     b" WHERE suspect_at IS NOT NULL AND workflow IN (%b) AND owner IS NULL"
     b" ORDER BY suspect_at DESC, run_id LIMIT %b"
     b" FOR UPDATE SKIP LOCKED"
 )
-TAKE_SUSPECTS = b"""UPDATE edda_sched FORCE INDEX (PRIMARY)
+TAKE_SUSPECTS = b"""UPDATE edda_open_run FORCE INDEX (PRIMARY)
     SET owner = %b, epoch = epoch + 1, ready_at = NULL, suspect_at = NULL, status = 'running', reason = NULL,
         alone = %b WHERE run_id IN (%b)"""
-HAS_SUSPECTS = b"""SELECT 1 FROM edda_sched FORCE INDEX (edda_sched_suspect)
+HAS_SUSPECTS = b"""SELECT 1 FROM edda_open_run FORCE INDEX (edda_open_run_suspect)
     WHERE suspect_at IS NOT NULL AND workflow IN (%b) LIMIT 1"""
 READ_WAITS = b"SELECT run_id, step, `key` FROM edda_wait WHERE run_id IN (%b) ORDER BY run_id, step"
 READ_WATCHERS = b"SELECT run_id, watcher, step FROM edda_watcher WHERE run_id IN (%b) ORDER BY run_id, watcher, step"
 READ_RUNS = b"""SELECT r.id, r.input, r.created_at, r.deadline, r.parent, r.parent_step, r.depth
-    FROM edda_sched s FORCE INDEX (PRIMARY)
-    STRAIGHT_JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen WHERE s.run_id IN (%b)"""
+    FROM edda_open_run s FORCE INDEX (PRIMARY)
+    STRAIGHT_JOIN edda_run r ON r.id = s.run_id AND r.generation = s.generation WHERE s.run_id IN (%b)"""
 READ_HISTORY = b"""SELECT h.run_id, h.epoch,
-        h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.n, h.event
-    FROM edda_sched s FORCE INDEX (PRIMARY)
-    STRAIGHT_JOIN edda_hist h ON h.run_id = s.run_id AND h.gen = s.gen WHERE s.run_id IN (%b)"""
-READ_DONE = b"""SELECT d.run_id, d.step, d.attempt, d.value, d.at FROM edda_sched s FORCE INDEX (PRIMARY)
-    STRAIGHT_JOIN edda_done d ON d.run_id = s.run_id AND d.gen = s.gen WHERE s.run_id IN (%b) ORDER BY d.step"""
-# The first entry of the ready index with a time in it, name by name; a run with an owner has none. One statement: this
-# is what an idle worker asks again and again.
+        h.seq, h.kind, h.step, h.name, h.ok, h.at, h.input, h.value, h.attempt, h.inbox_no, h.event
+    FROM edda_open_run s FORCE INDEX (PRIMARY)
+    STRAIGHT_JOIN edda_history h ON h.run_id = s.run_id AND h.generation = s.generation WHERE s.run_id IN (%b)"""
+READ_STEP_COMMITS = b"""SELECT d.run_id, d.step, d.attempt, d.value, d.at FROM edda_open_run s FORCE INDEX (PRIMARY)
+    STRAIGHT_JOIN edda_step_commit d ON d.run_id = s.run_id AND d.generation = s.generation
+        WHERE s.run_id IN (%b) ORDER BY d.step"""
+# The first entry of the ready index for each name; a run with an owner has no ready_at. One statement, because an idle
+# worker sends it again and again.
 NEXT_DUE = b"SELECT " + NOW + b", MIN(f.first) FROM (%b) f"
-NEXT_OF_NAME = b"SELECT MIN(ready_at) AS first FROM edda_sched WHERE workflow = %b"
-FIND_PARKED = b"SELECT run_id FROM edda_sched WHERE parked IN (%b) AND owner IS NULL AND ready_at > " + NOW
-# As `unpark_pause` says.
+NEXT_OF_NAME = b"SELECT MIN(ready_at) AS first FROM edda_open_run WHERE workflow = %b"
+FIND_PARKED = b"SELECT run_id FROM edda_open_run WHERE parked IN (%b) AND owner IS NULL AND ready_at > " + NOW
+# As `unpark_pause`.
 _UNPARKED_AT = (
     b"GREATEST("
     + NOW
     + b", IF(attempts < 3, 0, COALESCE(parked_at, 0) + CAST(100000 << LEAST(attempts, 8) AS SIGNED)))"
 )
-UNPARK = (
-    b"UPDATE edda_sched FORCE INDEX (PRIMARY) SET ready_at = LEAST(ready_at, " + _UNPARKED_AT + b")"
+WAKE_PARKED = (
+    b"UPDATE edda_open_run FORCE INDEX (PRIMARY) SET ready_at = LEAST(ready_at, " + _UNPARKED_AT + b")"
     b" WHERE run_id IN (%b) AND status = 'parked' AND owner IS NULL AND ready_at IS NOT NULL"
 )
-FIND_MAIL = b"SELECT run_id, absorbed FROM edda_sched FORCE INDEX (edda_sched_inbox) WHERE inbox = %b"
-# Every bound is written out: from a column of another table the server would not make a range, and read all that a
-# run ever got. A letter that brings an event has no value of its own.
-READ_MAIL = b"""SELECT d.run_id, d.n, d.kind, d.at, d.step, COALESCE(e.body, d.value), d.event
-    FROM edda_delivery d FORCE INDEX (PRIMARY) LEFT JOIN edda_event e ON e.seq = d.event
-    WHERE %b ORDER BY d.run_id, d.n"""
+FIND_INBOXES = b"SELECT run_id, inbox_read FROM edda_open_run FORCE INDEX (edda_open_run_inbox) WHERE inbox = %b"
+# Every bound is a literal: for a bound from a column of another table the server uses no range, and reads all items
+# that the run ever received. An item with an event has no value of its own.
+READ_INBOX_ITEMS = b"""SELECT d.run_id, d.inbox_no, d.kind, d.at, d.step, COALESCE(e.body, d.value), d.event
+    FROM edda_inbox d FORCE INDEX (PRIMARY) LEFT JOIN edda_event e ON e.seq = d.event
+    WHERE %b ORDER BY d.run_id, d.inbox_no"""
 
 _INBOXES = 500
-"""Ranges in one statement."""
+"""Inboxes in one statement."""
 
 
-class MySQLQueue:
-    _pool: Pool
-    _news: MySQLNews
+class MySQLClaims:
+    _pool: MySQLPool
+    _notifications: PollingNotifications
 
     @repeated
-    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, seen: int = 0) -> Claim:
+    async def claim(self, worker: WorkerId, workflows: Sequence[str], limit: int, known_claims: int = 0) -> Claim:
         async with self._pool.session() as session:
-            due = await _find_due(session, worker, workflows, limit)
-            if due is None:
+            replies = await _lock_and_find(session, worker, *(bind(FIND_DUE, name, limit) for name in workflows))
+            if replies is None:
                 return await _claim_nothing(session)
+            # Up to `limit` rows of every name are locked. The oldest of all are taken; the COMMIT unlocks the rest.
+            due = sorted(row for reply in replies for row in reply.rows)[:limit]
             take = [bind(TAKE, worker, _ids(due))] if due else []
-            return await self._take(session, worker, due, take, seen)
+            return await self._take(session, worker, due, take, known_claims)
 
     async def _take(
-        self, session: Session, worker: WorkerId, due: Sequence[Row], take: list[Statement], seen: int
+        self, session: MySQLSession, worker: WorkerId, due: Sequence[Row], take: list[Statement], known_claims: int
     ) -> Claim:
-        """Count the claim and commit it; what was found is locked."""
+        """Count the claim and commit it; the found rows are locked."""
         if take and session.node is not None:
             take.append(bind(WRITE_FENCE, worker))
         try:
             *_, counted, _, clock = await session.send(
-                bind(COUNT_CLAIM, worker, seen),
+                bind(COUNT_CLAIM, worker, known_claims),
                 bind(ASSERT_ROW_COUNT, 1),
                 *take,
                 bind(CLAIM_NUMBER, worker),
@@ -114,33 +136,29 @@ class MySQLQueue:
         except AssertionFailedError:
             return await _claim_nothing(session)
         number = int(counted.rows[0][0])
-        return Claim(_time(clock), await self._load(session, due) if due else (), number)
+        return Claim(int(clock.rows[0][0]), await self._load(session, due) if due else (), number)
 
-    async def _load(self, session: Session, due: Sequence[Row]) -> tuple[ClaimedRun, ...]:
-        self._news.expect_more()
-        ids = [run_id(row[1]) for row in due]
-        # Statements of their own, after the claim: in the claim's they could be older than its rows. The waits
-        # first: one that is met between two of these is then seen in the inbox as well, instead of nowhere.
-        read = [bind(template, ids) for template in (READ_WAITS, READ_RUNS, READ_HISTORY, READ_DONE)]
-        if watched := [run_id(row[1]) for row in due if row[-1]]:
+    async def _load(self, session: MySQLSession, due: Sequence[Row]) -> tuple[ClaimedRun, ...]:
+        self._notifications.expect_more()
+        ids = [to_run_id(row[1]) for row in due]
+        # After the claim's COMMIT: in the claim's statements the history could be older than the locked rows. The waits
+        # come first: an event that is delivered between two of these statements is then seen twice instead of never.
+        read = [bind(template, ids) for template in (READ_WAITS, READ_RUNS, READ_HISTORY, READ_STEP_COMMITS)]
+        if watched := [to_run_id(row[1]) for row in due if row[-1]]:
             read.append(bind(READ_WATCHERS, watched))
-        found = await session.query(*read, *read_mail((row[1], row[5]) for row in due))
-        about = (READ_WAITS, READ_RUNS, READ_HISTORY, READ_MAIL, READ_WATCHERS, READ_DONE)
-        return claimed_runs(due, *map(found.rows_of, about))
+        return _to_claimed_runs(due, await session.query(*read, *read_inbox_items((row[1], row[4]) for row in due)))
 
     @repeated
     async def claim_suspects(
-        self, worker: WorkerId, workflows: Sequence[str], few: int, alone: bool, seen: int = 0
+        self, worker: WorkerId, workflows: Sequence[str], limit: int, alone: bool, known_claims: int = 0
     ) -> Claim:
         async with self._pool.session() as session:
-            find = bind(FIND_SUSPECTS, workflows, few)
-            look = SHARE_FENCE if session.node is None else HOLD_FENCE
-            _, fence, found = await session.send(bind(BEGIN), bind(look, worker), find)
-            if not fence.rows:
+            replies = await _lock_and_find(session, worker, bind(FIND_SUSPECTS, workflows, limit))
+            if replies is None:
                 return await _claim_nothing(session)
-            due = [row for row in found.rows if row[0] == found.rows[0][0]]
+            due = [row for reply in replies for row in reply.rows if row[0] == reply.rows[0][0]]
             take = [bind(TAKE_SUSPECTS, worker, int(alone and len(due) == 1), _ids(due))] if due else []
-            return await self._take(session, worker, due, take, seen)
+            return await self._take(session, worker, due, take, known_claims)
 
     async def has_suspects(self, workflows: Sequence[str]) -> bool:
         return bool((await self._pool.run(HAS_SUSPECTS, workflows)).rows)
@@ -156,22 +174,22 @@ class MySQLQueue:
         if not workflows:
             return 0
         async with self._pool.session() as session:
-            ids = sorted(run_id(row[0]) for row in (await session.run(FIND_PARKED, workflows)).rows)
-            return (await session.run(UNPARK, ids)).affected if ids else 0
+            ids = sorted(to_run_id(row[0]) for row in (await session.run(FIND_PARKED, workflows)).rows)
+            return (await session.run(WAKE_PARKED, ids)).affected if ids else 0
 
     async def read_inboxes(self, worker: WorkerId) -> tuple[InboxItem, ...]:
         async with self._pool.session() as session:
-            inboxes = (await session.run(FIND_MAIL, worker)).rows
+            inboxes = (await session.run(FIND_INBOXES, worker)).rows
             if not inboxes:
                 return ()
-            self._news.expect_more()
-            replies = await session.send(*read_mail(inboxes))
-            return tuple(delivery(row) for reply in replies for row in reply.rows)
+            self._notifications.expect_more()
+            replies = await session.send(*read_inbox_items(inboxes))
+            return tuple(to_inbox_item(row) for reply in replies for row in reply.rows)
 
 
 def _ids(due: Iterable[Row]) -> list[RunId]:
-    """In the order in which everybody locks them."""
-    return sorted(run_id(row[1]) for row in due)
+    """Sorted: every statement locks runs in this order."""
+    return sorted(to_run_id(row[1]) for row in due)
 
 
 def next_due(workflows: Iterable[str]) -> Statement:
@@ -179,27 +197,48 @@ def next_due(workflows: Iterable[str]) -> Statement:
     return Statement(NEXT_DUE.decode(), NEXT_DUE % names)
 
 
-def read_mail(inboxes: Iterable[tuple[bytes, int]]) -> Iterator[Statement]:
-    """The letters of each run after the last it has read."""
-    ranges = [b"(d.run_id = %b AND d.n > %d)" % (quote_text(run_id(run)), absorbed) for run, absorbed in inboxes]
+def read_inbox_items(inboxes: Iterable[tuple[bytes, int]]) -> Iterator[Statement]:
+    """The items of each run after the last that it has read."""
+    ranges = [
+        b"(d.run_id = %b AND d.inbox_no > %d)" % (quote_text(to_run_id(run)), inbox_read) for run, inbox_read in inboxes
+    ]
     for i in range(0, len(ranges), _INBOXES):
-        yield Statement(READ_MAIL.decode(), READ_MAIL % b" OR ".join(ranges[i : i + _INBOXES]))
+        yield Statement(READ_INBOX_ITEMS.decode(), READ_INBOX_ITEMS % b" OR ".join(ranges[i : i + _INBOXES]))
 
 
-async def _claim_nothing(session: Session) -> Claim:
+async def _claim_nothing(session: MySQLSession) -> Claim:
     *_, clock = await session.send(bind(ROLLBACK), bind(READ_CLOCK))
-    return Claim(_time(clock), ())
+    return Claim(int(clock.rows[0][0]), ())
 
 
-async def _find_due(session: Session, worker: WorkerId, workflows: Sequence[str], limit: int) -> list[Row] | None:
-    """Up to `limit` rows of every name are locked, the oldest of all are taken; the commit frees the rest. None if the
-    worker has no fence."""
-    lock = SHARE_FENCE if session.node is None else HOLD_FENCE
-    _, fence, *found = await session.send(
-        bind(BEGIN), bind(lock, worker), *(bind(FIND_DUE, workflow, limit) for workflow in workflows)
+async def _lock_and_find(session: MySQLSession, worker: WorkerId, *find: Statement) -> list[Reply] | None:
+    """None if the worker has no fence row."""
+    lock = LOCK_FENCE_SHARED if session.node is None else LOCK_FENCE
+    _, fence, *found = await session.send(bind(BEGIN), bind(lock, worker), *find)
+    return found if fence.rows else None
+
+
+def _to_claimed_runs(due: Iterable[Row], found: ReplyRows) -> tuple[ClaimedRun, ...]:
+    """Without the runs that another worker has taken over since the claim."""
+    runs = {row[0]: row[1:] for row in found.rows_of(READ_RUNS)}
+    read = (READ_HISTORY, READ_INBOX_ITEMS, READ_WAITS, READ_WATCHERS, READ_STEP_COMMITS)
+    history, inboxes, waits, watchers, step_commits = (rows_by_run(found.rows_of(template)) for template in read)
+    return tuple(
+        to_claimed_run(
+            open_run,
+            runs[run],
+            epoch=epoch + 1,
+            entries=sorted((to_entry(row[2:]) for row in history[run]), key=attrgetter("seq")),
+            inbox=map(to_inbox_item, inboxes[run]),
+            waits=((to_text(step), key) for _, step, key in waits[run]),
+            watchers=(to_watcher(row[1:]) for row in watchers[run]),
+            step_commits=(to_step_commit(row[1:]) for row in step_commits[run]),
+        )
+        for _, *open_run, epoch, _ in due
+        if (run := open_run[0]) in runs and not _was_lost(history[run], epoch + 1, inbox_read=open_run[3])
     )
-    return sorted(row for reply in found for row in reply.rows)[:limit] if fence.rows else None
 
 
-def _time(clock: Reply) -> int:
-    return int(clock.rows[0][0])
+def _was_lost(history: Iterable[Row], epoch: int, inbox_read: int) -> bool:
+    """Whether the history is newer than the claim: this process was stopped, and another worker took the run over."""
+    return any(written > epoch or (inbox_no or 0) > inbox_read for _, written, *_, inbox_no, _ in history)

@@ -1,8 +1,8 @@
 """What the errors of MariaDB and MySQL mean to the engine: one table, by number and by class of SQLSTATE.
 
-A batch is sent again after a conflict; after an error that leaves its outcome open it is asked for and sent again; and
-only what the *data* is refused for may fail a run. Whatever is not listed is a fault of the infrastructure: missing
-tables, missing rights, a full disk, a read-only server, too many connections. A run waits until it is over.
+The journal sends a batch again after a conflict; after an error that leaves the outcome open it first reads the fence;
+and only an error that refuses the *data* may fail a run. Every number that is not listed counts as a fault of the
+infrastructure: missing tables, missing rights, a full disk, a read-only server, too many connections. Runs wait then.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edda.errors import (
 MEANINGS: dict[int | str, type[StorageError]] = {
     1020: StorageConflictError,  # record changed since it was read
     1205: StorageLockedError,  # lock wait time-out
-    1213: StorageConflictError,  # deadlock, also one that a cluster finds at the commit
+    1213: StorageConflictError,  # deadlock; on a cluster also a refused COMMIT
     1614: StorageConflictError,  # rolled back by the server (XA deadlock)
-    3101: StorageConflictError,  # rolled back by the group at the commit
+    3101: StorageConflictError,  # the replication group refused the COMMIT
     3572: StorageLockedError,  # NOWAIT
-    1022: StorageDuplicateError,  # a key that is there already, here and below
+    1022: StorageDuplicateError,  # the key exists already, here and below
     1062: StorageDuplicateError,
     1169: StorageDuplicateError,
     1586: StorageDuplicateError,
@@ -38,13 +38,13 @@ MEANINGS: dict[int | str, type[StorageError]] = {
     "22": StorageRejectedError,  # a value that the column does not take
     "23": StorageRejectedError,  # a constraint
 }
-"""By number, which counts first, or by class of SQLSTATE."""
+"""By number, which comes first, or by class of SQLSTATE."""
 
 LOST = frozenset({1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2045, 2055, 4031})
 """The connection is gone."""
 AWAY = frozenset({1021, 1040, 1047, 1053, 1114, 1129, 1203, 1226, 1792, 1836, 2001, 2002, 2003, 2005, 2012})
-"""What no statement of a user's causes: no room on the disk, no connection left, a shutdown, a server that takes no
-writes, a node outside of the majority."""
+"""Numbers that no statement of a user causes: disk full, no connection left, shutdown, read-only server, a node outside
+of the cluster's majority."""
 
 HINTS = {
     1146: "the database is not migrated to this release, or its tables are being replaced: run `edda migrate`",
@@ -76,8 +76,7 @@ def meaning_of(number: int, state: str) -> type[StorageError]:
 
 
 def is_away(number: int, message: str) -> bool:
-    """Some numbers stand for several things: 1290 for any option that forbids a statement, 1030 for any error of a
-    storage engine."""
+    """1290 is any option that forbids a statement and 1030 any error of a storage engine, so their message decides."""
     if number == 1290:
         return "read-only" in message or "read_only" in message
     if number == 1030:

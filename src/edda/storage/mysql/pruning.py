@@ -1,4 +1,4 @@
-"""Removing what is old: a plain look for what is worth it, then short transactions on primary keys."""
+"""Pruning: deleting old rows, a few at a time, in short transactions on primary keys."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from collections.abc import Iterable
 
 from edda.core.model import MICROSECONDS
 
-from .events import NEWEST_BEFORE
-from .locks import LOG, certify, lock_exclusive, repeated
-from .pool import Pool
-from .session import BEGIN, COMMIT, Session
+from .connection import BEGIN, COMMIT, MySQLPool, MySQLSession
+from .events import LAST_EVENT_BEFORE
+from .locks import EVENT_LOG, certify, lock_exclusive, repeated
 from .statement import bind, join_values, quote_text
 
 GRACE = 3600 * MICROSECONDS
-"""An event without keys is kept this much longer, for those who found it while it had them."""
+"""Between deleting an event's keys and the event: a process that found the event by a key has read it by then."""
 
-# Numbers with keys that are old are the lowest of the index; the bound keeps it from looking at those that are not.
-# GROUP BY: DISTINCT would collect all of them before it takes the first few.
+# The keys of old events have the lowest numbers of the index, and the bound ends the scan. GROUP BY, because DISTINCT
+# would collect all numbers before it returns the first.
 FIND_KEYED = b"""SELECT k.seq FROM edda_event_key k FORCE INDEX (edda_event_key_seq)
     STRAIGHT_JOIN edda_event e ON e.seq = k.seq
     WHERE k.seq <= %b AND e.received_at < %b GROUP BY k.seq ORDER BY k.seq LIMIT %b FOR UPDATE SKIP LOCKED"""
 DELETE_KEYS = b"""DELETE k FROM (%b) v
     STRAIGHT_JOIN edda_event_key k FORCE INDEX (edda_event_key_seq) ON k.seq = v.seq"""
-_UNREAD = b"""edda_delivery d STRAIGHT_JOIN edda_sched s ON s.run_id = d.run_id AND s.absorbed < d.n"""
+_UNREAD = b"""edda_inbox d STRAIGHT_JOIN edda_open_run s ON s.run_id = d.run_id AND s.inbox_read < d.inbox_no"""
 FIND_OLD = (
     b"""SELECT e.seq FROM edda_event e FORCE INDEX (edda_event_received)
     WHERE e.received_at < %%b AND e.seq < %%b
@@ -31,44 +30,47 @@ FIND_OLD = (
     ORDER BY e.received_at LIMIT %%b FOR UPDATE SKIP LOCKED"""
     % _UNREAD
 )
-# Asked again when the events are locked: then nobody can deliver them or give them keys.
+# Read again when the events are locked: then no transaction can deliver them or add keys.
 FIND_USED = (
     b"""SELECT seq FROM edda_event_key WHERE seq IN (%%b)
     UNION SELECT d.event FROM %b WHERE d.event IN (%%b)"""
     % _UNREAD
 )
 DELETE_EVENTS = b"DELETE e FROM (%b) v STRAIGHT_JOIN edda_event e ON e.seq = v.seq"
-NEWEST = b"SELECT MAX(seq) FROM edda_event"
+MAX_EVENT = b"SELECT MAX(seq) FROM edda_event"
 
-# While a run is open, its letter is what keeps it from getting the event twice.
-FIND_READ = b"""SELECT d.run_id, d.n FROM edda_delivery d FORCE INDEX (edda_delivery_at)
-    LEFT JOIN edda_sched s ON s.run_id = d.run_id LEFT JOIN edda_event e ON e.seq = d.event
-    WHERE d.at < %b AND (s.run_id IS NULL OR (d.n <= s.absorbed AND e.seq IS NULL)) ORDER BY d.at LIMIT %b"""
-DELETE_LETTERS = b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_delivery d ON d.run_id = v.run_id AND d.n = v.n"
+# As long as the event exists, its item in an open run's inbox keeps the run from receiving it twice.
+FIND_READ = b"""SELECT d.run_id, d.inbox_no FROM edda_inbox d FORCE INDEX (edda_inbox_at)
+    LEFT JOIN edda_open_run s ON s.run_id = d.run_id LEFT JOIN edda_event e ON e.seq = d.event
+    WHERE d.at < %b AND (s.run_id IS NULL OR (d.inbox_no <= s.inbox_read AND e.seq IS NULL)) ORDER BY d.at LIMIT %b"""
+DELETE_INBOX_ITEMS = (
+    b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_inbox d ON d.run_id = v.run_id AND d.inbox_no = v.inbox_no"
+)
 
 FIND_ENDED = b"""SELECT r.run_id FROM edda_result r FORCE INDEX (edda_result_ended)
-    WHERE r.ended_at < %b AND NOT EXISTS (SELECT 1 FROM edda_sched s WHERE s.run_id = r.run_id)
+    WHERE r.ended_at < %b AND NOT EXISTS (SELECT 1 FROM edda_open_run s WHERE s.run_id = r.run_id)
     ORDER BY r.ended_at LIMIT %b FOR UPDATE SKIP LOCKED"""
 DELETE_OF_RUNS = (
-    b"DELETE p FROM (%b) v STRAIGHT_JOIN edda_past p ON p.run_id = v.run_id",
-    b"DELETE h FROM (%b) v STRAIGHT_JOIN edda_hist h ON h.run_id = v.run_id",
-    b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_delivery d ON d.run_id = v.run_id",
+    b"DELETE p FROM (%b) v STRAIGHT_JOIN edda_old_generation p ON p.run_id = v.run_id",
+    b"DELETE h FROM (%b) v STRAIGHT_JOIN edda_history h ON h.run_id = v.run_id",
+    b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_inbox d ON d.run_id = v.run_id",
     b"DELETE w FROM (%b) v STRAIGHT_JOIN edda_watcher w ON w.run_id = v.run_id",
-    b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_done d ON d.run_id = v.run_id",
-    b"DELETE f FROM (%b) v STRAIGHT_JOIN edda_fact f ON f.run_id = v.run_id",
+    b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_step_commit d ON d.run_id = v.run_id",
+    b"DELETE f FROM (%b) v STRAIGHT_JOIN edda_run_value f ON f.run_id = v.run_id",
     b"DELETE r FROM (%b) v STRAIGHT_JOIN edda_run r ON r.id = v.run_id",
     b"DELETE r FROM (%b) v STRAIGHT_JOIN edda_result r ON r.run_id = v.run_id",
 )
 
-# Of open runs: those of one that has ended go with it.
-FIND_PAST = b"""SELECT p.run_id, p.gen FROM edda_past p FORCE INDEX (edda_past_ended)
-    STRAIGHT_JOIN edda_sched s ON s.run_id = p.run_id WHERE p.ended_at < %b ORDER BY p.ended_at LIMIT %b"""
-# The first of them decides who removes a generation: another who found it too waits here, and then removes nothing.
+# Of open runs only: DELETE_OF_RUNS deletes the generations of ended runs.
+FIND_OLD_GENERATIONS = b"""SELECT p.run_id, p.generation
+    FROM edda_old_generation p FORCE INDEX (edda_old_generation_ended)
+    STRAIGHT_JOIN edda_open_run s ON s.run_id = p.run_id WHERE p.ended_at < %b ORDER BY p.ended_at LIMIT %b"""
+# The first DELETE decides which process prunes a generation: another one that found it waits here, and deletes nothing.
 DELETE_GENERATIONS = (
-    b"DELETE p FROM (%b) v STRAIGHT_JOIN edda_past p ON p.run_id = v.run_id AND p.gen = v.gen",
-    b"DELETE h FROM (%b) v STRAIGHT_JOIN edda_hist h ON h.run_id = v.run_id AND h.gen = v.gen",
-    b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_done d ON d.run_id = v.run_id AND d.gen = v.gen",
-    b"DELETE r FROM (%b) v STRAIGHT_JOIN edda_run r ON r.id = v.run_id AND r.gen = v.gen",
+    b"DELETE p FROM (%b) v STRAIGHT_JOIN edda_old_generation p ON p.run_id = v.run_id AND p.generation = v.generation",
+    b"DELETE h FROM (%b) v STRAIGHT_JOIN edda_history h ON h.run_id = v.run_id AND h.generation = v.generation",
+    b"DELETE d FROM (%b) v STRAIGHT_JOIN edda_step_commit d ON d.run_id = v.run_id AND d.generation = v.generation",
+    b"DELETE r FROM (%b) v STRAIGHT_JOIN edda_run r ON r.id = v.run_id AND r.generation = v.generation",
 )
 
 FIND_SENT = b"""SELECT seq FROM edda_outbox FORCE INDEX (edda_outbox_ended)
@@ -77,7 +79,7 @@ DELETE_SENT = b"DELETE o FROM (%b) v STRAIGHT_JOIN edda_outbox o ON o.seq = v.se
 
 
 class MySQLPruning:
-    _pool: Pool
+    _pool: MySQLPool
 
     @repeated
     async def prune_events(self, before: int, limit: int) -> int:
@@ -88,8 +90,8 @@ class MySQLPruning:
     async def prune_inbox(self, before: int, limit: int) -> int:
         async with self._pool.session() as session:
             read = sorted((await session.run(FIND_READ, before, limit)).rows)
-            rows = [b"SELECT %b AS run_id, %d AS n" % (quote_text(run.decode()), n) for run, n in read]
-            return sum(reply.affected for reply in await session.send(*join_values(DELETE_LETTERS, rows)))
+            rows = [b"SELECT %b AS run_id, %d AS inbox_no" % (quote_text(run.decode()), n) for run, n in read]
+            return sum(reply.affected for reply in await session.send(*join_values(DELETE_INBOX_ITEMS, rows)))
 
     @repeated
     async def prune_runs(self, before: int, limit: int) -> int:
@@ -108,8 +110,8 @@ class MySQLPruning:
             return len(sent.rows)
 
 
-async def _prune_keys(session: Session, before: int, limit: int) -> int:
-    newest = (await session.run(NEWEST_BEFORE, before)).rows
+async def _prune_keys(session: MySQLSession, before: int, limit: int) -> int:
+    newest = (await session.run(LAST_EVENT_BEFORE, before)).rows
     if not newest:
         return 0
     _, keyed = await session.send(bind(BEGIN), bind(FIND_KEYED, newest[0][0], before, limit))
@@ -117,25 +119,28 @@ async def _prune_keys(session: Session, before: int, limit: int) -> int:
     return len(keyed.rows)
 
 
-async def _prune_events(session: Session, before: int, limit: int) -> int:
-    """Never the newest: a run that is started sees the events after it."""
-    newest = (await session.run(NEWEST)).rows[0][0]
+async def _prune_events(session: MySQLSession, before: int, limit: int) -> int:
+    """Never the newest event: new runs take their event cursor from it."""
+    newest = (await session.run(MAX_EVENT)).rows[0][0]
     if newest is None:
         return 0
-    # In a cluster the locks on the events say nothing to who gives them keys on another node: both write a bucket.
-    alone = [] if session.node is None else [lock_exclusive([LOG])]
-    *_, old = await session.send(bind(BEGIN), *alone, bind(FIND_OLD, before, newest, limit))
+    # On a cluster a process on another node that adds keys does not see the locks on events, so both write a bucket.
+    bucket = [] if session.node is None else [lock_exclusive([EVENT_LOG])]
+    *_, old = await session.send(bind(BEGIN), *bucket, bind(FIND_OLD, before, newest, limit))
     seqs = {row[0] for row in old.rows}
     used = await session.run(FIND_USED, sorted(seqs), sorted(seqs))
     unused = seqs.difference(row[0] for row in used.rows)
-    certified = certify(LOG, session.node) if unused else ()
+    certified = certify(EVENT_LOG, session.node) if unused else ()
     await session.send(*certified, *join_values(DELETE_EVENTS, _numbers(unused)), bind(COMMIT))
     return len(unused)
 
 
-async def _prune_generations(session: Session, before: int, limit: int) -> int:
-    past = (await session.run(FIND_PAST, before, limit)).rows
-    rows = [b"SELECT %b AS run_id, %d AS gen" % (quote_text(run.decode()), gen) for run, gen in sorted(past)]
+async def _prune_generations(session: MySQLSession, before: int, limit: int) -> int:
+    past = (await session.run(FIND_OLD_GENERATIONS, before, limit)).rows
+    rows = [
+        b"SELECT %b AS run_id, %d AS generation" % (quote_text(run.decode()), generation)
+        for run, generation in sorted(past)
+    ]
     if not rows:
         return 0
     claim, *rest = (list(join_values(template, rows)) for template in DELETE_GENERATIONS)

@@ -1,7 +1,8 @@
-"""Runs that people look for.
+"""The run search.
 
-A page is read from the newest run on. Where the newest few thousand do not fill it, what is looked for is rare among
-them, and is gathered from where it is kept and sorted: going on would lead through all there are.
+The first statement filters the newest `SCAN_LIMIT` runs. If they do not fill the page, matching runs are rare among
+them; further statements then collect all matches through selective indexes and sort them. Going on from the newest run
+would read all runs.
 """
 
 from __future__ import annotations
@@ -12,127 +13,140 @@ from collections.abc import Iterable, Iterator, Sequence
 from edda.core.model import RunId, RunRecord
 from edda.core.queries import MAX_COUNT, Generation, RunQuery
 from edda.core.states import ENDED, OPEN, RunStatus
+from edda.storage.shared.rows import to_run_record
 
-from .pool import Pool
-from .rows import run_record
+from .connection import MySQLPool
 from .runs import COLUMNS, OPEN_STATUS, STATUS
 from .statement import Statement, int_or_null, literal, quote_text
 
 _LAST = "\U0010ffff" * 64
-"""Behind a prefix it comes after all other ids: they are not as long as this."""
+"""Appended to a prefix it sorts after all ids with that prefix, because ids are shorter."""
 SCAN_LIMIT = 2_000
-"""So many of the newest runs are looked at before what is rare is gathered."""
+"""How many of the newest runs the first statement reads."""
 
-_SCHED = b" LEFT JOIN edda_sched s ON s.run_id = r.id AND s.gen = r.gen"
-_RESULT = b" LEFT JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen"
-# A generation that another one followed has neither.
+_OPEN_RUN = b" LEFT JOIN edda_open_run s ON s.run_id = r.id AND s.generation = r.generation"
+_RESULT = b" LEFT JOIN edda_result e ON e.run_id = r.id AND e.generation = r.generation"
+# A generation that is not the newest has neither an open-run row nor a result.
 _NEWEST_GENERATION = b" WHERE (s.run_id IS NOT NULL OR e.run_id IS NOT NULL)"
 
-_AMONG_FEW = (
-    b"(SELECT r.id, r.gen FROM edda_run r FORCE INDEX (%b) WHERE TRUE%b"
+_AMONG_NEWEST = (
+    b"(SELECT r.id, r.generation FROM edda_run r FORCE INDEX (%b) WHERE TRUE%b"
     b" ORDER BY r.created_at DESC, r.id DESC LIMIT %b) c"
-    b" STRAIGHT_JOIN edda_run r ON r.id = c.id AND r.gen = c.gen" + _SCHED + _RESULT + _NEWEST_GENERATION
+    b" STRAIGHT_JOIN edda_run r ON r.id = c.id AND r.generation = c.generation"
+    + _OPEN_RUN
+    + _RESULT
+    + _NEWEST_GENERATION
 )
-# What is still open is passed by in the indexes alone.
+# The join with edda_result skips open runs in the indexes alone.
 _AMONG_ENDED = (
-    b"(SELECT r.id, r.gen FROM edda_run r FORCE INDEX (%b)"
-    b" STRAIGHT_JOIN edda_result e ON e.run_id = r.id AND e.gen = r.gen WHERE e.status IN (%b)%b"
+    b"(SELECT r.id, r.generation FROM edda_run r FORCE INDEX (%b)"
+    b" STRAIGHT_JOIN edda_result e ON e.run_id = r.id AND e.generation = r.generation WHERE e.status IN (%b)%b"
     b" ORDER BY r.created_at DESC, r.id DESC LIMIT %b) c"
-    b" STRAIGHT_JOIN edda_run r ON r.id = c.id AND r.gen = c.gen" + _SCHED + _RESULT + _NEWEST_GENERATION
+    b" STRAIGHT_JOIN edda_run r ON r.id = c.id AND r.generation = c.generation"
+    + _OPEN_RUN
+    + _RESULT
+    + _NEWEST_GENERATION
 )
-_ALONG = b"edda_run r FORCE INDEX (%b)" + _SCHED + _RESULT + _NEWEST_GENERATION
+_ALONG = b"edda_run r FORCE INDEX (%b)" + _OPEN_RUN + _RESULT + _NEWEST_GENERATION
 _OPEN = (
-    b"edda_sched s STRAIGHT_JOIN edda_run r FORCE INDEX (PRIMARY) ON r.id = s.run_id AND r.gen = s.gen"
+    b"edda_open_run s STRAIGHT_JOIN edda_run r FORCE INDEX (PRIMARY) ON r.id = s.run_id AND r.generation = s.generation"
     + _RESULT
     + b" WHERE TRUE"
 )
-# Sorted by what is needed for it alone: inputs and results may be long.
-_GATHERED = (
-    b"(SELECT r.id, r.gen FROM %b%b ORDER BY r.created_at DESC, r.id DESC LIMIT %b) c"
-    b" STRAIGHT_JOIN edda_run r ON r.id = c.id AND r.gen = c.gen" + _SCHED + _RESULT + b" WHERE TRUE"
+# Sorts ids only and joins the other columns afterwards: inputs and results may be large.
+_COLLECTED = (
+    b"(SELECT r.id, r.generation FROM %b%b ORDER BY r.created_at DESC, r.id DESC LIMIT %b) c"
+    b" STRAIGHT_JOIN edda_run r ON r.id = c.id AND r.generation = c.generation" + _OPEN_RUN + _RESULT + b" WHERE TRUE"
 )
 _ENDED = (
     b"edda_result e FORCE INDEX (edda_result_status)"
-    b" STRAIGHT_JOIN edda_run r FORCE INDEX (PRIMARY) ON r.id = e.run_id AND r.gen = e.gen" + _SCHED + b" WHERE TRUE"
+    b" STRAIGHT_JOIN edda_run r FORCE INDEX (PRIMARY) ON r.id = e.run_id AND r.generation = e.generation"
+    + _OPEN_RUN
+    + b" WHERE TRUE"
 )
 _ORDER = b" ORDER BY r.created_at DESC, r.id DESC LIMIT %b"
 
 _WORKFLOW = b" AND %b.workflow = %b"
 _SINCE = b" AND r.created_at >= %b"
 _UNTIL = b" AND r.created_at < %b"
-# Spelled out: the comparison of two pairs does not use the index.
+# Not as a comparison of two pairs, for which the server uses no index.
 _AFTER = b" AND r.created_at <= %b AND (r.created_at < %b OR r.id < %b)"
 _PARENT = b" AND r.parent = %b"
 _PREFIX = b" AND %b >= %b AND %b <= %b"
-# Ids are bytes, and bytes have no case.
+# Ids are binary columns, and LOWER does nothing on those.
 _IN_ID = b"LOWER(CONVERT(%b USING utf8mb4)) COLLATE utf8mb4_bin LIKE %b ESCAPE '|'"
 _IN_REASON = b"LOWER(s.reason) COLLATE utf8mb4_bin LIKE %b ESCAPE '|'"
 _RECENT = b" AND r.created_at >= %b AND (r.created_at > %b OR r.id > %b)"
-_WHOLE = b" AND r.id = %b"
+_EXACT = b" AND r.id = %b"
 _OPEN_IN = b" AND " + OPEN_STATUS + b" IN (%b)"
 _ENDED_IN = b" AND e.status IN (%b)"
 _STATUS_IN = b" AND " + STATUS + b" IN (%b)"
 
 COUNT_OPEN = b"""SELECT o.status, LEAST(COUNT(*), %b) FROM (
-    SELECT %b AS status FROM edda_sched s%b WHERE TRUE%b) o GROUP BY o.status"""
-# Each counts no further than it needs to.
+    SELECT %b AS status FROM edda_open_run s%b WHERE TRUE%b) o GROUP BY o.status"""
+# One statement for each status, so that each stops at the limit.
 COUNT_ENDED = b"""SELECT %b, COUNT(*) FROM (
     SELECT 1 FROM edda_result e%b WHERE e.status = %b%b LIMIT %b) o"""
-# Those whose id has the text, by an index each.
-NAMED = b"""SELECT r.id, r.gen FROM edda_run r FORCE INDEX (%b) WHERE TRUE%b
-    UNION SELECT r.id, r.gen FROM edda_run r FORCE INDEX (PRIMARY) WHERE TRUE%b"""
+# The runs whose id contains the text; each part uses an index.
+NAMED = b"""SELECT r.id, r.generation FROM edda_run r FORCE INDEX (%b) WHERE TRUE%b
+    UNION SELECT r.id, r.generation FROM edda_run r FORCE INDEX (PRIMARY) WHERE TRUE%b"""
 COUNT_NAMED = (
     b"SELECT o.status, LEAST(COUNT(*), %b) FROM (SELECT " + STATUS + b" AS status FROM (%b) n"
-    b" STRAIGHT_JOIN edda_run r ON r.id = n.id AND r.gen = n.gen" + _SCHED + _RESULT + _NEWEST_GENERATION + b"%b) o"
+    b" STRAIGHT_JOIN edda_run r ON r.id = n.id AND r.generation = n.generation"
+    + _OPEN_RUN
+    + _RESULT
+    + _NEWEST_GENERATION
+    + b"%b) o"
     b" GROUP BY o.status"
 )
-COUNT_EXPLAINED = (
-    b"SELECT o.status, COUNT(*) FROM (SELECT " + OPEN_STATUS + b" AS status FROM edda_sched s%b"
+COUNT_BY_REASON = (
+    b"SELECT o.status, COUNT(*) FROM (SELECT " + OPEN_STATUS + b" AS status FROM edda_open_run s%b"
     b" WHERE %b AND s.run_id NOT IN (SELECT n.id FROM (%b) n)%b) o GROUP BY o.status"
 )
-_RUN_OF_SCHED = b" JOIN edda_run r ON r.id = s.run_id AND r.gen = s.gen"
-_RUN_OF_RESULT = b" JOIN edda_run r ON r.id = e.run_id AND r.gen = e.gen"
+_RUN_OF_OPEN = b" JOIN edda_run r ON r.id = s.run_id AND r.generation = s.generation"
+_RUN_OF_RESULT = b" JOIN edda_run r ON r.id = e.run_id AND r.generation = e.generation"
 
-HORIZON = b"""SELECT r.created_at, r.id FROM edda_run r FORCE INDEX (%b) WHERE TRUE%b
+SCAN_BOUNDARY = b"""SELECT r.created_at, r.id FROM edda_run r FORCE INDEX (%b) WHERE TRUE%b
     ORDER BY r.created_at DESC, r.id DESC LIMIT %b, 1"""
-GENERATIONS = b"""SELECT r.gen, r.created_at, (SELECT COUNT(*) FROM edda_hist h WHERE h.run_id = r.id AND h.gen = r.gen)
-    FROM edda_run r WHERE r.id = %b ORDER BY r.gen"""
+GENERATIONS = b"""SELECT r.generation, r.created_at, (SELECT COUNT(*) FROM edda_history h WHERE h.run_id = r.id
+    AND h.generation = r.generation)
+    FROM edda_run r WHERE r.id = %b ORDER BY r.generation"""
 
 
 class MySQLSearch:
-    _survey: Pool
+    _queries: MySQLPool
 
     async def search(self, query: RunQuery) -> tuple[RunRecord, ...]:
         found: tuple[RunRecord, ...] = ()
-        async with self._survey.session() as session:
+        async with self._queries.session() as session:
             for statements in pages(query):
                 replies = await session.send(*statements)
-                found = _merge(run_record(row) for reply in replies for row in reply.rows)[: query.limit]
+                found = _merge(to_run_record(row) for reply in replies for row in reply.rows)[: query.limit]
                 if len(found) == query.limit:
                     break
         return found
 
     async def count(self, query: RunQuery) -> dict[RunStatus, int]:
-        replies = await self._survey.send(*count_statements(query))
+        replies = await self._queries.send(*count_statements(query))
         counts: Counter[RunStatus] = Counter()
         for status, count in (row for reply in replies for row in reply.rows):
             counts[RunStatus(status)] += count
-        wanted = query.statuses or frozenset(RunStatus)
-        return {status: min(count, MAX_COUNT) for status, count in counts.items() if count and status in wanted}
+        statuses = query.statuses or frozenset(RunStatus)
+        return {status: min(count, MAX_COUNT) for status, count in counts.items() if count and status in statuses}
 
-    async def scan_boundary(self, query: RunQuery, reach: int) -> tuple[int, RunId] | None:
-        body = HORIZON % (_index(query), _span(query), int_or_null(reach))
-        (found,) = await self._survey.send(Statement("horizon", body))
+    async def scan_boundary(self, query: RunQuery, scan_limit: int) -> tuple[int, RunId] | None:
+        body = SCAN_BOUNDARY % (_index(query), _span(query), int_or_null(scan_limit))
+        (found,) = await self._queries.send(Statement("scan_boundary", body))
         return (found.rows[0][0], RunId(found.rows[0][1].decode())) if found.rows else None
 
     async def generations(self, run_id: RunId) -> tuple[Generation, ...]:
-        return tuple(Generation(*row) for row in (await self._survey.run(GENERATIONS, run_id)).rows)
+        return tuple(Generation(*row) for row in (await self._queries.run(GENERATIONS, run_id)).rows)
 
 
 def _merge(records: Iterable[RunRecord]) -> tuple[RunRecord, ...]:
-    """Newest first; one that was found in two ways counts once."""
-    once = {record.run_id: record for record in records}
-    return tuple(sorted(once.values(), key=_key, reverse=True))
+    """Newest first; a run that two statements found counts once."""
+    by_id = {record.run_id: record for record in records}
+    return tuple(sorted(by_id.values(), key=_key, reverse=True))
 
 
 def _key(record: RunRecord) -> tuple[int, bytes]:
@@ -140,13 +154,14 @@ def _key(record: RunRecord) -> tuple[int, bytes]:
 
 
 def pages(query: RunQuery) -> Iterator[list[Statement]]:
-    """What to ask, until a page is full; the last always tells all there is."""
+    """The statements in order: the search stops at the first list that fills the page. The last one finds every
+    match."""
     if query.parent is not None:
         yield [_page(query, _ALONG % b"edda_run_parent", _rest(query))]
         return
     if query.statuses or query.id_prefix or query.text:
-        few = _AMONG_FEW % (_index(query), _keyset(query), int_or_null(SCAN_LIMIT))
-        yield [_page(query, few, _rest(query))]
+        newest = _AMONG_NEWEST % (_index(query), _keyset(query), int_or_null(SCAN_LIMIT))
+        yield [_page(query, newest, _rest(query))]
     yield list(_full_search(query))
 
 
@@ -155,13 +170,13 @@ def _full_search(query: RunQuery) -> Iterator[Statement]:
         yield _page(query, _ALONG % b"PRIMARY", _rest(query))
     elif query.statuses and RunStatus.COMPLETED not in query.statuses:
         if query.statuses & OPEN:
-            yield _gathered(query, _OPEN, _OPEN_IN % _listed(query.statuses) + _text(query))
+            yield _collected(query, _OPEN, _OPEN_IN % _listed(query.statuses) + _text(query))
         if query.statuses & ENDED:
-            yield _gathered(query, _ENDED, _ENDED_IN % _listed(query.statuses) + _text(query))
+            yield _collected(query, _ENDED, _ENDED_IN % _listed(query.statuses) + _text(query))
     elif query.text:
         yield _page(query, _ALONG % _index(query), _text_in_id(query) + _statuses(query))
-        yield _page(query, _ALONG % b"PRIMARY", _WHOLE % quote_text(query.text) + _statuses(query))
-        yield _gathered(query, _OPEN, b" AND " + _IN_REASON % _pattern(query.text) + _statuses(query))
+        yield _page(query, _ALONG % b"PRIMARY", _EXACT % quote_text(query.text) + _statuses(query))
+        yield _collected(query, _OPEN, b" AND " + _IN_REASON % _pattern(query.text) + _statuses(query))
     elif query.statuses and query.statuses <= ENDED:
         values = (_index(query), _listed(query.statuses), _keyset(query), int_or_null(query.limit))
         yield _page(query, _AMONG_ENDED % values, b"")
@@ -169,9 +184,9 @@ def _full_search(query: RunQuery) -> Iterator[Statement]:
         yield _page(query, _ALONG % _index(query), _rest(query))
 
 
-def _gathered(query: RunQuery, source: bytes, conditions: bytes) -> Statement:
-    few = _GATHERED % (source, _keyset(query) + conditions, int_or_null(query.limit))
-    return Statement("search", COLUMNS + few + _ORDER % int_or_null(query.limit))
+def _collected(query: RunQuery, source: bytes, conditions: bytes) -> Statement:
+    candidates = _COLLECTED % (source, _keyset(query) + conditions, int_or_null(query.limit))
+    return Statement("search", COLUMNS + candidates + _ORDER % int_or_null(query.limit))
 
 
 def _page(query: RunQuery, source: bytes, conditions: bytes) -> Statement:
@@ -184,7 +199,7 @@ def _index(query: RunQuery) -> bytes:
 
 
 def _keyset(query: RunQuery) -> bytes:
-    """What the two indexes by time can tell."""
+    """The conditions that the two indexes by time cover."""
     conditions = _span(query)
     if query.after is not None:
         at, last = int_or_null(query.after[0]), quote_text(query.after[1])
@@ -252,28 +267,28 @@ def _listed(statuses: Iterable[RunStatus]) -> bytes:
     return literal(sorted(statuses))
 
 
-def _pattern(words: str) -> bytes:
-    return quote_text(f"%{escape_like(words)}%")
+def _pattern(text: str) -> bytes:
+    return quote_text(f"%{escape_like(text)}%")
 
 
-def escape_like(words: str) -> str:
-    """In lower case, and with what LIKE takes for its own standing for itself."""
-    return words.lower().replace("|", "||").replace("%", "|%").replace("_", "|_")
+def escape_like(text: str) -> str:
+    """In lower case, with the wildcards of LIKE escaped."""
+    return text.lower().replace("|", "||").replace("%", "|%").replace("_", "|_")
 
 
 def count_statements(query: RunQuery) -> Sequence[Statement]:
     if query.text:
-        return _count_told(query, query.text)
-    wanted = query.statuses or frozenset(RunStatus)
-    counts = [_count_open(query)] if wanted & OPEN else []
-    return counts + [_count_ended(query, status) for status in sorted(wanted & ENDED)]
+        return _count_with_text(query, query.text)
+    statuses = query.statuses or frozenset(RunStatus)
+    counts = [_count_open(query)] if statuses & OPEN else []
+    return counts + [_count_ended(query, status) for status in sorted(statuses & ENDED)]
 
 
 def _count_open(query: RunQuery) -> Statement:
     of_run = _time(query) + _parent(query)
-    of_sched = _workflow(query, b"s") + _prefix(query, b"s.run_id")
-    run = _RUN_OF_SCHED if of_run else b""
-    return Statement("count", COUNT_OPEN % (int_or_null(MAX_COUNT), OPEN_STATUS, run, of_sched + of_run))
+    of_open = _workflow(query, b"s") + _prefix(query, b"s.run_id")
+    run = _RUN_OF_OPEN if of_run else b""
+    return Statement("count", COUNT_OPEN % (int_or_null(MAX_COUNT), OPEN_STATUS, run, of_open + of_run))
 
 
 def _count_ended(query: RunQuery, status: RunStatus) -> Statement:
@@ -283,12 +298,12 @@ def _count_ended(query: RunQuery, status: RunStatus) -> Statement:
     return Statement("count", COUNT_ENDED % (name, run, name, of_result + of_run, int_or_null(MAX_COUNT)))
 
 
-def _count_told(query: RunQuery, words: str) -> Sequence[Statement]:
-    """By the text: those whose id has it, and the others whose reason has it."""
+def _count_with_text(query: RunQuery, text: str) -> Sequence[Statement]:
+    """The runs whose id contains the text, and those of the others whose reason does."""
     span, rest = _span(query), _parent(query) + _prefix(query)
-    named = NAMED % (_index(query), span + _text_in_id(query), span + _WHOLE % quote_text(words))
-    run = _RUN_OF_SCHED if span + rest else b""
+    named = NAMED % (_index(query), span + _text_in_id(query), span + _EXACT % quote_text(text))
+    run = _RUN_OF_OPEN if span + rest else b""
     return [
         Statement("count", COUNT_NAMED % (int_or_null(MAX_COUNT), named, rest)),
-        Statement("count", COUNT_EXPLAINED % (run, _IN_REASON % _pattern(words), named, span + rest)),
+        Statement("count", COUNT_BY_REASON % (run, _IN_REASON % _pattern(text), named, span + rest)),
     ]

@@ -1,7 +1,7 @@
-"""Statements as bytes, ready to send: values are written into the text here, and nowhere else.
+"""Statements as bytes, ready to send. Only this module writes values into the text of a statement.
 
-The text protocol is used because several statements then travel in one message. Every session has a
-`sql_mode` without NO_BACKSLASH_ESCAPES, so a quote and a backslash are all there is to escape.
+The text protocol allows several statements in one message. Every session has a `sql_mode` without
+NO_BACKSLASH_ESCAPES, so that only quotes and backslashes have to be escaped.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ from edda.errors import StorageRejectedError
 Value = str | bytes | int | None | Sequence[str] | Sequence[bytes] | Sequence[int]
 
 
+# The database's clock in microseconds; UTC, whatever the time zone of the server or the session.
+NOW = b"TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))"
+READ_CLOCK = b"SELECT " + NOW
+
 DERIVED_ROWS = 200
-"""Rows of one derived table; its parse tree is one SELECT per row."""
+"""Rows of one derived table, which is a UNION ALL with one SELECT per row."""
+UNION_BRANCHES = 100
+"""Look-ups in one statement; each is a SELECT that opens its own tables."""
 LISTED_NUMBERS = 1_000
-"""Numbers in one list; a much longer one is no range for every server."""
+"""Numbers in one IN list; some servers do not use a range scan for a much longer one."""
 
 
 class Statement(NamedTuple):
     label: str
-    """The statement without its data."""
+    """The template, without values."""
     body: bytes
 
 
 def quote_text(value: str) -> bytes:
-    if "\0" in value:  # the server would take it, but other databases do not: refused everywhere alike
+    if "\0" in value:  # refused on every database alike; only some of them store it
         raise StorageRejectedError(f"{value!r} has a NUL in it")
     try:
         encoded = value.encode()
@@ -37,7 +43,7 @@ def quote_text(value: str) -> bytes:
 
 
 def quote_bytes(value: bytes) -> bytes:
-    # The introducer keeps the server from reading the bytes as utf8mb4, which most of them are not.
+    # The introducer keeps the server from reading the bytes as utf8mb4.
     return b"_binary'%b'" % value.replace(b"\\", b"\\\\").replace(b"'", b"''")
 
 
@@ -56,7 +62,7 @@ def literal(value: Value) -> bytes:
         return quote_text(value)
     if isinstance(value, bytes):
         return quote_bytes(value)
-    return b",".join(map(literal, value)) or b"NULL"  # nothing is IN (NULL)
+    return b",".join(map(literal, value)) or b"NULL"  # IN (NULL) matches no row
 
 
 def bind(template: bytes, *values: Value) -> Statement:
@@ -64,28 +70,34 @@ def bind(template: bytes, *values: Value) -> Statement:
 
 
 def inserts(head: bytes, rows: Sequence[bytes], limit: int, tail: bytes = b"") -> Iterator[Statement]:
-    """As few multi-row INSERTs as the size of a message allows."""
+    """As few multi-row INSERTs as the size limit of a message allows."""
     label = (head + tail).decode()
     for group in split_rows(rows, limit - len(label)):
         yield Statement(label, head + b",".join(group) + tail)
 
 
 def join_values(template: bytes, selects: Sequence[bytes]) -> Iterator[Statement]:
-    """Statements over a derived table that is written out row by row."""
+    """Statements that join a derived table `v` with these rows."""
     for i in range(0, len(selects), DERIVED_ROWS):
         derived = b" UNION ALL ".join(selects[i : i + DERIVED_ROWS])
         yield Statement(template.decode(), template % derived)
 
 
+def unions(template: bytes, branches: Sequence[bytes]) -> Iterator[Statement]:
+    """Statements that are each a UNION ALL of filled-in templates."""
+    for i in range(0, len(branches), UNION_BRANCHES):
+        yield Statement(template.decode(), b" UNION ALL ".join(branches[i : i + UNION_BRANCHES]))
+
+
 def in_batches(template: bytes, numbers: Iterable[int], *values: Value) -> Iterator[Statement]:
-    """Statements that end with a list of numbers, in order."""
+    """Statements whose last value is a list of numbers, sorted."""
     ordered = sorted(numbers)
     for i in range(0, len(ordered), LISTED_NUMBERS):
         yield bind(template, *values, ordered[i : i + LISTED_NUMBERS])
 
 
 def pack_messages(statements: Iterable[Statement], limit: int) -> Iterator[Statement]:
-    """Put as many statements into each message as fit; the server runs them in turn and stops at an error."""
+    """As many statements in each message as fit; the server runs them in order and stops at an error."""
     pending: list[Statement] = []
     size = 0
     for statement in statements:
@@ -103,7 +115,7 @@ def _joined(statements: Sequence[Statement]) -> Statement:
 
 
 def split_rows(rows: Sequence[bytes], limit: int) -> Iterator[Sequence[bytes]]:
-    """Split the rows so that each part is below the limit when written out with commas."""
+    """Groups of rows that stay below the limit when joined with commas."""
     if sum(map(len, rows)) + len(rows) < limit:
         if rows:
             yield rows

@@ -8,54 +8,56 @@ from typing import Any
 from edda.core.model import RunId, StepCommit
 from edda.errors import StorageError, StorageUnavailableError
 from edda.storage.ports import Dialect
+from edda.storage.shared.named_parameters import to_pyformat
+from edda.storage.shared.rows import to_step_commit
+from edda.storage.shared.step_commit import NoWriteLock
 
-from .parameters import pyformat
-from .pool import Pool
-from .rows import done
-from .session import BEGIN, COMMIT, Session
+from .connection import BEGIN, COMMIT, MySQLPool, MySQLSession
 
-DONE = b"SELECT step, attempt, value, at FROM edda_done WHERE run_id = %b AND gen = %b AND step = %b"
+STEP_COMMIT = (
+    b"SELECT step, attempt, value, at FROM edda_step_commit WHERE run_id = %b AND generation = %b AND step = %b"
+)
 
-# The user's code finds the server's own settings, but READ COMMITTED and never data that was cut to fit. It may rest
-# longer between two statements than Edda does, though not for ever: it may hold locks.
-SETUP = b"""SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
+# The server's own settings, except: READ COMMITTED; a value that is too long is refused instead of cut; and the server
+# ends a transaction that is idle for a minute, because it may hold locks.
+TRANSACTION_SETUP = b"""SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SET SESSION autocommit = 1, sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')
     /*M! , idle_transaction_timeout = 60 */ /*!80000 , wait_timeout = 60 */;
     SELECT VERSION(), @@max_allowed_packet"""
 
 
-class MySQLJoints:
-    _joints: Pool
-    """Not the journal's, nor that of anybody who waits for an answer."""
-    _pool: Pool
+class MySQLTransactions:
+    _shared: MySQLPool
+    """Apart from the journal's connection and from `_pool`: a user's transaction may take long."""
+    _pool: MySQLPool
 
     @property
     def is_certified(self) -> bool:
-        return self._joints.is_certified
+        return self._shared.is_certified
 
-    async def begin(self, holder: str = "") -> MySQLJoint:
-        session = await self._joints.acquire()
+    async def begin(self, holder: str = "") -> MySQLTransaction:
+        session = await self._shared.acquire()
         try:
             await session.run(BEGIN)
         except BaseException:
-            self._joints.release(session)
+            self._shared.release(session)
             raise
-        return MySQLJoint(self._joints, session)
+        return MySQLTransaction(self._shared, session)
 
-    async def acquire_write_lock(self, holder: str = "") -> MySQLTurn:
-        return MySQLTurn()
+    async def acquire_write_lock(self, holder: str = "") -> NoWriteLock:
+        return NoWriteLock()
 
-    async def find_step_commit(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
-        rows = (await self._pool.run(DONE, run_id, gen, step)).rows
-        return done(rows[0]) if rows else None
+    async def find_step_commit(self, run_id: RunId, generation: int, step: str) -> StepCommit | None:
+        rows = (await self._pool.run(STEP_COMMIT, run_id, generation, step)).rows
+        return to_step_commit(rows[0]) if rows else None
 
 
-class MySQLJoint:
-    """`connection` is asyncmy's own. Whoever commits or rolls back on that one takes it from Edda."""
+class MySQLTransaction:
+    """`connection` is asyncmy's own. User code that commits or rolls back on it ends the transaction without Edda."""
 
     dialect: Dialect = "mysql"
 
-    def __init__(self, pool: Pool, session: Session) -> None:
+    def __init__(self, pool: MySQLPool, session: MySQLSession) -> None:
         self._pool = pool
         self._session = session
         self._has_ended = False
@@ -64,17 +66,17 @@ class MySQLJoint:
 
     @property
     def is_lost(self) -> bool:
-        return not self._has_ended and not self._session.alive
+        return not self._has_ended and not self._session.is_usable
 
     @property
     def has_begun(self) -> bool:
         return True
 
     async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
-        return (await self._session.execute(sql, pyformat(sql), values)).affected
+        return (await self._session.execute(sql, to_pyformat(sql), values)).affected
 
     async def fetch(self, sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        return (await self._session.execute(sql, pyformat(sql), values)).rows
+        return (await self._session.execute(sql, to_pyformat(sql), values)).rows
 
     async def commit(self) -> None:
         if self._has_ended:
@@ -83,7 +85,7 @@ class MySQLJoint:
             await self._session.run(COMMIT)
         except StorageUnavailableError:
             raise
-        except StorageError as error:  # a clear answer: it is rolled back
+        except StorageError as error:  # the server answered, and has rolled back
             raise error.__cause__ or error from None
         finally:
             self._end()
@@ -100,10 +102,3 @@ class MySQLJoint:
         if not self._session.is_idle:
             self._session.close_now()
         self._pool.release(self._session)
-
-
-class MySQLTurn:
-    """Whoever writes elsewhere is in nobody's way."""
-
-    async def end(self) -> None:
-        return

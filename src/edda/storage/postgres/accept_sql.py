@@ -1,7 +1,8 @@
-"""Messages in a post: each goes to one of those who wait under its key, and is kept only if nobody does.
+"""The SQL of accepting events.
 
-While the locks of its keys are held nobody can begin to wait. So a message for which no wait was seen is kept for good,
-and one whose wait went to another message, or away, is looked at again in the next round.
+An exclusive message goes to one of the waits under its key, and is stored under the key only if there is none. The
+acceptor holds the locks of the keys, so no wait is registered meanwhile: a message without a wait is stored for good. A
+message whose wait was matched by another message, or ended before its run was locked, is tried again in the next round.
 """
 
 from __future__ import annotations
@@ -14,72 +15,71 @@ from msgspec import Struct
 from edda.core.model import EventKey, NewEvent
 
 from .batch_sql import WAKE, Row, create_runs_sql, start_row
-from .clock import with_now
+from .connection import with_now
 
 MAX_PER_KEY = 50
-"""Of one key, in one round: each looks at one wait more than the one before it."""
+"""Messages under one key in one round: each reads one wait more than the one before it."""
 
-# `number` is that of the key in the post, `place` that of the message among those under the same key.
-_PLACE = "row_number() OVER (PARTITION BY plain, target ORDER BY seq) AS place"
-NEW = """,
+# `number` is that of the key among all keys of the events, `place` that of the message among those under the same key.
+_PLACE = "row_number() OVER (PARTITION BY wait_key, target ORDER BY seq) AS place"
+_NEW_MESSAGES = """,
      messages AS MATERIALIZED (
-         SELECT u.number, u.plain, u.kept, f.seq, f.target, {place}
-           FROM unnest({rows}::edda_key_row[]) WITH ORDINALITY u (of, plain, kept, number)
-           JOIN fresh f ON f.place = u.of)""".replace("{place}", _PLACE)
-LEFT = """,
+         SELECT u.number, u.wait_key, u.stored_key, f.seq, f.target, {place}
+           FROM unnest({rows}::edda_key_row[]) WITH ORDINALITY u (of, wait_key, stored_key, number)
+           JOIN inserted f ON f.place = u.of)""".replace("{place}", _PLACE)
+_LEFT_MESSAGES = """,
      messages AS MATERIALIZED (
          SELECT m.*, {place}
-           FROM unnest($4::bigint[], $5::bytea[], $6::bytea[], $7::bigint[], $8::text[]) m (number, plain, kept, seq,
-                                                                                           target))""".replace(
-    "{place}", _PLACE
-)
+           FROM unnest($4::bigint[], $5::bytea[], $6::bytea[], $7::bigint[], $8::text[])
+                m (number, wait_key, stored_key, seq, target))""".replace("{place}", _PLACE)
 
-# Each looks at the wait of its own place, or at the last there is; what is too much for this round looks at any, since
-# it must not be kept as long as there is one. A wait without a run is nobody's.
-_FOUND = """
+# The nth message of a key gets the nth wait, or the last one. A message beyond MAX_PER_KEY gets any wait: it must not
+# be stored as long as there is one. A wait whose run is not open is left out.
+_MESSAGE_CANDIDATES = """
          UNION ALL
          SELECT w.run_id, w.step, k.seq, k.number FROM messages k CROSS JOIN LATERAL (
              SELECT w.run_id, w.step FROM (
                  SELECT w.run_id, w.step, row_number() OVER () AS place FROM edda_wait w
-                  WHERE w.key = k.plain AND (k.target IS NULL OR k.target = w.run_id)
-                    AND EXISTS (SELECT FROM edda_sched s WHERE s.run_id = w.run_id OFFSET 0){undelivered}
-                  LIMIT CASE WHEN k.place <= {at_once} THEN k.place ELSE 1 END) w
-              ORDER BY w.place DESC LIMIT 1) w""".replace("{at_once}", str(MAX_PER_KEY))
-_KEPT = """,
-     unwanted AS (
+                  WHERE w.key = k.wait_key AND (k.target IS NULL OR k.target = w.run_id)
+                    AND EXISTS (SELECT FROM edda_open_run s WHERE s.run_id = w.run_id OFFSET 0){not_received}
+                  LIMIT CASE WHEN k.place <= {max_per_key} THEN k.place ELSE 1 END) w
+              ORDER BY w.place DESC LIMIT 1) w""".replace("{max_per_key}", str(MAX_PER_KEY))
+_STORED_MESSAGES = """,
+     stored_message AS (
          INSERT INTO edda_event_key (key, seq)
-         SELECT kept, seq FROM messages WHERE number NOT IN (SELECT number FROM found WHERE number IS NOT NULL)
+         SELECT stored_key, seq FROM messages
+          WHERE number NOT IN (SELECT number FROM candidate WHERE number IS NOT NULL)
          ON CONFLICT DO NOTHING)"""
 _LEFT_OVER = """,
-       ARRAY(SELECT number FROM found WHERE number IS NOT NULL
+       ARRAY(SELECT number FROM candidate WHERE number IS NOT NULL
              EXCEPT SELECT number FROM woken) AS left_over"""
 
-WITHOUT_MESSAGES = {
+_WITHOUT_MESSAGES = {
     "{no_number}": "",
     "{messages}": "",
     "{broadcast}": "",
     "{number}": "",
     "{t.number}": "",
     "{kind}": "'event'",
-    "{unwanted}": "",
+    "{stored_message}": "",
     "{left_over}": "",
 }
-"""What the statement of a post says in these places if it has no messages."""
-# A run that gets the event by another key as well leaves the message to somebody else.
-WITH_MESSAGES = {
+"""The texts of the placeholders in a statement without exclusive messages."""
+# NULLS FIRST: a run that gets the event by a shared key as well leaves the message to another run.
+_WITH_MESSAGES = {
     "{no_number}": ", NULL::bigint AS number",
-    "{messages}": _FOUND,
+    "{messages}": _MESSAGE_CANDIDATES,
     "{broadcast}": " WHERE number IS NULL",
     "{number}": "number NULLS FIRST, ",
     "{t.number}": ", t.number",
     "{kind}": "CASE WHEN number IS NULL THEN 'event' ELSE 'message' END",
-    "{unwanted}": _KEPT,
+    "{stored_message}": _STORED_MESSAGES,
     "{left_over}": _LEFT_OVER,
 }
 
 
-# Numbers in the order of the post, but rows in an order of their own: two posts with the same events wait for each
-# other, and never in a circle.
+# Events are numbered in the order of the request, but inserted sorted by source and id: two requests with the same
+# events wait for each other instead of deadlocking.
 _STORE = """
 WITH current AS MATERIALIZED (
          SELECT FROM (VALUES (1)) one WHERE NOT EXISTS (
@@ -92,131 +92,130 @@ WITH current AS MATERIALIZED (
          SELECT seq, source, id, type, target, (SELECT {now}), body FROM numbered
           ORDER BY source COLLATE "C", id COLLATE "C"
          ON CONFLICT (source, id) DO NOTHING RETURNING seq),
-     fresh AS MATERIALIZED (SELECT n.place, n.seq, n.target FROM numbered n JOIN stored USING (seq)),
+     inserted AS MATERIALIZED (SELECT n.place, n.seq, n.target FROM numbered n JOIN stored USING (seq)),
      keys AS MATERIALIZED (
-         SELECT u.plain, u.kept, f.seq, f.target FROM unnest($4::edda_key_row[]) u JOIN fresh f USING (place)),
-     kept AS (INSERT INTO edda_event_key (key, seq) SELECT kept, seq FROM keys ON CONFLICT DO NOTHING)"""
+         SELECT u.wait_key, u.stored_key, f.seq, f.target
+           FROM unnest($4::edda_key_row[]) u JOIN inserted f USING (place)),
+     stored_key AS (INSERT INTO edda_event_key (key, seq) SELECT stored_key, seq FROM keys ON CONFLICT DO NOTHING)"""
 
-# Of two with one id the first counts.
-_WANTED = """
-    SELECT DISTINCT ON (u.id COLLATE "C") u.*, f.seq FROM unnest({rows}::edda_start_row[]) u JOIN fresh f USING (place)
+# Of two starts with one id the first counts.
+_NEW_RUN = """
+    SELECT DISTINCT ON (u.id COLLATE "C") u.*, f.seq
+      FROM unnest({rows}::edda_start_row[]) u JOIN inserted f USING (place)
      ORDER BY u.id COLLATE "C", place"""
-_START = f", {create_runs_sql(_WANTED, start_seq='seq')}"
+_START = f", {create_runs_sql(_NEW_RUN, event_cursor='seq')}"
 
-# Of one run the lowest number goes to the first step; if that leaves others, `more` asks for another round.
-# Everybody locks runs sorted by id, and chosen ids before: all that were started are counted ahead of the locks.
-_GIVE = """,
-     found AS MATERIALIZED (
-         SELECT w.run_id, w.step, k.seq{no_number} FROM keys k JOIN edda_wait w ON w.key = k.plain
-          WHERE (k.target IS NULL OR k.target = w.run_id){undelivered}{messages}),
-     picked AS MATERIALIZED (SELECT DISTINCT ON (run_id) * FROM found ORDER BY run_id, seq, {number}step),
+# The first step of a run gets the event with the lowest number; if the run has other candidates, `more` asks for
+# another round. The count of started runs is read before the locks, because every statement inserts new ids before it
+# locks runs, sorted by id.
+_DELIVER = """,
+     candidate AS MATERIALIZED (
+         SELECT w.run_id, w.step, k.seq{no_number} FROM keys k JOIN edda_wait w ON w.key = k.wait_key
+          WHERE (k.target IS NULL OR k.target = w.run_id){not_received}{messages}),
+     chosen AS MATERIALIZED (SELECT DISTINCT ON (run_id) * FROM candidate ORDER BY run_id, seq, {number}step),
      locked AS MATERIALIZED (
-         SELECT p.* FROM (SELECT {started} AS runs) s CROSS JOIN picked p JOIN edda_sched USING (run_id)
-          WHERE s.runs >= 0 ORDER BY run_id FOR UPDATE OF edda_sched),
-     taken AS (
+         SELECT c.* FROM (SELECT {started} AS runs) s CROSS JOIN chosen c JOIN edda_open_run USING (run_id)
+          WHERE s.runs >= 0 ORDER BY run_id FOR UPDATE OF edda_open_run),
+     ended_wait AS (
          DELETE FROM edda_wait w USING locked l WHERE w.run_id = l.run_id AND w.step = l.step RETURNING l.*),
      woken AS (
-         UPDATE edda_sched s
-            SET delivered = s.delivered + 1, {wake}
-           FROM taken t WHERE s.run_id = t.run_id RETURNING s.run_id, s.delivered, t.step, t.seq{t.number}),
-     letters AS (
-         INSERT INTO edda_delivery (run_id, n, kind, step, at, value, event)
-         SELECT run_id, delivered, {kind}, step, {now}, '', seq FROM woken){unwanted}
+         UPDATE edda_open_run s
+            SET inbox_count = s.inbox_count + 1, {wake}
+           FROM ended_wait t WHERE s.run_id = t.run_id RETURNING s.run_id, s.inbox_count, t.step, t.seq{t.number}),
+     inbox_item AS (
+         INSERT INTO edda_inbox (run_id, inbox_no, kind, step, at, value, event)
+         SELECT run_id, inbox_count, {kind}, step, {now}, '', seq FROM woken){stored_message}
 SELECT (SELECT count(*) FROM woken) + {started} > 0 AS woke,
        EXISTS (SELECT FROM locked)
-       AND (SELECT count(*) FROM found{broadcast}) > (SELECT count(*) FROM picked{broadcast}) AS more{left_over}"""
+       AND (SELECT count(*) FROM candidate{broadcast}) > (SELECT count(*) FROM chosen{broadcast}) AS more{left_over}"""
 
 _STORED = """,
        EXISTS (SELECT FROM current) AS current,
-       ARRAY(SELECT place FROM fresh) AS places, ARRAY(SELECT seq FROM fresh) AS numbers"""
+       ARRAY(SELECT place FROM inserted) AS places, ARRAY(SELECT seq FROM inserted) AS numbers"""
 
 _KEYS = """
 WITH keys AS MATERIALIZED (
-         SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::text[]) k (plain, seq, target))"""
-_UNDELIVERED = """
+         SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::text[]) k (wait_key, seq, target))"""
+_NOT_RECEIVED = """
             AND NOT EXISTS (
-                SELECT FROM edda_delivery d WHERE d.event = k.seq AND d.run_id = w.run_id OFFSET 0)"""
+                SELECT FROM edda_inbox d WHERE d.event = k.seq AND d.run_id = w.run_id OFFSET 0)"""
 
 
-def _give(started: str, undelivered: str, has_messages: bool) -> str:
-    text = _GIVE
-    for place, words in (WITH_MESSAGES if has_messages else WITHOUT_MESSAGES).items():
-        text = text.replace(place, words)
-    return text.replace("{started}", started).replace("{undelivered}", undelivered).replace("{wake}", WAKE)
+def _deliver(started: str, not_received: str, has_messages: bool) -> str:
+    text = _DELIVER
+    for placeholder, replacement in (_WITH_MESSAGES if has_messages else _WITHOUT_MESSAGES).items():
+        text = text.replace(placeholder, replacement)
+    return text.replace("{started}", started).replace("{not_received}", not_received).replace("{wake}", WAKE)
 
 
 @cache
 def accept_text(starts: bool, has_messages: bool) -> str:
     text, started = _STORE, "0"
     if has_messages:
-        text += NEW.replace("{rows}", "$5")
+        text += _NEW_MESSAGES.replace("{rows}", "$5")
     if starts:
         text += _START.replace("{rows}", "$6" if has_messages else "$5")
-        started = "(SELECT count(*) FROM started)"
-    return with_now(text + _give(started, "", has_messages) + _STORED)
+        started = "(SELECT count(*) FROM inserted_open_run)"
+    return with_now(text + _deliver(started, "", has_messages) + _STORED)
 
 
 ACCEPT = accept_text(starts=False, has_messages=False)
 ACCEPT_AND_START = accept_text(starts=True, has_messages=False)
-GIVE_MORE = with_now(_KEYS + _give("0", _UNDELIVERED, has_messages=False))
-GIVE_MORE_MESSAGES = with_now(_KEYS + LEFT + _give("0", _UNDELIVERED, has_messages=True))
+DELIVER_MORE = with_now(_KEYS + _deliver("0", _NOT_RECEIVED, has_messages=False))
+DELIVER_MORE_MESSAGES = with_now(_KEYS + _LEFT_MESSAGES + _deliver("0", _NOT_RECEIVED, has_messages=True))
 
 
 class AcceptBatch(Struct, frozen=True):
-    """The events of a post, each once, under their places in it."""
+    """The events of one request, each once, by their places in it."""
 
     events: Mapping[int, NewEvent]
 
     @classmethod
-    def of(cls, post: Sequence[NewEvent]) -> AcceptBatch:
-        first = {(incoming.event.source, incoming.event.id): place for place, incoming in reversed([*enumerate(post)])}
-        return cls({place: post[place] for place in sorted(first.values())})
+    def of(cls, events: Sequence[NewEvent]) -> AcceptBatch:
+        first = {(new.event.source, new.event.id): place for place, new in reversed([*enumerate(events)])}
+        return cls({place: events[place] for place in sorted(first.values())})
 
     @property
     def types(self) -> list[str]:
-        return sorted({incoming.event.type for incoming in self.events.values()})
+        return sorted({new.event.type for new in self.events.values()})
 
     @property
     def keys(self) -> set[bytes]:
-        return {key for incoming in self.events.values() for pair in incoming.keys for key in (pair.plain, pair.kept)}
+        return {key for new in self.events.values() for pair in new.keys for key in (pair.wait_key, pair.stored_key)}
 
     def compose(self, versions: Mapping[str, int]) -> tuple[str, list[object]]:
-        types, messages, starts = self.types, self._key_rows(once=True), self._start_rows()
+        types = self.types
         expected = [versions.get(type, 0) for type in types]
-        values: list[object] = [types, expected, self._event_rows(), self._key_rows(once=False)]
-        values += [rows for rows in (messages, starts) if rows]
+        events = ((place, new.event) for place, new in self.events.items())
+        rows = [(place, e.source, e.id, e.type, e.target, e.body) for place, e in events]
+        keys, messages = (
+            [(place, key.wait_key, key.stored_key) for place, key in self._keys(exclusive)]
+            for exclusive in (False, True)
+        )
+        starts = [start_row(start, place) for place, new in self.events.items() for start in new.starts]
+        values: list[object] = [types, expected, rows, keys]
+        values += [more for more in (messages, starts) if more]
         return accept_text(bool(starts), bool(messages)), values
 
     def compose_more(self, numbers: Mapping[int, int], left_over: Collection[int] = ()) -> tuple[str, list[object]]:
-        """The next round, for the events that were new, now that they have numbers, and the messages that are left."""
+        """The next round, for the events that were new, with their numbers, and the messages that are left over."""
         shared = [
-            (key.plain, seq, self.events[place].event.target)
+            (key.wait_key, seq, self.events[place].event.target)
             for place, seq in numbers.items()
             for key in self.events[place].keys
-            if not key.once
+            if not key.exclusive
         ]
         if not left_over:
-            return GIVE_MORE, _columns(shared, 3)
+            return DELIVER_MORE, _columns(shared, 3)
         messages = [
-            (number, key.plain, key.kept, numbers[place], self.events[place].event.target)
-            for number, (place, key) in enumerate(self._keys(once=True), 1)
+            (number, key.wait_key, key.stored_key, numbers[place], self.events[place].event.target)
+            for number, (place, key) in enumerate(self._keys(exclusive=True), 1)
             if number in left_over
         ]
-        return GIVE_MORE_MESSAGES, [*_columns(shared, 3), *_columns(messages, 5)]
+        return DELIVER_MORE_MESSAGES, [*_columns(shared, 3), *_columns(messages, 5)]
 
-    def _event_rows(self) -> list[Row]:
-        events = ((place, incoming.event) for place, incoming in self.events.items())
-        return [(place, e.source, e.id, e.type, e.target, e.body) for place, e in events]
-
-    def _key_rows(self, once: bool) -> list[Row]:
-        return [(place, key.plain, key.kept) for place, key in self._keys(once)]
-
-    def _keys(self, once: bool) -> Iterable[tuple[int, EventKey]]:
-        return ((place, key) for place, incoming in self.events.items() for key in incoming.keys if key.once is once)
-
-    def _start_rows(self) -> list[Row]:
-        starts = ((place, start) for place, incoming in self.events.items() for start in incoming.starts)
-        return [start_row(start, place) for place, start in starts]
+    def _keys(self, exclusive: bool) -> Iterable[tuple[int, EventKey]]:
+        return ((place, key) for place, new in self.events.items() for key in new.keys if key.exclusive is exclusive)
 
 
 def _columns(rows: Sequence[Row], width: int) -> list[object]:

@@ -1,8 +1,8 @@
 """What the errors of PostgreSQL and of its driver mean to the engine: one table, by SQLSTATE.
 
-A batch is sent again after a conflict; after an error that leaves its outcome open it is asked for and sent again; and
-only what the *data* is refused for may fail a run. Whatever is not listed is a fault of the infrastructure: missing
-tables, missing rights, a full disk, a read-only server, too many connections. A run waits until it is over.
+The journal sends a batch again after a conflict; after an error that leaves the outcome open it first reads the fence;
+and only an error that refuses the *data* may fail a run. Every state that is not listed counts as a fault of the
+infrastructure: missing tables, missing rights, a full disk, a read-only server, too many connections. Runs wait then.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ MEANINGS: dict[str, type[StorageError]] = {
     "40001": StorageConflictError,  # serialization failure
     "40P01": StorageConflictError,  # deadlock
     "55P03": StorageLockedError,  # lock time-out
-    "23505": StorageDuplicateError,  # a key that is there already
+    "23505": StorageDuplicateError,  # the key exists already
     "22": StorageRejectedError,  # a value that the column does not take
     "23": StorageRejectedError,  # a constraint
-    "54": StorageRejectedError,  # over a limit of the database, as an index row that is too long
+    "54": StorageRejectedError,  # over a limit of the database, such as an index row that is too long
 }
-"""By the whole state, or by its class."""
+"""By the whole SQLSTATE, or by its class."""
 
 AWAY = frozenset({"08", "58", "25006", "53000", "53100", "53200", "53300", "57P01", "57P02", "57P03", "57P04", "57P05"})
-"""States, or classes of them, that no statement of a user's causes: the connection, the machine, a read-only server, no
-room, no connection left, a shutdown. Others of class 53 and 57 are limits that the user has set for a statement."""
+"""States, or classes of them, that no statement of a user causes: connection, system error, read-only server, disk or
+memory full, no connection left, shutdown. Other states of the classes 53 and 57 are limits that the user has set."""
 ENDED = frozenset({"25P01", "25P02"})
-"""The transaction was ended, or made useless, by a statement of the user's before this one."""
+"""An earlier statement of the user ended the transaction, or failed in it."""
 
 HINTS = {
     "42P01": "the database is not migrated to this release, or its tables are being replaced: run `edda migrate`",

@@ -1,68 +1,59 @@
-"""Locks between those who store events and those who wait for them, and between those who send events to others.
+"""Advisory transaction locks: between acceptors of events and registrations of waits, and between outbox relayers.
 
-They are taken in the message that begins the transaction, ahead of any look: a statement sees what was committed when
-it began, not when its locks came. Types come before keys, and each sorted, so nobody waits in a circle.
+They are taken in the message that begins the transaction, before any statement that reads: the snapshot of a statement
+is as old as its start, not as its locks. Types come before keys, each sorted, so that no two transactions deadlock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from edda.core.model import Wait
 
-from .session import BEGIN
+from .connection import BEGIN
 
 BUCKETS = 256
-"""A lock for every key would fill the server's table of locks."""
+"""A lock for every key would fill the server's lock table."""
 
 # 4712 are types, 4713 are keys, 4714 is the outbox.
-SHARE_TYPES = "SELECT pg_advisory_xact_lock_shared(4712, bucket) FROM unnest('{buckets}'::int[]) bucket"
-HOLD_TYPES = SHARE_TYPES.replace("_shared", "")
-SHARE_KEYS = SHARE_TYPES.replace("4712", "4713")
-HOLD_KEYS = SHARE_KEYS.replace("_shared", "")
-# In one order, whatever the kind: two who take both kinds would else wait for each other.
-TAKE_KEYS = """
-SELECT CASE WHEN bucket = ANY ('{alone}'::int[]) THEN pg_advisory_xact_lock(4713, bucket)
+LOCK_TYPES_SHARED = "SELECT pg_advisory_xact_lock_shared(4712, bucket) FROM unnest('{buckets}'::int[]) bucket"
+LOCK_TYPES = LOCK_TYPES_SHARED.replace("_shared", "")
+LOCK_KEYS_SHARED = LOCK_TYPES_SHARED.replace("4712", "4713")
+LOCK_KEYS = LOCK_KEYS_SHARED.replace("_shared", "")
+# Both kinds in one order: two transactions that take both kinds in two statements could deadlock.
+LOCK_KEYS_MIXED = """
+SELECT CASE WHEN bucket = ANY ('{exclusive}'::int[]) THEN pg_advisory_xact_lock(4713, bucket)
             ELSE pg_advisory_xact_lock_shared(4713, bucket) END FROM unnest('{buckets}'::int[]) bucket"""
 
-HOLD_OUTBOX = f"{BEGIN}; SELECT pg_advisory_xact_lock(4714, 0)"
-"""For those who claim and settle: what one of them holds up, no other may send meanwhile."""
+LOCK_OUTBOX = f"{BEGIN}; SELECT pg_advisory_xact_lock(4714, 0)"
+"""For transactions that claim outbox events or record results: none may send past an event that another postpones."""
 
 
-def lock_wait_keys(waits: Iterable[Wait]) -> str:
-    """For those who register waits; who takes a message away from the others has its keys alone."""
-    keys: dict[bytes, bool] = {}
-    for wait in waits:
-        for key in (wait.key, wait.own_key):
-            keys[key] = keys.get(key, False) or wait.once
-    alone = [key for key, once in keys.items() if once]
-    if not alone:
-        return _begin(_fill(SHARE_KEYS, keys))
-    return _begin(_fill(TAKE_KEYS, keys).replace("alone", _buckets(alone)))
+def lock_wait_keys(waits: Sequence[Wait]) -> str:
+    """For registering waits: shared, but exclusive for the keys of exclusive waits, which take messages away."""
+    keys = [key for wait in waits for key in (wait.key, wait.target_key)]
+    exclusive = [key for wait in waits if wait.exclusive for key in (wait.key, wait.target_key)]
+    if not exclusive:
+        return f"{BEGIN}; {LOCK_KEYS_SHARED.replace('buckets', _buckets(keys))}"
+    locks = LOCK_KEYS_MIXED.replace("buckets", _buckets(keys)).replace("exclusive", _buckets(exclusive))
+    return f"{BEGIN}; {locks}"
 
 
 def lock_event_keys(types: Iterable[str], keys: Iterable[bytes]) -> str:
-    """For those who store events; nobody may learn a shape of their types meanwhile."""
-    return _begin(_fill(SHARE_TYPES, map(_encoded, types)), _fill(HOLD_KEYS, keys))
+    """For storing events: no match paths of their types may be registered at the same time."""
+    lock_types = LOCK_TYPES_SHARED.replace("buckets", _buckets(map(_encoded, types)))
+    return f"{BEGIN}; {lock_types}; {LOCK_KEYS.replace('buckets', _buckets(keys))}"
 
 
 def lock_key(key: bytes) -> str:
-    """For those who take a message without waiting."""
-    return _begin(_fill(HOLD_KEYS, [key]))
+    """For taking a message without a wait."""
+    return f"{BEGIN}; {LOCK_KEYS.replace('buckets', _buckets([key]))}"
 
 
 def lock_type(type: str) -> str:
-    """For those who learn a shape."""
-    return _begin(_fill(HOLD_TYPES, [_encoded(type)]))
-
-
-def _begin(*locks: str) -> str:
-    return "; ".join((BEGIN, *locks))
-
-
-def _fill(statement: str, names: Iterable[bytes]) -> str:
-    return statement.replace("buckets", _buckets(names))
+    """For registering match paths."""
+    return f"{BEGIN}; {LOCK_TYPES.replace('buckets', _buckets([_encoded(type)]))}"
 
 
 def _buckets(names: Iterable[bytes]) -> str:
@@ -70,4 +61,4 @@ def _buckets(names: Iterable[bytes]) -> str:
 
 
 def _encoded(type: str) -> bytes:
-    return type.encode("utf-8", "surrogatepass")  # what is no text is refused by the database, with a name for it
+    return type.encode("utf-8", "surrogatepass")  # the database refuses invalid text with a clear error

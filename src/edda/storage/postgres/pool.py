@@ -1,155 +1,151 @@
-"""Connections that come back by themselves, a few at a time."""
+"""Pools of connections, which reconnect by themselves, and LISTEN/NOTIFY on a pool of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import suppress
 
+import asyncpg
 from msgspec import Struct
 
-from edda.core.urls import show_url
-from edda.errors import NotConnectedError
+from edda.core.redact import show_url
+from edda.errors import NotConnectedError, StorageUnavailableError
 from edda.storage.ports import StatementProbe
+from edda.storage.shared.polling import PollingNotifications
+from edda.storage.shared.pool import SessionPool
 
-from .session import Session
-from .target import Target
+from .connection import PostgresSession
+from .target import PostgresTarget
 
 SETTINGS = {
     "application_name": "edda",
-    # A client that is stopped inside a transaction must not hold its locks for ever.
+    # A process that is stopped inside a transaction must not hold its locks for ever.
     "idle_in_transaction_session_timeout": "5s",
     "default_transaction_isolation": "read committed",
     # Compiling a plan costs more than any statement here.
     "jit": "off",
-    # Everything is looked up by key, whatever the values: planned once, and never, because the tables were small at
-    # the time, with reading all of them.
+    # Every statement looks rows up by key, whatever the values, so one plan is enough; without enable_seqscan = off a
+    # plan that was made while the tables were small would read all of their rows.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
 }
-# Nobody waits for an answer for ever, and no question takes the processors away from the runs. Each is planned for what
-# it asks, but along the indexes and in their order: a page is full long before a sort or a hash of everything would be.
-_SURVEY_SETTINGS = SETTINGS | {
+# For people's queries: limited in time, and in one process, so that they do not slow down the runs. Each is planned for
+# its values, but along the indexes and in their order: a page is full long before a sort or hash of all rows would be.
+QUERY_SETTINGS = SETTINGS | {
     "plan_cache_mode": "force_custom_plan",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "max_parallel_workers_per_gather": "0",
-    # What is gathered is sorted in memory.
+    # Sorts of collected rows stay in memory.
     "work_mem": "32MB",
     "statement_timeout": "5s",
     "default_transaction_read_only": "on",
 }
-# A user's statements are planned as everywhere, and may wait; only its locks must not outlive its mind.
+# A user's statements have the server's own settings; only an idle transaction is ended, because it may hold locks.
 SHARED_SETTINGS = {"application_name": "edda", "idle_in_transaction_session_timeout": "60s"}
 
 
 ANSWER_TIMEOUT = 30.0
 """Seconds without an answer after which a connection counts as lost."""
-JOURNAL_PATIENCE = 10.0
-"""The same for the journal, whose one connection all runs of a worker wait for. A batch waits a second for a lock at
-most, and one without an answer is sent again and found by its token if it was in."""
+JOURNAL_TIMEOUT = 10.0
+"""The same for the journal, on whose one connection all runs of a worker wait. A batch waits at most a second for a
+lock. After a time-out the journal sends the batch again, and finds by the fence's token whether it was committed."""
 
 
-class ConnectionFactory(Struct, frozen=True):
-    """What the connections of one pool are for, and to which server they go."""
+class PostgresConnectionFactory(Struct, frozen=True):
+    """Makes the connections of one pool, with the settings for its use."""
 
-    target: Target
+    target: PostgresTarget
     probe: StatementProbe | None
     is_shared: bool = False
-    """Whether users' code works on its connections."""
-    is_survey: bool = False
-    """Whether they only serve people who look."""
+    """Whether users' code works on the connections."""
+    is_query: bool = False
+    """Whether the connections are for people's queries only."""
     lock_timeout: str = "5s"
 
-    async def connect(self, answer_within: float | None) -> Session:
+    async def connect(self, answer_within: float | None) -> PostgresSession:
         try:
             connection = await self.target.connect(
                 self._settings, answer_within=answer_within, is_shared=self.is_shared
             )
-        except Exception as error:  # refused, unreachable, unknown host, wrong password, starting up: not there
+        except Exception as error:  # refused, unreachable, unknown host, wrong password, starting up
             where, why = show_url(self.target.url), str(error) or type(error).__name__
             raise NotConnectedError(f"cannot connect to PostgreSQL at {where}: {why}") from error
-        return Session(connection, self.probe, self.target.expect_foreign_statements)
+        return PostgresSession(connection, self.probe, self.target.expect_foreign_statements)
 
     @property
     def _settings(self) -> dict[str, str]:
         if self.is_shared:
             return SHARED_SETTINGS
-        return (_SURVEY_SETTINGS if self.is_survey else SETTINGS) | {"lock_timeout": self.lock_timeout}
+        return (QUERY_SETTINGS if self.is_query else SETTINGS) | {"lock_timeout": self.lock_timeout}
 
 
-class Pool:
-    """At most `size` sessions, each used by one task at a time. A lost one is replaced when it is next needed."""
+class PostgresPool(SessionPool[PostgresSession]):
+    def __init__(
+        self, factory: PostgresConnectionFactory, size: int, answer_within: float | None = ANSWER_TIMEOUT
+    ) -> None:
+        super().__init__(lambda: factory.connect(answer_within), size)
 
-    def __init__(self, address: ConnectionFactory, size: int, answer_within: float | None = ANSWER_TIMEOUT) -> None:
-        self._address = address
-        self._answer_within = answer_within
-        self._size = size
-        self._room = asyncio.Semaphore(size)
-        self._idle: list[Session] = []
-        self._busy: set[Session] = set()
-        self._open = True
+    async def fetch(self, statement: str, *values: object) -> list[asyncpg.Record]:
+        async with self.session() as session:
+            return await session.fetch(statement, *values)
 
-    def open(self) -> None:
-        if not self._open:  # the loop may be another than the one it was closed on
-            self._room = asyncio.Semaphore(self._size)
-        self._open = True
+    async def execute(self, statement: str, *values: object) -> int:
+        """The number of rows that the statement changed."""
+        async with self.session() as session:
+            return await session.execute(statement, *values)
 
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        session = await self.acquire()
-        try:
-            yield session
-        finally:
-            self.release(session)
 
-    async def acquire(self) -> Session:
-        """For those who give it back by hand."""
-        await self._room.acquire()
-        try:
-            return await self._take()
-        except BaseException:  # even a cancel: the place is free again
-            self._room.release()
-            raise
+CHANNEL = "edda_news"
+NOTIFY = f"NOTIFY {CHANNEL}"
 
-    def release(self, session: Session) -> None:
-        self._put_back(session)
-        self._room.release()
 
-    async def _take(self) -> Session:
-        self._check_open()
-        while self._idle:
-            session = self._idle.pop()
-            if session.is_open:
-                break
-        else:
-            session = await self._address.connect(self._answer_within)
-        self._busy.add(session)
-        if not self._open:  # closed while it was being connected
-            self._put_back(session)
-            self._check_open()
-        return session
+class PostgresNotifications:
+    def __init__(self, pool: PostgresPool, target: PostgresTarget) -> None:
+        self._pool = pool
+        self._target = target
+        self._polling = PollingNotifications()
+        self._arrived = asyncio.Event()
+        self._listening: PostgresSession | None = None
+        self._requested = 0
+        self._sent = 0
 
-    def _put_back(self, session: Session) -> None:
-        self._busy.discard(session)
-        if not self._open or session.is_demoted:
-            session.close_now()
-        elif session.is_open:
-            self._idle.append(session)
+    async def notify(self) -> None:
+        """Never in a transaction: NOTIFY holds a lock of the whole cluster from there to the COMMIT."""
+        self._arrived.set()
+        await self._polling.notify()
+        self._requested += 1
+        mine = self._requested
+        # Only a hint: a process that misses it finds the work by polling.
+        with suppress(StorageUnavailableError):
+            async with self._pool.session() as session:
+                if self._sent < mine:  # else another task's NOTIFY was sent after this call began
+                    requested = self._requested
+                    await session.execute(NOTIFY)
+                    self._sent = requested
 
-    def _check_open(self) -> None:
-        if not self._open:
-            raise NotConnectedError("the storage is closed")
+    def expect_more(self) -> None:
+        """Work was found just now: where LISTEN is not used, poll again soon."""
+        self._polling.expect_more()
 
-    async def close(self) -> None:
-        self._open = False
-        while self._idle:
-            await self._idle.pop().close()
-        self.kill()
+    async def wait_for_notification(self, timeout: float) -> None:
+        if self._target.is_pooled:
+            await self._polling.wait_for_notification(timeout)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                with suppress(StorageUnavailableError):
+                    await self.listen()
+                await self._arrived.wait()
+        self._arrived.clear()
 
-    def kill(self) -> None:
-        self._open = False
-        for session in (*self._idle, *self._busy):
-            session.kill()
-        self._idle.clear()
+    async def listen(self) -> None:
+        async with self._pool.session() as session:
+            # LISTEN belongs to one server connection, which a pooler gives to other clients.
+            if session is self._listening or self._target.is_pooled:
+                return
+            await session.listen(CHANNEL, self._arrived.set)
+            if self._listening is not None:  # notifications may have been missed since the last connection ended
+                self._arrived.set()
+            self._listening = session

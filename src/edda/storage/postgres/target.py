@@ -1,8 +1,8 @@
 """Where PostgreSQL is and how connections to it are made.
 
-Every connection comes from `Target.connect`: those of the storage's own pools, of `ctx.transaction()` and of the engine
-behind `ctx.session`. So the hosts, the options of the URL, the settings and what is known of a pooler are the same for
-all of them.
+Every connection comes from `PostgresTarget.connect`: those of the storage's own pools, of `ctx.transaction()` and of
+the engine behind `ctx.session`. So the hosts, the options of the URL, the settings and what is known of a pooler are
+the same for all of them.
 
 A pooler that gives a client another server connection for each transaction (PgBouncer's transaction mode, and others
 like it) is recognised by the process number that it tells its clients, which is not that of the server's process.
@@ -17,6 +17,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlencode
@@ -26,13 +27,13 @@ import asyncpg
 from edda.errors import NotConnectedError, StorageError
 from edda.storage.shared.url_options import refuse_unknown_options, split_options
 
-from .connection import Connection, PooledConnection, SharedConnection
-from .line import connect
+from .connection import PooledConnection, PostgresConnection, SharedConnection, connect
 
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0
 STATEMENT_CACHE_SIZE = 100
+MAX_POOLER_CHECKS = 3
 
 _DRIVER_OPTIONS = frozenset(
     {
@@ -58,22 +59,22 @@ KNOWN_OPTIONS = _DRIVER_OPTIONS | _SERVER_SETTINGS | _OWN_OPTIONS
 
 _COMMAND_LINE_SETTING = re.compile(r"(?:-c\s*|--)([\w.]+)=((?:\\.|\S)*)\s*")
 _BACKENDS_OWN = "SELECT 1 WHERE pg_backend_pid() = {pid}"
-"""A simple query: it is answered by one server connection, and its rows are counted in the status."""
+"""Sent as a simple query: one server connection answers it, and the status has the number of rows."""
 _NOT_IN_FORCE = {"default_transaction_isolation": None, "default_transaction_read_only": "transaction_read_only"}
-"""What a default is called within a transaction that has begun already; BEGIN says the isolation level."""
+"""The name of a default's setting inside a transaction; BEGIN sets the isolation level."""
 
 
 class Pooling(StrEnum):
-    """What is in front of the server."""
+    """The pooler in front of the server."""
 
     AUTO = "auto"
-    """Each new connection finds out."""
+    """Each new connection finds it out."""
     NONE = "none"
     SESSION = "session"
     TRANSACTION = "transaction"
 
 
-class Target:
+class PostgresTarget:
     def __init__(self, url: str, statement_cache_size: int | None = None) -> None:
         self.url = url
         bare, given = split_options(url)
@@ -98,10 +99,10 @@ class Target:
 
     async def connect(
         self, settings: Mapping[str, str], *, answer_within: float | None = None, is_shared: bool = False
-    ) -> Connection:
-        """`settings` hold on the connection; `is_shared` is for connections that the user's code works on."""
+    ) -> PostgresConnection:
+        """`settings` are set on the connection; `is_shared` is for connections that the user's code works on."""
         settings = self._merge(settings, is_shared)
-        kind = SharedConnection if is_shared else Connection
+        kind = SharedConnection if is_shared else PostgresConnection
         if self.pooling in {Pooling.AUTO, Pooling.NONE}:
             connection = await self._connect_direct(settings, answer_within, kind)
             if connection is not None:
@@ -110,17 +111,18 @@ class Target:
         if self.pooling is Pooling.SESSION:
             return await self._connect_session(name, settings, answer_within, kind)
         pooled: PooledConnection = await self._open(name, answer_within, PooledConnection, 0)
-        pooled.opening = _set_all(_within_transaction(settings), is_local=True)
+        names = {name: _NOT_IN_FORCE.get(name, name) for name in settings if name != "application_name"}
+        pooled.opening = _set_all({inner: settings[name] for name, inner in names.items() if inner}, is_local=True)
         return pooled
 
     async def _connect_direct(
-        self, settings: Mapping[str, str], answer_within: float | None, kind: type[Connection]
-    ) -> Connection | None:
+        self, settings: Mapping[str, str], answer_within: float | None, kind: type[PostgresConnection]
+    ) -> PostgresConnection | None:
         """None if a pooler was found."""
-        # Not at start-up: asyncpg would take the server for a read-only one, and target_session_attrs refuse it.
+        # Not at start-up: asyncpg would take the server for a read-only one, and target_session_attrs would refuse it.
         at_start = {name: value for name, value in settings.items() if name != "default_transaction_read_only"}
         try:
-            connection: Connection = await self._open(at_start, answer_within, kind, self.cache_size)
+            connection: PostgresConnection = await self._open(at_start, answer_within, kind, self.cache_size)
         except asyncpg.PostgresError as error:
             if self.pooling is Pooling.AUTO and "startup parameter" in str(error):
                 self._expect_pooler(str(error))
@@ -141,19 +143,23 @@ class Target:
         return connection
 
     async def _connect_session(
-        self, name: Mapping[str, str], settings: Mapping[str, str], answer_within: float | None, kind: type[Connection]
-    ) -> Connection:
-        connection: Connection = await self._open(name, answer_within, kind, self.cache_size)
-        connection.standing = _set_all(settings, is_local=False)
+        self,
+        name: Mapping[str, str],
+        settings: Mapping[str, str],
+        answer_within: float | None,
+        kind: type[PostgresConnection],
+    ) -> PostgresConnection:
+        connection: PostgresConnection = await self._open(name, answer_within, kind, self.cache_size)
+        connection.session_settings = _set_all(settings, is_local=False)
         try:
-            await connection.execute(connection.standing)
+            await connection.execute(connection.session_settings)
         except BaseException:  # as above
             connection.terminate()
             raise
         return connection
 
     async def _open(
-        self, settings: Mapping[str, str], answer_within: float | None, kind: type[Connection], cache_size: int
+        self, settings: Mapping[str, str], answer_within: float | None, kind: type[PostgresConnection], cache_size: int
     ) -> Any:
         return await connect(
             self._dsn,
@@ -182,19 +188,24 @@ class Target:
             )
 
     def expect_foreign_statements(self, error: object) -> None:
-        """A prepared statement was not there: server connections are shared, though nothing said so before."""
+        """The server did not know a prepared statement, so a pooler that was not recognised shares server
+        connections."""
         if self.pooling is not Pooling.TRANSACTION:
-            self.pooling = Pooling.AUTO  # whatever the URL says of it is wrong
+            self.pooling = Pooling.AUTO  # the URL's value was wrong
             self._expect_pooler(str(error).partition("\n")[0])
 
     async def check_pooler(self, settings: Mapping[str, str]) -> None:
-        """Refuse a pooler that cannot work, before anything is done through it."""
+        """Refuse a pooler that cannot work, before it is used."""
+        checks = {Pooling.TRANSACTION: self._refuse_statement_mode, Pooling.SESSION: self._refuse_shared_backends}
         try:
             async with asyncio.timeout(self._timeout):
-                if self.pooling is Pooling.TRANSACTION:
-                    await self._refuse_statement_mode(settings)
-                elif self.pooling is Pooling.SESSION:
-                    await self._refuse_shared_backends(settings)
+                if check := checks.get(self.pooling):
+                    # PgBouncer closes a client's connection if it gives it a server connection that another client has
+                    # broken, so a lost connection is no answer.
+                    for _ in range(MAX_POOLER_CHECKS - 1):
+                        with suppress(asyncpg.ConnectionDoesNotExistError):
+                            return await check(settings)
+                    await check(settings)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # TimeoutError is an OSError
             raise NotConnectedError(f"no answer through the pooler in front of PostgreSQL: {error!r}") from error
 
@@ -232,14 +243,14 @@ class Target:
             )
 
 
-async def _is_direct(connection: Connection) -> bool:
+async def _is_direct(connection: PostgresConnection) -> bool:
     # With a limit: a pooler keeps a client waiting until one of its server connections is free.
     question = _BACKENDS_OWN.format(pid=connection.get_server_pid())
     status = await connection.execute(question, timeout=CONNECT_TIMEOUT)
     return status == "SELECT 1"
 
 
-async def _backend_of(connection: Connection) -> int:
+async def _backend_of(connection: PostgresConnection) -> int:
     async with connection.transaction():
         pid: int = await connection.fetchval("SELECT pg_backend_pid()")
     return pid
@@ -250,48 +261,41 @@ def _set_all(settings: Mapping[str, str], *, is_local: bool) -> str:
     return f"SELECT {', '.join(calls)}"
 
 
-def _within_transaction(settings: Mapping[str, str]) -> dict[str, str]:
-    named = {_NOT_IN_FORCE.get(name, name): value for name, value in settings.items() if name != "application_name"}
-    return {name: value for name, value in named.items() if name is not None}
-
-
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
 def _read_pooling(options: dict[str, str]) -> Pooling:
-    said = options.pop("pooler", Pooling.AUTO)
-    # As Prisma's and Supabase's URLs say it.
+    given = options.pop("pooler", Pooling.AUTO)
+    # As in the URLs of Prisma and Supabase.
     if options.pop("pgbouncer", "false").lower() in {"true", "1"}:
-        said = Pooling.TRANSACTION
+        given = Pooling.TRANSACTION
     try:
-        return Pooling(said)
+        return Pooling(given)
     except ValueError:
-        raise ValueError(f"db_url: pooler is one of {', '.join(Pooling)}, not {said!r}") from None
+        raise ValueError(f"db_url: pooler is one of {', '.join(Pooling)}, not {given!r}") from None
 
 
-def _read_cache_size(options: dict[str, str], given: int | None) -> int:
+def _read_cache_size(options: dict[str, str], argument: int | None) -> int:
     sizes = [int(_read_number(options, name, -1)) for name in ("statement_cache_size", "prepared_statement_cache_size")]
-    said = [size for size in sizes if size >= 0]
-    if given is not None:
-        return given
-    return min(said, default=STATEMENT_CACHE_SIZE)
+    given = [size for size in sizes if size >= 0]
+    return min(given, default=STATEMENT_CACHE_SIZE) if argument is None else argument
 
 
 def _read_number(options: dict[str, str], name: str, default: float) -> float:
-    said = options.pop(name, None)
-    if said is None:
+    given = options.pop(name, None)
+    if given is None:
         return default
     try:
-        return float(said)
+        return float(given)
     except ValueError:
-        raise ValueError(f"db_url: {name} is a number, not {said!r}") from None
+        raise ValueError(f"db_url: {name} is a number, not {given!r}") from None
 
 
-def _read_options(said: str) -> dict[str, str]:
-    """`-c name=value`, as libpq sends it; a pooler would drop it."""
+def _read_options(given: str) -> dict[str, str]:
+    """`-c name=value`, as libpq sends it at start-up; a pooler would drop it there."""
     settings: dict[str, str] = {}
-    rest = said.strip()
+    rest = given.strip()
     while rest:
         if (found := _COMMAND_LINE_SETTING.match(rest)) is None:
             raise ValueError("db_url: options is written '-c name=value -c name=value'")

@@ -1,4 +1,5 @@
-"""Transactions that the user's code and Edda share, on connections of their own: the journal never waits for one."""
+"""Transactions that the user's code and Edda share. Their connections are in a pool of their own, so that the journal
+never waits for one."""
 
 from __future__ import annotations
 
@@ -12,30 +13,34 @@ from asyncpg.transaction import Transaction
 from edda.core.model import RunId, StepCommit
 from edda.errors import StorageUnavailableError
 from edda.storage.ports import Dialect
+from edda.storage.shared.named_parameters import bind_positional
+from edda.storage.shared.rows import to_step_commit
+from edda.storage.shared.step_commit import NoWriteLock
 
-from .parameters import bind
-from .pool import Pool
-from .rows import done_of
-from .session import COMMIT, ROLLBACK, Session, affected_rows
+from .connection import COMMIT, ROLLBACK, PostgresSession, affected_rows
+from .pool import PostgresPool
 
-DONE = "SELECT step, attempt, value, at FROM edda_done WHERE run_id = $1 AND gen = $2 AND step = $3"
+STEP_COMMIT = (
+    "SELECT step, attempt, value, at FROM edda_step_commit WHERE run_id = $1 AND generation = $2 AND step = $3"
+)
 
 ROLLBACK_TIMEOUT = 10.0
-"""Seconds; it may first have to wait until the server has given up a statement that was cancelled."""
+"""Seconds; the server may first have to give up a statement that was cancelled."""
 
 _UNKNOWN = frozenset({"08", "57", "58", "XX"})
-"""Classes of errors after which nobody can say: of the connection, the operator, the machine, the server itself."""
+"""Classes of SQLSTATE that leave it open whether the COMMIT took effect: connection, operator intervention, system,
+internal error."""
 
 
-class PostgresJoints:
-    _pool: Pool
-    _shared: Pool
+class PostgresTransactions:
+    _pool: PostgresPool
+    _shared: PostgresPool
 
-    async def begin(self, holder: str = "") -> PostgresJoint:
+    async def begin(self, holder: str = "") -> PostgresTransaction:
         session = await self._shared.acquire()
         try:
-            return PostgresJoint(self._shared, session, await session.begin())
-        except BaseException:  # whatever it was, even a cancel: there may be a transaction
+            return PostgresTransaction(self._shared, session, await session.begin())
+        except BaseException:  # even a cancel: the transaction may have begun
             session.close_now()
             self._shared.release(session)
             raise
@@ -47,26 +52,18 @@ class PostgresJoints:
     async def acquire_write_lock(self, holder: str = "") -> NoWriteLock:
         return NoWriteLock()
 
-    async def find_step_commit(self, run_id: RunId, gen: int, step: str) -> StepCommit | None:
-        async with self._pool.session() as session:
-            rows = await session.fetch(DONE, run_id, gen, step)
-        return done_of(rows[0]) if rows else None
+    async def find_step_commit(self, run_id: RunId, generation: int, step: str) -> StepCommit | None:
+        rows = await self._pool.fetch(STEP_COMMIT, run_id, generation, step)
+        return to_step_commit(rows[0]) if rows else None
 
 
-class NoWriteLock:
-    """Everybody may write at any time."""
-
-    async def end(self) -> None:
-        pass
-
-
-class PostgresJoint:
+class PostgresTransaction:
     """`connection` is asyncpg's own; on it `connection.transaction()` makes a savepoint."""
 
     dialect: Dialect = "postgresql"
     is_certified = False
 
-    def __init__(self, pool: Pool, session: Session, transaction: Transaction) -> None:
+    def __init__(self, pool: PostgresPool, session: PostgresSession, transaction: Transaction) -> None:
         self.connection = session.connection
         self._pool = pool
         self._session = session
@@ -75,21 +72,21 @@ class PostgresJoint:
 
     @property
     def is_lost(self) -> bool:
-        return self._is_open and not self._session.is_open
+        return self._is_open and self.connection.is_closed()
 
     @property
     def has_begun(self) -> bool:
         return True
 
     async def execute(self, sql: str, values: Mapping[str, Any]) -> int:
-        statement, arguments = bind(sql, values)
+        statement, arguments = bind_positional(sql, values)
         self._check()
         return affected_rows(
             await self._session.run_user_statement(statement, self.connection.execute, statement, *arguments)
         )
 
     async def fetch(self, sql: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        statement, arguments = bind(sql, values)
+        statement, arguments = bind_positional(sql, values)
         self._check()
         return await self._session.run_user_statement(statement, self.connection.fetch, statement, *arguments)
 
@@ -102,13 +99,13 @@ class PostgresJoint:
             if _is_certain(error):
                 raise
             self._session.close_now()
-            raise StorageUnavailableError(f"nobody knows what became of the commit: {error!r}") from error
+            raise StorageUnavailableError(f"it is unknown whether the transaction was committed: {error!r}") from error
         except BaseException:  # cancelled in the middle
             self._session.close_now()
             raise
         finally:
-            self._leave()
-        if status == ROLLBACK:  # all that the server says of it
+            self._release()
+        if status == ROLLBACK:  # the server reports a failed transaction by this status alone
             raise asyncpg.InFailedSQLTransactionError("rolled back: a statement had failed before the commit")
 
     async def rollback(self) -> None:
@@ -117,27 +114,27 @@ class PostgresJoint:
         try:
             async with asyncio.timeout(ROLLBACK_TIMEOUT):
                 await self._session.run_user_statement(ROLLBACK, self._transaction.rollback)
-        except Exception:  # without its connection it is rolled back as well
+        except Exception:  # closing the connection rolls back as well
             self._session.close_now()
         except BaseException:
             self._session.close_now()
             raise
         finally:
-            self._leave()
+            self._release()
 
     def _check(self) -> None:
-        """What Edda adds goes in with the rest or not at all."""
-        if not self._is_open or (self._session.is_open and not self.connection.is_in_transaction()):
+        """Edda's statements must be in the user's transaction: outside of it they would commit on their own."""
+        if not self._is_open or (not self.connection.is_closed() and not self.connection.is_in_transaction()):
             raise asyncpg.NoActiveSQLTransactionError("the transaction has been ended already")
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         if self._is_open:
             self._is_open = False
-            if self._session.is_open and self.connection.is_in_transaction():
+            if not self.connection.is_closed() and self.connection.is_in_transaction():
                 self._session.close_now()
             self._pool.release(self._session)
 
 
 def _is_certain(error: Exception) -> bool:
-    """The server has answered, and rolled back."""
+    """Whether the server answered, and so has rolled back."""
     return isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "")[:2] not in _UNKNOWN

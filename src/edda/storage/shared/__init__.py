@@ -1,1 +1,1 @@
-"""What the SQL adapters share; no driver is imported here."""
+"""Code that the SQL databases share; no driver is imported here."""

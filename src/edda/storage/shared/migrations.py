@@ -1,7 +1,7 @@
 """Migrations: numbered `.sql` files per database, applied once, never edited after a release.
 
-An adapter keeps `edda_migration(name, checksum, applied_at)`, takes its own lock, and applies what
-`missing` says, in one transaction where the database can.
+A storage keeps the table `edda_migration(name, checksum, applied_at)`, takes a lock, and applies the migrations that
+`missing` returns, in one transaction where the database allows it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Migration(Struct, frozen=True):
     checksum: str
 
     def statements(self) -> Iterator[str]:
-        """The single statements; a semicolon at the end of a line ends one."""
+        """The single statements: each ends with a semicolon at the end of a line."""
         text = "\n".join(line for line in self.sql.splitlines() if not line.lstrip().startswith("--"))
         for statement in re.split(r";\s*(?:\n|$)", text):
             if statement.strip():
@@ -36,17 +36,14 @@ class Migration(Struct, frozen=True):
 def migrations(dialect: str) -> tuple[Migration, ...]:
     folder = resources.files("edda.storage").joinpath("migrations", dialect)
     files = sorted((f for f in folder.iterdir() if _NAME.match(f.name)), key=lambda f: f.name)
-    return tuple(_read(f.name, f.read_text("utf-8")) for f in files)
-
-
-def _read(name: str, sql: str) -> Migration:
-    return Migration(name.removesuffix(".sql"), sql, hashlib.sha256(sql.encode()).hexdigest())
+    texts = ((f.name.removesuffix(".sql"), f.read_text("utf-8")) for f in files)
+    return tuple(Migration(name, sql, hashlib.sha256(sql.encode()).hexdigest()) for name, sql in texts)
 
 
 def missing(dialect: str, applied: Mapping[str, str]) -> tuple[Migration, ...]:
-    """What is still to be applied; refuses a database whose applied migrations are not the ones we know.
+    """The migrations to apply. Raises if an applied migration differs from this release's file of the same name.
 
-    Names we do not know are fine: a newer release may have been here (releases N and N+1 share a database).
+    Unknown names are allowed: a newer release may use the same database (releases N and N+1 share one).
     """
     known = migrations(dialect)
     for migration in known:

@@ -1,31 +1,32 @@
-"""For databases that cannot call other processes: they look for work, and less often while nothing happens."""
+"""Notifications by polling, for databases that cannot notify other processes."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
 
-_SHORTEST, _LONGEST = 0.05, 0.25
-_GROWTH = 1.5
+MIN_PAUSE, MAX_PAUSE = 0.05, 0.25
+"""Seconds; the pause grows while no work is found."""
+GROWTH = 1.5
 
 
-class PollingNews:
+class PollingNotifications:
     def __init__(self) -> None:
-        self._announced = asyncio.Event()
-        self._pause = _SHORTEST
+        self._notified = asyncio.Event()
+        self._pause = MIN_PAUSE
 
     def expect_more(self) -> None:
-        """Something was found just now: look again soon."""
-        self._pause = _SHORTEST
+        """Work was found just now: poll again soon."""
+        self._pause = MIN_PAUSE
 
     async def notify(self) -> None:
         self.expect_more()
-        self._announced.set()
+        self._notified.set()
 
     async def wait_for_notification(self, timeout: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(timeout, self._pause)):
-                await self._announced.wait()
-        if not self._announced.is_set():
-            self._pause = min(self._pause * _GROWTH, _LONGEST)
-        self._announced.clear()
+                await self._notified.wait()
+        if not self._notified.is_set():
+            self._pause = min(self._pause * GROWTH, MAX_PAUSE)
+        self._notified.clear()

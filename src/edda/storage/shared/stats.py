@@ -1,4 +1,4 @@
-"""How long runs took, in two figures."""
+"""Percentiles of the durations of runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edda.core.queries import Latency
 
 
 def measure(durations: Iterable[int]) -> Latency:
-    """By nearest rank: each figure is the duration of a run that there was."""
+    """By nearest rank: each percentile is the duration of one of the runs."""
     ordered = sorted(durations)
     if not ordered:
         return Latency(0, 0, 0)

@@ -1,9 +1,10 @@
-"""Which errors in a step's transaction are faults of Edda's own database, and not of the step's code.
+"""Which errors in a step's transaction are faults of the database, and not of the step's code.
 
-A step that ends by such a fault is not counted as failed: the engine runs it again. What a code means is in the one
-table per database, `faults.py`. Errors may come from the driver itself, from SQLAlchemy, which wraps the driver's, or
-from Edda's own statements. While the user's code runs only the codes in `AWAY` are faults, because any other may be
-caused by its statements; for the statements that Edda adds, all that the table does not know as a refusal of data is.
+The engine does not count an attempt that ends by such a fault as failed, and runs the step again. The meaning of an
+error code is in one table per database, `faults.py`. An error may come from the driver, from SQLAlchemy, which wraps
+the driver's, or from Edda's own statements. While the user's code runs, only the codes in `AWAY` are faults, because
+the user's statements may cause any other; for Edda's own statements every code is a fault unless the table says that
+the database refused the data.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from edda.storage.ports import Dialect
 
 class Fault(Enum):
     CONFLICT = "conflict"
-    """The database rolled the transaction back for another transaction's sake: a deadlock, or a COMMIT that a cluster
-    refused. Nothing of it is left."""
+    """The database rolled the transaction back because of another one: a deadlock, or a COMMIT that a cluster
+    refused."""
     LOST = "lost"
-    """The connection was lost in the middle of the transaction. The step may be the cause: one that rests in its
-    transaction for longer than the server allows loses it every time."""
+    """The connection was lost in the middle of the transaction. The step may be the cause: one whose transaction is
+    idle for longer than the server allows loses the connection every time."""
     AWAY = "away"
-    """The database cannot be reached, or takes no writes."""
+    """The database cannot be reached, or accepts no writes."""
 
 
 _LIBRARIES = frozenset({"aiomysql", "aiosqlite", "asyncmy", "asyncpg", "psycopg", "pymysql", "sqlalchemy", "sqlite3"})
@@ -32,17 +33,17 @@ _LIBRARIES = frozenset({"aiomysql", "aiosqlite", "asyncmy", "asyncpg", "psycopg"
 def find_fault(
     error: BaseException, dialect: Dialect | None, *, is_lost: bool = False, is_unopened: bool = False, is_ours: bool
 ) -> Fault | None:
-    """None if it is an error of the step's own. `dialect` is that of its transaction, if it had one; `is_lost` says
-    that the connection of that one is gone, `is_unopened` that the transaction was asked for and has not begun, and
-    `is_ours` that a statement of Edda's raised the error."""
+    """None for an error of the step's own code. `dialect` is that of the step's transaction, if it had one; `is_lost`
+    means that its connection is lost, `is_unopened` that its BEGIN has not succeeded, and `is_ours` that a statement of
+    Edda raised the error."""
     if isinstance(error, StorageUnavailableError | MigrationError):
         return Fault.LOST if is_lost and is_ours else Fault.AWAY
-    if isinstance(error, StorageConflictError):  # without a cause it is no answer of a server but a finding of Edda's
+    if isinstance(error, StorageConflictError):  # without a cause Edda raised it, not the server
         return None if error.__cause__ is None else Fault.CONFLICT
     if dialect is None:
         return None
     inner = getattr(error, "orig", None) or error  # SQLAlchemy's errors wrap the driver's
-    meaning = _MEANINGS[dialect](inner, is_ours)
+    meaning = _FAULTS[dialect](inner, is_ours)
     if meaning is Fault.CONFLICT:
         return meaning
     if is_lost and _is_of_connection(error):
@@ -57,17 +58,17 @@ def is_conflict(error: BaseException, dialect: Dialect) -> bool:
 
 
 def _is_of_connection(error: BaseException) -> bool:
-    """Whether a driver, SQLAlchemy or a socket raised it. The user's own time-outs are `OSError` too."""
+    """Whether a driver, SQLAlchemy or a socket raised it. A time-out of the user's code is an `OSError` too."""
     if isinstance(error, OSError | EOFError):
         return not isinstance(error, TimeoutError) or type(error).__module__.partition(".")[0] in _LIBRARIES
     return type(error).__module__.partition(".")[0] in _LIBRARIES
 
 
-def _judge_postgres(error: BaseException, is_ours: bool) -> Fault | None:
+def _postgres_fault(error: BaseException, is_ours: bool) -> Fault | None:
     from edda.storage.postgres import faults
 
-    states = (getattr(one, "sqlstate", None) for one in (error, error.__cause__))
-    state = next((one for one in states if isinstance(one, str)), None)
+    states = (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
+    state = next((each for each in states if isinstance(each, str)), None)
     if state is None:
         return None
     if faults.meaning_of(state) is StorageConflictError:
@@ -78,7 +79,7 @@ def _judge_postgres(error: BaseException, is_ours: bool) -> Fault | None:
     return Fault.AWAY if is_ours and is_unlisted else None
 
 
-def _judge_mysql(error: BaseException, is_ours: bool) -> Fault | None:
+def _mysql_fault(error: BaseException, is_ours: bool) -> Fault | None:
     from edda.storage.mysql import faults
 
     number = error.args[0] if error.args else None
@@ -94,7 +95,7 @@ def _judge_mysql(error: BaseException, is_ours: bool) -> Fault | None:
     return None
 
 
-def _judge_sqlite(error: BaseException, is_ours: bool) -> Fault | None:
+def _sqlite_fault(error: BaseException, is_ours: bool) -> Fault | None:
     from edda.storage.sqlite import faults
 
     if not isinstance(error, sqlite3.Error):
@@ -104,4 +105,4 @@ def _judge_sqlite(error: BaseException, is_ours: bool) -> Fault | None:
     return None
 
 
-_MEANINGS = {"postgresql": _judge_postgres, "mysql": _judge_mysql, "sqlite": _judge_sqlite}
+_FAULTS = {"postgresql": _postgres_fault, "mysql": _mysql_fault, "sqlite": _sqlite_fault}

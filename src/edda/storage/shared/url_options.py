@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from urllib.parse import parse_qsl
 
-from edda.core.types.adapters import did_you_mean
+from edda.core.value_path import did_you_mean
 
 _ARGUMENTS = ("pool_size", "auto_migrate", "engine", "storage", "settings")
-"""Arguments of EddaApp that people look for in the URL."""
+"""Arguments of EddaApp that people may put into the URL by mistake."""
 
 
 def split_options(url: str) -> tuple[str, dict[str, list[str]]]:
-    """The URL without its options, and the values of each option in their order."""
+    """The URL without its options, and the values of each option in order."""
     bare, _, query = url.partition("?")
     options: dict[str, list[str]] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
@@ -22,7 +22,7 @@ def split_options(url: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def refuse_unknown_options(given: Iterable[str], known: Collection[str], database: str) -> None:
-    """Values are never part of the error: one of them may be a password."""
+    """The error names options and no values, because a value may be a password."""
     for name in given:
         if name not in known:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Everything in one file, no server: see `storage`."""
+"""Everything in one file, without a server: see `storage`."""
 
 from .storage import SQLiteStorage
 

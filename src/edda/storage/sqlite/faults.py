@@ -1,7 +1,8 @@
 """What the errors of SQLite and of its driver mean to the engine: one table.
 
-Only what the *data* is refused for may fail a run. Whatever else is wrong (a missing table, a file that cannot be
-written, a full disk, no memory) is a fault of the infrastructure: the engine asks again until it is over.
+Only an error that refuses the data itself (`StorageRejectedError`) may fail a run. Any other error (a missing table, a
+file that cannot be written, a full disk, no memory) is a fault of the infrastructure: the engine tries again until the
+fault is over.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ MEANINGS: tuple[tuple[type[BaseException], type[StorageError]], ...] = (
     (sqlite3.Error, StorageUnavailableError),
     (MemoryError, StorageUnavailableError),
 )
-"""The first that fits."""
+"""The first row whose type fits decides."""
 DUPLICATES = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
-"""Result codes of an `IntegrityError` for a key that is there already."""
+"""Result codes of an `IntegrityError` for a key that exists already."""
 AWAY = frozenset(
     {
         sqlite3.SQLITE_BUSY,  # another program writes to the file, or copies it
@@ -42,29 +43,29 @@ AWAY = frozenset(
         sqlite3.SQLITE_NOTADB,
     }
 )
-"""Primary result codes that no statement of a user's causes: the file, its folder, the disk, the memory."""
+"""Primary result codes that the text of a statement cannot cause: the file, its folder, the disk or the memory does."""
 DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 LITTLE_SPACE = 1 << 20
-"""Bytes: with less, SQLite cannot write its log or its shared memory, and an I/O error means that the disk is full."""
+"""Bytes: with less free space SQLite cannot write its WAL or its shared memory, and an I/O error means a full disk."""
 TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-"""Result codes of an `OperationalError` after which the same may be sent again."""
+"""Result codes of an `OperationalError` after which the same transaction may be tried again."""
 
 
 def translate(error: BaseException, path: str = "") -> BaseException:
-    """An error that is none of the driver's is passed on as it is."""
+    """The error to raise instead; an error that the driver did not raise is returned as it is."""
     if isinstance(error, sqlite3.InterfaceError | sqlite3.ProgrammingError) and "binding" in str(error).lower():
         return StorageRejectedError(str(error))  # a value of a type that SQLite does not know
-    # The primary result code: its extensions say where, not what. Errors of the driver itself have none.
-    if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in TRANSIENT:
+    code = _primary_code(error)
+    if isinstance(error, sqlite3.OperationalError) and code in TRANSIENT:
         return StorageConflictError(str(error))
     if isinstance(error, sqlite3.IntegrityError) and getattr(error, "sqlite_errorcode", 0) in DUPLICATES:
         return StorageDuplicateError(str(error))
-    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
+    if code == sqlite3.SQLITE_READONLY:
         return StorageUnavailableError(
             f"{path}: {error}; this process must be allowed to write to the file and to its folder, where SQLite keeps "
             "-wal and -shm"
         )
-    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in DISK:
+    if code in DISK:
         return StorageUnavailableError(f"{path}: {error}{_explain_disk(path)}" if path else str(error))
     for kind, meaning in MEANINGS:
         if isinstance(error, kind):
@@ -84,4 +85,9 @@ def _explain_disk(path: str) -> str:
 
 
 def is_away(error: sqlite3.Error) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in AWAY
+    return _primary_code(error) in AWAY
+
+
+def _primary_code(error: BaseException) -> int:
+    """Without the extended part, which says where the error happened; 0 if the driver itself raised the error."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF if isinstance(error, sqlite3.Error) else 0

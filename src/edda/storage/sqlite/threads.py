@@ -1,4 +1,8 @@
-"""The threads of an SQLite file: jobs, connections, held transactions, the change poller."""
+"""The threads that work on an SQLite file.
+
+Each connection has a thread of its own, and the thread has a queue of jobs. A job is a function of the connection that
+does everything one port method asks for: a transaction travels to its thread whole, never as single statements.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +11,63 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from functools import wraps
 from queue import SimpleQueue
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple
 
 from edda.errors import StorageUnavailableError
+from edda.storage.ports import StatementProbe
 
-from .connection import Connection, Version
+from .connection import MEMORY, Connection, OpenedFile, Version
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+P = ParamSpec("P")
 
 JOIN_SECONDS = 0.2
 ANSWER_ATTEMPTS = 600
 ANSWER_PAUSE = 0.1
+QUERY_TIMEOUT = 5.0
+"""Seconds after which a query of the viewer or the CLI fails with an error."""
 
 logger = logging.getLogger(__name__)
 
-_Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+_QueuedJob = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class JobQueue:
-    """What a thread is to do, one after the other."""
+    """The jobs of one thread, in the order in which they were submitted."""
 
-    def __init__(self, over: str) -> None:
-        """`over`: what is said to who comes too late."""
-        self._over = over
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+    def __init__(self, stopped_error: str) -> None:
+        """`stopped_error`: the text of the error that `submit` raises after `stop`."""
+        self._stopped_error = stopped_error
+        self._queue: SimpleQueue[_QueuedJob | None] = SimpleQueue()
         self._guard = threading.Lock()
-        self._stopped = False
+        self.is_stopped = False
         self._process = os.getpid()
 
     def submit(self, act: Callable[[], T]) -> asyncio.Future[T]:
-        """A cancelled caller does not stop a job that has begun: like any sent statement, it may still be done."""
+        """A cancelled caller does not stop a job that has begun: like a statement that was sent, it may be done."""
         if os.getpid() != self._process:
             raise StorageUnavailableError("opened before a fork: open a storage of its own in the child process")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._guard:
-            if self._stopped:
-                raise StorageUnavailableError(self._over)
+            if self.is_stopped:
+                raise StorageUnavailableError(self._stopped_error)
             self._queue.put((act, future))
         return future
 
-    @property
-    def is_stopped(self) -> bool:
-        return self._stopped
-
     def stop(self) -> None:
-        """No more jobs; those in the queue are done, then the work is."""
+        """Refuse new jobs; `run_jobs` returns after those that are in the queue."""
         with self._guard:
-            if not self._stopped:
-                self._stopped = True
+            if not self.is_stopped:
+                self.is_stopped = True
                 self._queue.put(None)
 
     def run_jobs(self) -> None:
-        """In the thread that does them. Every job gets an answer: a caller whose future is forgotten waits for ever."""
+        """Runs in the thread. Every future gets an answer: a caller whose future has none waits for ever."""
         while (job := self._queue.get()) is not None:
             try:
                 _run_job(*job)
@@ -70,62 +76,33 @@ class JobQueue:
             del job  # results may be large, and the next job may be long in coming
 
 
-class JobThread:
-    def __init__(self, name: str, finish: Callable[[], None]) -> None:
-        self._finish = finish
-        self._jobs = JobQueue("the storage is closed")
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, act: Callable[[], T]) -> asyncio.Future[T]:
-        return self._jobs.submit(act)
-
-    def stop(self) -> None:
-        """No more jobs; those in the queue are done, then the thread finishes and ends."""
-        self._jobs.stop()
-
-    async def close(self) -> None:
-        """Returns when the thread has ended: it may have to wait for its turn to close the connection."""
-        self.stop()
-        while self._thread.is_alive():  # in short pieces: who gives up waiting leaves no thread behind that waits
-            await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
-
-    def join(self, timeout: float) -> None:
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
-
-    def _work(self) -> None:
-        self._jobs.run_jobs()
-        self._finish()
-
-
 def _run_job(act: Callable[[], Any], future: asyncio.Future[Any]) -> None:
-    if future.cancelled():  # its caller gave up before it began
+    if future.cancelled():  # the caller was cancelled before the job began
         return
     try:
         outcome, error = act(), None
-    except BaseException as raised:  # all of it belongs to whoever asked, a test's simulated death too
+    except BaseException as raised:  # every error belongs to the caller, a test's simulated process death too
         outcome, error = None, raised
-    with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
-        future.get_loop().call_soon_threadsafe(_settle, future, outcome, error)
+    with suppress(RuntimeError):  # the loop was closed meanwhile, and the caller with it
+        future.get_loop().call_soon_threadsafe(_set_answer, future, outcome, error)
 
 
 def _answer_at_last(future: asyncio.Future[Any], error: Exception) -> None:
-    """The job is done or not, and its answer could not be handed over: say so, as often as it takes."""
+    """The job is done or not, and handing over its answer failed: answer with that error, as often as it takes."""
     for number in range(ANSWER_ATTEMPTS):
         try:
             if number == 0:
                 logger.error("a SQLite thread could not hand over an answer (%r); its caller asks again", error)
             lost = StorageUnavailableError(f"the answer was lost: {error!r}")
             with suppress(RuntimeError):  # the loop was closed meanwhile
-                future.get_loop().call_soon_threadsafe(_settle, future, None, lost)
+                future.get_loop().call_soon_threadsafe(_set_answer, future, None, lost)
         except Exception:  # still no memory
             time.sleep(ANSWER_PAUSE)
         else:
             return
 
 
-def _settle(future: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:
+def _set_answer(future: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:
     if future.done():
         return
     if error is None:
@@ -135,217 +112,57 @@ def _settle(future: asyncio.Future[Any], outcome: Any, error: BaseException | No
 
 
 class ConnectionThread:
+    """One connection and the thread that alone uses it."""
+
     def __init__(self, name: str, connection: Connection) -> None:
         self._connection = connection
-        self._lane = JobThread(f"edda-sqlite-{name}", connection.close)
+        self._jobs = JobQueue("the storage is closed")
+        self._thread = threading.Thread(target=self._work, name=f"edda-sqlite-{name}", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        self._jobs.run_jobs()
+        self._connection.close()
 
     def transact(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
-        return self._lane.submit(lambda: self._connection.run_in_transaction(job))
+        return self._jobs.submit(lambda: self._connection.run_in_transaction(job))
 
     def hold(self, job: Callable[[Connection], T]) -> asyncio.Future[T]:
-        return self._lane.submit(lambda: self._connection.with_write_lock(job))
+        """Run the job with the file's write lock; it begins and ends its transactions itself."""
+        return self._jobs.submit(lambda: self._connection.with_write_lock(job))
 
-    def read(self, job: Callable[[Connection], T], patience: float | None = None) -> asyncio.Future[T]:
-        return self._lane.submit(lambda: self._connection.read(job, patience))
+    def read(self, job: Callable[[Connection], T], timeout: float | None = None) -> asyncio.Future[T]:
+        return self._jobs.submit(lambda: self._connection.read(job, timeout))
 
     async def close(self) -> None:
-        await self._lane.close()
+        """Returns when the thread has done its jobs and ended: it may have to wait for the write lock to close its
+        connection."""
+        self._jobs.stop()
+        while self._thread.is_alive():  # in short pieces: a cancelled close leaves no helper thread behind in a join
+            await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
 
     def kill(self) -> None:
         self._connection.kill()
-        self._lane.stop()
-
-    def join(self, timeout: float) -> None:
-        """After a kill."""
-        self._lane.join(timeout)
-
-
-class HeldTransaction:
-    """A thread stands in the queue for the turn, and does in it whatever it is told, until the end."""
-
-    def __init__(self, desk: ConnectionThread, prepare: Callable[[Connection], object], holder: str) -> None:
-        self.holder = holder
-        self._jobs = JobQueue("the transaction is over")
-        self._prepare = prepare
-        self._db: Connection | None = None
-        self.over = desk.hold(self._serve)
-
-    async def begin(self) -> None:
-        begun = self._jobs.submit(_nothing)
-        try:
-            await asyncio.wait((begun, self.over), return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:  # nobody wants it any more: it is given back as soon as it is had
-            self.stop()
-            raise
-        if not begun.done():
-            self.over.result()
-            raise StorageUnavailableError("the storage was closed")
-
-    def submit(self, act: Callable[[Connection], T]) -> asyncio.Future[T]:
-        return self._jobs.submit(lambda: act(self.db))
-
-    @property
-    def db(self) -> Connection:
-        if self._db is None or self._jobs.is_stopped:
-            raise StorageUnavailableError("the transaction is over")
-        return self._db
-
-    @property
-    def has_begun(self) -> bool:
-        return self._db is not None
-
-    @property
-    def is_over(self) -> bool:
-        return self._jobs.is_stopped
-
-    def stop(self) -> None:
         self._jobs.stop()
 
-    async def end(self) -> None:
-        """Returns when the turn is given back, whoever ended it."""
-        self.stop()
-        await asyncio.wait((self.over,))
-
-    def _serve(self, db: Connection) -> None:
-        if self._jobs.is_stopped:
-            return
-        self._prepare(db)
-        self._db = db
-        self._jobs.run_jobs()
-
-
-class _NoTurn:
-    async def end(self) -> None: ...
-
-
-NO_TURN = _NoTurn()
-
-
-class HeldTransactions:
-    """Those that hold the turn or wait for it; one thread and one connection for all, since only one can have it."""
-
-    def __init__(self, desk: ConnectionThread) -> None:
-        self._desk = desk
-        self._all: set[HeldTransaction] = set()
-
-    @property
-    def holder(self) -> str:
-        """Of the one that has the turn now; nothing if none has."""
-        return next((tenure.holder for tenure in self._all if tenure.has_begun), "")
-
-    async def begin(self, prepare: Callable[[Connection], object] | None = None, holder: str = "") -> HeldTransaction:
-        tenure = HeldTransaction(self._desk, prepare or _nothing, holder)
-        self._all.add(tenure)
-        tenure.over.add_done_callback(lambda over: self._part(tenure, over))
-        await tenure.begin()
-        return tenure
-
-    async def close(self) -> None:
-        self._stop()
-        await self._desk.close()
-
-    def kill(self) -> None:
-        self._desk.kill()
-        self._stop()
-
     def join(self, timeout: float) -> None:
-        self._desk.join(timeout)
-
-    def _stop(self) -> None:
-        for tenure in tuple(self._all):
-            tenure.stop()
-
-    def _part(self, tenure: HeldTransaction, over: asyncio.Future[None]) -> None:
-        self._all.discard(tenure)
-        if not over.cancelled():
-            over.exception()  # told to who began it, if anybody still waits
-
-
-def _nothing(*_: Any) -> None: ...
-
-
-SHORTEST = 0.005
-LONGEST = 0.05
-GROWTH = 1.02
-"""From the shortest pause to the longest in two quiet seconds: waking up costs far more than looking."""
-
-
-class ChangePoller:
-    """Looks from a thread and a connection of its own, and only while somebody asks.
-
-    The connection never writes: its own commits would be news.
-    """
-
-    def __init__(self, connection: Connection, heard: Callable[[], None]) -> None:
-        self._desk = ConnectionThread("watch", connection)
-        self._on_change = heard
-        self._seen: Version | None = None
-        self._pause = SHORTEST
-        self._askers = 0
-        self._looking = False
-
-    async def open(self) -> None:
-        """News is what comes after this."""
-        self._seen = await self._desk.read(Connection.version)
-
-    async def close(self) -> None:
-        self._askers = 0
-        await self._desk.close()
-
-    def kill(self) -> None:
-        self._desk.kill()
-
-    def join(self, timeout: float) -> None:
-        self._desk.join(timeout)
-
-    def start_polling(self) -> None:
-        """Each asker calls `rest` in the end."""
-        self._askers += 1
-        self._look()
-
-    def stop_polling(self) -> None:
-        self._askers -= 1
-
-    def _look(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self._desk.read(self._wait).add_done_callback(self._tell)
-
-    def _tell(self, changed: asyncio.Future[bool]) -> None:
-        self._looking = False
-        try:
-            news = changed.result()
-        except Exception as error:  # the engine's own calls tell what is wrong; the next asker tries again
-            logger.debug("watching the file failed, looking again later: %r", error)
-            return
-        if news:
-            self._on_change()
-        elif self._askers > 0:  # who came just as the thread gave up
-            self._look()
-
-    def _wait(self, db: Connection) -> bool:
-        """In the thread: True at the first change, False when nobody asks any more."""
-        while self._askers > 0:
-            time.sleep(self._pause)
-            if (version := db.version()) != self._seen:
-                self._seen, self._pause = version, SHORTEST
-                return True
-            self._pause = min(self._pause * GROWTH, LONGEST)
-        return False
-
-
-Ts = TypeVarTuple("Ts")
+        """Wait for the thread after `kill`."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
 
 
 class ReadCache:
-    """Belongs to one connection. Only for few questions with small answers: all of them stay until the next commit."""
+    """Answers of one connection, kept until the next commit of any process.
+
+    For few questions with small answers: those that loops ask by the clock, so that an idle database runs no statement.
+    """
 
     def __init__(self) -> None:
         self._version: Version | None = None
         self._answers: dict[tuple[Any, ...], Any] = {}
 
     def get(self, db: Connection, ask: Callable[[Connection, *Ts], T], *args: *Ts) -> T:
-        version = db.version()  # looked at before the answer, which may be newer than it but never older
+        version = db.version()  # read before the answer, which may be newer than this version but never older
         if version != self._version:
             self._version, self._answers = version, {}
         question = (ask, *args)
@@ -353,3 +170,115 @@ class ReadCache:
             self._answers[question] = ask(db, *args)
         answer: T = self._answers[question]
         return answer
+
+
+class SQLitePool:
+    """The connections that all parts of one storage share: one writes, one reads, one answers the queries of people.
+
+    A database in memory has one connection only, which does everything.
+    """
+
+    def __init__(self, path: str, synchronous: str, probe: StatementProbe | None) -> None:
+        self.path = path
+        self.in_memory = path == MEMORY
+        self.cache = ReadCache()
+        """Belongs to the reader's connection."""
+        self._synchronous = synchronous
+        self._probe = probe
+        self._file = None if self.in_memory else OpenedFile(path)
+        self._writer: ConnectionThread | None = None
+        self._reader: ConnectionThread | None = None
+        self._observer: ConnectionThread | None = None
+
+    async def open(self) -> None:
+        if self._file is not None:
+            self._file.forget()
+        self._writer = self.connection_thread("writer", lent=self.in_memory)
+        await self._writer.transact(lambda db: None)
+        if self.in_memory:
+            self._reader = self._writer
+        else:
+            self._reader = self.connection_thread("reader")
+            await self._reader.read(lambda db: None)  # opens it now, not while a step holds the write lock for long
+
+    def connection_thread(self, name: str, *, lent: bool = False, is_probed: bool = True) -> ConnectionThread:
+        probe = self._probe if is_probed else None
+        return ConnectionThread(name, Connection(self.path, self._synchronous, probe, lent=lent, file=self._file))
+
+    @property
+    def writer(self) -> ConnectionThread:
+        return _require_open(self._writer)
+
+    async def transact(self, job: Callable[[Connection], T]) -> T:
+        return await self.writer.transact(job)
+
+    async def read(self, job: Callable[[Connection], T]) -> T:
+        return await _require_open(self._reader).read(job)
+
+    async def read_after_writes(self, job: Callable[[Connection], T]) -> T:
+        """Read on the writer's thread, so behind every transaction that was submitted before."""
+        return await self.writer.read(job)
+
+    async def query(self, job: Callable[[Connection], T]) -> T:
+        """Read on a connection of its own, with a time-out: the engine's reads do not wait for a long query."""
+        writer = self.writer
+        if self.in_memory:
+            return await writer.read(job, QUERY_TIMEOUT)
+        if self._observer is None:
+            self._observer = self.connection_thread("observer")
+        return await self._observer.read(job, QUERY_TIMEOUT)
+
+    async def cached_read(self, ask: Callable[[Connection, *Ts], T], *args: *Ts) -> T:
+        return await self.read(lambda db: self.cache.get(db, ask, *args))
+
+    def pop_threads(self) -> Iterator[ConnectionThread]:
+        """The threads that are open; from then on the pool counts as closed."""
+        threads = (self._observer, self._reader, self._writer)
+        self._observer = self._reader = self._writer = None
+        return (thread for thread in threads if thread)
+
+
+def _require_open(thread: ConnectionThread | None) -> ConnectionThread:
+    if thread is None:
+        raise StorageUnavailableError("the storage is not open")
+    return thread
+
+
+class Part:
+    """A part of the storage. `transaction`, `read` and `query` below make its methods of plain functions that run in a
+    thread of the pool and are given that thread's connection as their first argument."""
+
+    _pool: SQLitePool
+    _now: Callable[[], int]
+
+
+Self = TypeVar("Self", bound=Part)
+
+
+_Job = Callable[Concatenate[Self, Connection, P], T]
+_Method = Callable[Concatenate[Self, P], Coroutine[Any, Any, T]]
+
+
+def transaction(job: _Job[Self, P, T]) -> _Method[Self, P, T]:
+    """Run the method in the writer's thread, with the file's write lock, as one transaction."""
+    return _in_thread(job, SQLitePool.transact)
+
+
+def read(job: _Job[Self, P, T]) -> _Method[Self, P, T]:
+    """Run the method in the reader's thread. Each of its statements sees a snapshot of its own."""
+    return _in_thread(job, SQLitePool.read)
+
+
+def query(job: _Job[Self, P, T]) -> _Method[Self, P, T]:
+    """Run the method in the thread for queries of people, with a time-out."""
+    return _in_thread(job, SQLitePool.query)
+
+
+def _in_thread(
+    job: _Job[Self, P, T], run: Callable[[SQLitePool, Callable[[Connection], T]], Coroutine[Any, Any, T]]
+) -> _Method[Self, P, T]:
+    @wraps(job)
+    async def method(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await run(self._pool, lambda db: job(self, db, *args, **kwargs))
+
+    return method

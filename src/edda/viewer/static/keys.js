@@ -1,16 +1,16 @@
 import { switchTheme } from "./themes.js";
 
-const PLACES = { o: "/", r: "/runs", e: "/events", w: "/waits" };
-let going = false;
+const PAGES = { o: "/", r: "/runs", e: "/events", w: "/waits" };
+let isGoTo = false; // the last key was g
 
 function rows() {
   return [...document.querySelectorAll("main [data-row]")];
 }
 
-function step(distance) {
+function moveFocus(distance) {
   const all = rows();
-  const now = all.indexOf(document.activeElement);
-  const next = now < 0 ? (distance > 0 ? 0 : all.length - 1) : Math.min(all.length - 1, Math.max(0, now + distance));
+  const current = all.indexOf(document.activeElement);
+  const next = current < 0 ? (distance > 0 ? 0 : all.length - 1) : Math.min(all.length - 1, Math.max(0, current + distance));
   all[next]?.focus();
   all[next]?.scrollIntoView({ block: "nearest" });
 }
@@ -21,35 +21,35 @@ function showHelp() {
   else keys.showModal();
 }
 
-function choose() {
+function toggleRow() {
   document.activeElement.closest("tr")?.querySelector("input[type=checkbox]")?.click();
 }
 
-const DOES = {
+const ACTIONS = {
   "/": () => document.querySelector("[data-search]")?.focus(),
-  j: () => step(1),
-  k: () => step(-1),
-  x: choose,
+  j: () => moveFocus(1),
+  k: () => moveFocus(-1),
+  x: toggleRow,
   t: switchTheme,
   "?": showHelp,
 };
 
-function press(event) {
+function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest("input, textarea, select")) {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  if (going && PLACES[event.key]) location.href = document.body.dataset.base + PLACES[event.key];
-  else if (DOES[event.key]) {
+  if (isGoTo && PAGES[event.key]) location.href = document.body.dataset.base + PAGES[event.key];
+  else if (ACTIONS[event.key]) {
     event.preventDefault();
-    DOES[event.key]();
+    ACTIONS[event.key]();
   }
-  going = event.key === "g";
+  isGoTo = event.key === "g";
 }
 
 export function listenToKeys() {
-  document.addEventListener("keydown", press);
+  document.addEventListener("keydown", onKey);
   const help = document.querySelector("[data-help]");
   help.hidden = false;
   help.addEventListener("click", showHelp);

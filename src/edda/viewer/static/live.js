@@ -1,15 +1,14 @@
-// When something has changed, the same page is fetched and its live regions are brought up to date in place.
+// After each event of the stream, the page is fetched again and its live regions are updated in place.
 import { morph } from "./morph.js";
-import { offerChoices } from "./choices.js";
-import { offerCopies } from "./copy.js";
-import { sayTimes } from "./times.js";
+import { showControls } from "./controls.js";
+import { updateTimes } from "./times.js";
 
 const PAUSE = 1000;
 let due = false;
 let busy = false;
 
 function isHeld(region) {
-  // New rows would move those under the pointer or below the fold: they wait behind a button.
+  // New rows would move the rows that the user points at or reads: a button shows their number instead.
   if (!("rows" in region.dataset)) return false;
   return scrollY > 40 || region.matches(":hover") || region.querySelector("tbody input:checked") !== null;
 }
@@ -18,7 +17,7 @@ function keysOf(region) {
   return new Set([...region.querySelectorAll("tr[data-key]")].map((row) => row.dataset.key));
 }
 
-function offer(region, count) {
+function showNewRowsButton(region, count) {
   let button = region.previousElementSibling;
   if (!button?.matches(".fresh")) {
     button = document.createElement("button");
@@ -41,7 +40,7 @@ function updateRows(region, fresh) {
   }
   const before = keysOf(region);
   const added = [...keysOf(fresh)].filter((key) => !before.has(key)).length;
-  if (added) offer(region, added);
+  if (added) showNewRowsButton(region, added);
 }
 
 function update(region, fresh, force) {
@@ -50,22 +49,21 @@ function update(region, fresh, force) {
     if (region.previousElementSibling?.matches(".fresh")) region.previousElementSibling.remove();
     morph(region, fresh);
   }
-  offerCopies(region);
-  offerChoices(region);
+  showControls(region);
 }
 
 async function refresh(force = false) {
-  const answer = await fetch(location.href, { headers: { "X-Edda-Live": "1" } });
-  if (!answer.ok || answer.redirected) return;
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const response = await fetch(location.href, { headers: { "X-Edda-Live": "1" } });
+  if (!response.ok || response.redirected) return;
+  const page = new DOMParser().parseFromString(await response.text(), "text/html");
   for (const region of document.querySelectorAll("[data-live]")) {
     const fresh = page.getElementById(region.id);
     if (fresh) update(region, fresh, force);
   }
-  sayTimes();
+  updateTimes();
 }
 
-async function work() {
+async function refreshWhileDue() {
   if (busy || document.hidden) return;
   busy = true;
   while (due && !document.hidden) {
@@ -76,16 +74,16 @@ async function work() {
   busy = false;
 }
 
-export function keepLive() {
-  const address = document.body.dataset.stream;
-  if (!address || !document.querySelector("[data-live]")) return;
-  const sign = document.querySelector("[data-live-state]");
-  const stream = new EventSource(address);
-  stream.addEventListener("open", () => (sign.hidden = false));
-  stream.addEventListener("error", () => (sign.hidden = true));
+export function startLiveUpdates() {
+  const url = document.body.dataset.stream;
+  if (!url || !document.querySelector("[data-live]")) return;
+  const indicator = document.querySelector("[data-live-state]");
+  const stream = new EventSource(url);
+  stream.addEventListener("open", () => (indicator.hidden = false));
+  stream.addEventListener("error", () => (indicator.hidden = true));
   stream.addEventListener("changed", () => {
     due = true;
-    work();
+    refreshWhileDue();
   });
-  document.addEventListener("visibilitychange", work);
+  document.addEventListener("visibilitychange", refreshWhileDue);
 }

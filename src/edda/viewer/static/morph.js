@@ -1,4 +1,4 @@
-// Makes one element like another without replacing what is the same: focus, selection, scroll and ticks stay.
+// Changes an element to match another and keeps the nodes that are equal: focus, selection, scrolling and checkboxes stay.
 
 function keyOf(node) {
   return node.nodeType === Node.ELEMENT_NODE ? node.dataset.key || node.dataset.keep || node.id || null : null;
@@ -9,7 +9,7 @@ function isSame(a, b) {
 }
 
 function isKept(a, b) {
-  // A form that somebody may be filling in stays for as long as it is the same form.
+  // A form that the user may be filling in is kept as long as its key is the same.
   return a.dataset?.keep !== undefined && a.dataset.keep === b.dataset?.keep;
 }
 
@@ -18,13 +18,13 @@ function syncAttributes(old, fresh) {
     if (!fresh.hasAttribute(name) && name !== "open" && name !== "hidden") old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
-    if (name === "hidden" && !old.hasAttribute("hidden")) continue; // a script has shown it
+    if (name === "hidden" && !old.hasAttribute("hidden")) continue; // a script has removed it
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
 }
 
 function findMatch(here, next) {
-  // Only what has a key is looked for further on: anything else may be like many others.
+  // Only a node with a key is searched among the later siblings: others may be equal to many.
   if (!here || keyOf(next) === null) return here && isSame(here, next) ? here : null;
   while (here && !isSame(here, next)) here = here.nextSibling;
   return here;
@@ -39,17 +39,17 @@ function syncChildren(old, fresh) {
       continue;
     }
     while (here !== match) {
-      const gone = here;
+      const removed = here;
       here = here.nextSibling;
-      gone.remove();
+      removed.remove();
     }
     here = match.nextSibling;
     morph(match, next);
   }
   while (here) {
-    const gone = here;
+    const removed = here;
     here = here.nextSibling;
-    gone.remove();
+    removed.remove();
   }
 }
 

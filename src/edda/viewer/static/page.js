@@ -1,13 +1,11 @@
-import { keepTimes } from "./times.js";
+import { showControls } from "./controls.js";
 import { listenToKeys } from "./keys.js";
-import { offerCopies } from "./copy.js";
-import { offerThemes } from "./themes.js";
-import { offerChoices } from "./choices.js";
-import { keepLive } from "./live.js";
+import { startLiveUpdates } from "./live.js";
+import { showThemeSwitch } from "./themes.js";
+import { startTimeUpdates } from "./times.js";
 
-offerThemes();
-offerCopies();
-offerChoices();
+showThemeSwitch();
+showControls();
 listenToKeys();
-keepTimes();
-keepLive();
+startTimeUpdates();
+startLiveUpdates();

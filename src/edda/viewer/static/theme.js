@@ -1,3 +1,3 @@
-// Runs before the page is drawn, so that it never flashes in the other colours.
-const kept = localStorage.getItem("edda-theme");
-if (kept) document.documentElement.classList.add(kept);
+// Runs before the first paint, so that the page does not flash in the other theme.
+const theme = localStorage.getItem("edda-theme");
+if (theme) document.documentElement.classList.add(theme);

@@ -1,4 +1,4 @@
-// Light or dark: as the system has it, until somebody says otherwise.
+// Light or dark: the system's preference, until the user chooses.
 const root = document.documentElement;
 
 function isDark() {
@@ -13,7 +13,7 @@ export function switchTheme() {
   localStorage.setItem("edda-theme", next);
 }
 
-export function offerThemes() {
+export function showThemeSwitch() {
   const button = document.querySelector("[data-theme-switch]");
   button.hidden = false;
   button.addEventListener("click", switchTheme);

@@ -1,7 +1,7 @@
-// Relative times go on by themselves, in the words that the server used.
+// Updates relative times and durations, in the format of formatting.py.
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
-function sayDistance(seconds) {
+function formatRelative(seconds) {
   const size = Math.abs(seconds);
   if (size < 5) return seconds >= 0 ? "just now" : "in a moment";
   const [length, unit] = UNITS.find(([length]) => size >= length);
@@ -9,7 +9,7 @@ function sayDistance(seconds) {
   return seconds >= 0 ? `${amount} ${unit} ago` : `in ${amount} ${unit}`;
 }
 
-function sayLength(seconds) {
+function formatDuration(seconds) {
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   const index = UNITS.findIndex(([length]) => seconds >= length);
   const [length, unit] = UNITS[index];
@@ -18,20 +18,20 @@ function sayLength(seconds) {
   return `${Math.floor(seconds / length)} ${unit}` + (rest ? ` ${rest} ${name}` : "");
 }
 
-function since(text) {
+function secondsSince(text) {
   return (Date.now() - Date.parse(text)) / 1000;
 }
 
-function write(element, text) {
+function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-export function sayTimes() {
-  for (const element of document.querySelectorAll("time[data-ago]")) write(element, sayDistance(since(element.dateTime)));
-  for (const element of document.querySelectorAll("[data-since]")) write(element, sayLength(Math.max(0, since(element.dataset.since))));
+export function updateTimes() {
+  for (const element of document.querySelectorAll("time[data-ago]")) setText(element, formatRelative(secondsSince(element.dateTime)));
+  for (const element of document.querySelectorAll("[data-since]")) setText(element, formatDuration(Math.max(0, secondsSince(element.dataset.since))));
 }
 
-export function keepTimes() {
-  sayTimes();
-  setInterval(() => document.hidden || sayTimes(), 5000);
+export function startTimeUpdates() {
+  updateTimes();
+  setInterval(() => document.hidden || updateTimes(), 5000);
 }

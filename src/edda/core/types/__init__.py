@@ -1,1 +1,0 @@
-"""Annotations to values and back."""

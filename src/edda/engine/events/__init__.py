@@ -1,1 +1,0 @@
-"""Events on their way in: ingest, match paths, staged events."""

@@ -1,1 +1,0 @@
-"""Geometry of charts: waterfall, flow chart, bars."""

@@ -1,1 +1,0 @@
-"""Authentication, tokens, logins, webhook signatures, access rules."""
