@@ -3,20 +3,26 @@ PY := .venv/bin/python
 demo: .venv/ready  ## kill a workflow twice with SIGKILL and watch it finish (SQLite, under 30 seconds)
 	$(PY) examples/demo.py
 
-test: .venv/ready  ## all tests; those of the engine in memory and on one real database each
-	$(PY) -m tests.suite $(ARGS)
+quick: .venv/ready  ## units, and engine and storage in memory: under two minutes
+	$(PY) -m tests.suite --tier quick $(ARGS)
 
-thorough: .venv/ready  ## all tests, on every database that can be had
-	$(PY) -m tests.suite --thorough $(ARGS)
+test: .venv/ready  ## all tests but those with crashes, hammers or a browser, on SQLite and one server database
+	$(PY) -m tests.suite --tier test $(ARGS)
 
-check: .venv/ready  ## style, types and the direction of imports
-	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
+ci: .venv/ready  ## all tests, on all databases; fewer examples and crash points than thorough
+	$(PY) -m tests.suite --tier ci $(ARGS)
+
+thorough: .venv/ready  ## all tests, on all databases, with all examples and crash points
+	$(PY) -m tests.suite --tier thorough $(ARGS)
+
+check: .venv/ready  ## style, types, the direction of imports and the vocabulary
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports && $(PY) -m tests.vocabulary
 
 bench: .venv/ready  ## ours, the peers and the raw driver, side by side
 	$(PY) -m benchmarks $(ARGS)
 
-torture: .venv/ready  ## ten minutes of kills, stops, steals and cut connections on each database
-	$(PY) -m tests.torture $(ARGS)
+faults: .venv/ready  ## ten minutes of kills, stops, steals and cut connections on each database
+	$(PY) -m faults $(ARGS)
 
 environments: .venv/ready  ## Galera, poolers, clocks, limits, full disks: each set up for real, and a table of what held
 	$(PY) -m environments $(ARGS)
@@ -39,4 +45,4 @@ help:  ## this list
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch .venv/ready
 
-.PHONY: demo test thorough check bench torture environments shots scale api help
+.PHONY: demo quick test ci thorough check bench faults environments shots scale api help
