@@ -91,8 +91,8 @@ class Codec:
     def encode(
         self, value: Any, annotation: Any = Any, on_mismatch: Callable[[TypeMismatchError], None] | None = None
     ) -> bytes:
-        """With an annotation for `decode_recorded`: a value that does not fit it is marked as `Untyped`, after a call of
-        `on_mismatch`."""
+        """With an annotation for `decode_recorded`: a value that does not fit is reported to `on_mismatch` and marked
+        as `Untyped`."""
         packed = value
         try:
             if not is_json_value(value):
