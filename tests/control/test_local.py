@@ -374,9 +374,9 @@ async def test_every_action_has_an_audit_row_with_author_and_origin(app: EddaApp
     await until_status(app, run_id, RunStatus.WAITING_FOR_EVENT)
     await control.cancel_run(run_id, "enough")
     await until_status(app, run_id, RunStatus.CANCELLED)
-    await control.retry_run(run_id, RetryRequest())
     with pytest.raises(ActionRefusedError):
         await control.resume_run(run_id)
+    await control.retry_run(run_id, RetryRequest())
     with pytest.raises(ActionRefusedError):
         await control.delete_run(run_id)
     await control.send_event(EventRequest("news", data={"token": "s3cr3t"}))

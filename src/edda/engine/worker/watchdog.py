@@ -8,12 +8,14 @@ from the stack of the blocked thread, so that steps have no cost.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -130,25 +132,39 @@ class Watchdog:
 
     def culprit(self) -> Culprit:
         """What blocks the loop, by its stack."""
-        frame = sys._current_frames().get(self._thread)
-        user: FrameType | None = None
+        where: str | None = None
         run: tuple[RunId, str] | None = None
-        while frame is not None:
-            if user is None and not _is_known(frame):
-                user = frame
-            if run is None:
-                run = _run_of(frame)
-            frame = frame.f_back
-        where = "code that is not known"
-        if user is not None:
-            where = f"{user.f_code.co_filename}:{user.f_lineno} in {user.f_code.co_name}"
+        with _no_garbage_collection():
+            frame = sys._current_frames().get(self._thread)
+            while frame is not None:
+                if where is None and not _is_known(frame):
+                    where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+                if run is None:
+                    run = _run_of(frame)
+                frame = frame.f_back
+        where = where or "code that is not known"
         if run is None:
             return Culprit(None, f"code outside of any run, at {where}")
         return Culprit(run[0], f"{run[1]}, at {where}")
 
     def stack(self) -> str:
-        frame = sys._current_frames().get(self._thread)
-        return "".join(traceback.format_stack(frame)) if frame is not None else "unknown"
+        with _no_garbage_collection():
+            frame = sys._current_frames().get(self._thread)
+            return "".join(traceback.format_stack(frame)) if frame is not None else "unknown"
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """For reading another thread's frames. In Python 3.11 each frame that is read allocates, an allocation may collect
+    garbage, and a finalizer may let the other thread run, which frees the frames that are being read: the process
+    crashes, or waits for ever."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _is_known(frame: FrameType) -> bool:
