@@ -25,7 +25,19 @@ def record(status: RunStatus, **known: Any) -> RunRecord:
     ("run", "words"),
     [
         (record(RunStatus.RUNNING, owner=WorkerId("w1")), "runs on worker w1"),
-        (record(RunStatus.RUNNING, ready_at=0), "is ready, and no worker has taken it yet"),
+        (
+            record(RunStatus.RUNNING, ready_at=0),
+            "is ready, and no worker that has the workflow order has taken it yet",
+        ),
+        (
+            record(RunStatus.RUNNING, ready_at=0, has_cancel=True),
+            "is ready, and no worker that has the workflow order has taken it yet to cancel it",
+        ),
+        (
+            record(RunStatus.RUNNING, ready_at=NOW - 10 * MINUTE, has_cancel=True),
+            "is ready, and no worker has taken it to cancel it for 10 min: is a worker running that has the workflow "
+            "order?",
+        ),
         (record(RunStatus.RUNNING, ready_at=NOW + MINUTE), "begins in 1 min"),
         (record(RunStatus.WAITING_FOR_EVENT, reason="paid"), "waits for paid"),
         (

@@ -109,12 +109,13 @@ def _running_text(run: _RunState) -> str:
         return f"waits until a worker runs it apart from others, after {died} without progress"
     if run.rest is not None:
         return f"begins in {run.rest}"
+    to_cancel = " to cancel it" if run.record.has_cancel else ""
     since = run.record.ready_at or run.now  # ready_at is 0 for a run that an inbox item made ready
     if run.now - since < LONG_UNCLAIMED:
-        return "is ready, and no worker has taken it yet"
+        return f"is ready, and no worker that has the workflow {run.record.workflow} has taken it yet{to_cancel}"
     return (
-        f"is ready, and no worker has taken it for {format_duration(run.now - since)}: is a worker running that has "
-        f"the workflow {run.record.workflow}?"
+        f"is ready, and no worker has taken it{to_cancel} for {format_duration(run.now - since)}: is a worker running "
+        f"that has the workflow {run.record.workflow}?"
     )
 
 
