@@ -47,7 +47,7 @@ def test_a_bad_deploy_writes_two_lines_a_minute(
     parking_log.summarize()
     parking_log.summarize()
     assert [record.getMessage() for record in caplog.records] == [
-        "run A-0 is parked, and 1499 more runs of order for the same reason in the last minute"
+        "run A-0 is parked, and so are more runs (1499) of order for the same reason in the last minute"
     ]
 
 

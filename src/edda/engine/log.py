@@ -57,22 +57,24 @@ LINES: dict[str, Line] = {
         workers, INFO, "worker %(worker)s of %(service)s started on %(database)s, it runs: %(workflows)s"
     ),
     "worker_stopped": Line(
-        workers, INFO, "worker %(worker)s of %(service)s stopped, its open runs go to other workers"
+        workers, INFO, "worker %(worker)s of %(service)s stopped; other workers take the runs that it has not finished"
     ),
     "worker_lost": Line(
         workers, WARNING, "worker %(worker)s lost its lease; its runs go on elsewhere, a new worker begins"
     ),
     "worker_taken_over": Line(
-        workers, WARNING, "worker %(worker)s took over %(runs)d runs of worker %(dead)s, whose lease has lapsed"
+        workers, WARNING, "worker %(worker)s took over the runs (%(runs)d) of worker %(dead)s, whose lease has expired"
     ),
     "worker_dead": Line(
-        workers, WARNING, "worker %(worker)s freed the runs of worker %(dead)s: its process %(process)d is gone"
+        workers,
+        WARNING,
+        "worker %(worker)s made the runs of worker %(dead)s free for others: its process %(process)d is gone",
     ),
     "database_away": Line(
         workers,
         WARNING,
-        "worker %(worker)s: the database cannot be used by %(step)s of run %(run)s (%(error)s); %(steps)d steps of "
-        "this worker wait for it, their attempts are not counted and are run again when it answers",
+        "worker %(worker)s: the database cannot be used by %(step)s of run %(run)s (%(error)s); the steps of this "
+        "worker that wait for it (%(steps)d) are run again when it answers, and their attempts are not counted",
     ),
     "database_back": Line(workers, INFO, "worker %(worker)s: the database answers again after %(seconds).1f s"),
     "runs_unclaimed": Line(
@@ -95,7 +97,7 @@ LINES: dict[str, Line] = {
     "more_runs_parked": Line(
         runs,
         WARNING,
-        "run %(run)s is parked, and %(runs)d more runs of %(workflow)s for the same reason in the last minute",
+        "run %(run)s is parked, and so are more runs (%(runs)d) of %(workflow)s for the same reason in the last minute",
     ),
     "run_ends_unread": Line(
         runs,
@@ -105,7 +107,7 @@ LINES: dict[str, Line] = {
     "run_suspect": Line(
         runs,
         WARNING,
-        f"{_RUN} lost %(deaths)d processes before its steps in flight ended; worker %(worker)s runs it %(company)s",
+        f"{_RUN} lost %(deaths)d processes before its running steps ended; worker %(worker)s runs it %(company)s",
     ),
     "run_resumed": Line(runs, INFO, f"{_RUN} was parked and goes on"),
     "cancel_received": Line(runs, INFO, f"{_RUN} received a cancel: %(reason)s"),
